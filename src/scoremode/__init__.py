@@ -1,0 +1,68 @@
+"""scoremode: exactly what a language model, as it is served, thinks of a text.
+
+    import scoremode as sm
+    run = sm.ppl("smollm2-135m", corpus="python-docs", method="sliding-once", context_length=512, stride=256)
+    run.perplexity        # value ± standard error
+    run.scores.logprob    # NumPy, one a target
+    sm.prob("smollm2-135m", prompt="The capital of France is", targets=[" Paris", " London"])
+
+Names are loaded when they are first used, so that ``import scoremode`` and ``scoremode --help`` stay instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import EngineOptions
+    from scoremode.errors import ScoremodeError
+    from scoremode.perplexity import plan, ppl
+    from scoremode.runs import load
+    from scoremode.sequence import SequenceProbability, SequenceScore, prob
+    from scoremode.types import Estimate, Plan, Run, Scores, Tokens
+
+_HOME = {
+    "ppl": "perplexity",
+    "plan": "perplexity",
+    "prob": "sequence",
+    "SequenceProbability": "sequence",
+    "SequenceScore": "sequence",
+    "load": "runs",
+    "EngineOptions": "engines.base",
+    "ScoremodeError": "errors",
+    "Estimate": "types",
+    "Plan": "types",
+    "Run": "types",
+    "Scores": "types",
+    "Tokens": "types",
+}
+
+__all__ = [
+    "EngineOptions",
+    "Estimate",
+    "Plan",
+    "Run",
+    "ScoremodeError",
+    "Scores",
+    "SequenceProbability",
+    "SequenceScore",
+    "Tokens",
+    "__version__",
+    "load",
+    "plan",
+    "ppl",
+    "prob",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"scoremode.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

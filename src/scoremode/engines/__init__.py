@@ -1,0 +1,1 @@
+"""Anything that turns windows into answers."""

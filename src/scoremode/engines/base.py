@@ -1,0 +1,69 @@
+"""What an engine is: windows in, answers out, in any order, each exactly once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from scoremode.errors import OptionError
+from scoremode.types import Answers, Bools, WindowSource
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user may ask of an engine. None means: the engine's own choice."""
+
+    dtype: str | None = None
+    device: str | None = None
+    batch_tokens: int | None = None
+    head: str | None = None  # "exact" or "as-served"
+    quantization: str | None = None
+    tensor_parallel_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    trust_remote_code: bool | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Options that were chosen, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is written beside every number: who computed it, and how."""
+
+    engine: str
+    dtype: str
+    device: str
+    head: str  # "exact-fp32", "as-served" or "closed-form"
+    vocabulary: int
+    context_length: int | None
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # what may change the last digits: batch size, attention…
+
+
+class Engine(ABC):
+    """Turns windows into answers."""
+
+    facts: EngineFacts
+
+    @abstractmethod
+    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        """Answers of every window that is not ``done``, with its index, in any order.
+
+        Which windows share a batch must follow from ``source`` alone, never from ``done``, so that an interrupted run
+        ends in the same numbers as one that was not.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
+        """Give back what the engine holds."""
+
+
+def refuse_options(engine: str, options: EngineOptions, accepted: set[str], elsewhere: dict[str, str]) -> None:
+    """An error for the first option that this engine does not have, naming the engine or option that does."""
+    for name, value in options.given().items():
+        if name in accepted or value is False:
+            continue
+        flag = "--" + name.replace("_", "-")
+        raise OptionError(f"{flag} does not apply to the {engine} engine", fix=elsewhere.get(name, f"leave {flag} out"))

@@ -1,0 +1,46 @@
+"""Which windows share a forward pass: by length, so that almost nothing is spent on padding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scoremode.types import Ints, WindowSource
+
+PADDING_SHARE = 1 / 16  # of a batch's tokens, at most
+
+
+def batches_by_length(source: WindowSource, budget: int) -> list[Ints]:
+    """Window indices batch by batch, at most ``budget`` padded tokens each (but always one window).
+
+    A function of the source and the budget alone: an interrupted run meets the same batches again. Windows that share
+    a prompt stay together, in batches of their own.
+    """
+    lengths = source.lengths
+    everything = np.arange(len(source), dtype=np.int64)
+    if source.prefix_group is None:
+        return _by_length(everything, lengths, budget)
+    shared = _by_group(source.prefix_group)
+    alone = np.concatenate([g for g in shared if len(g) == 1] or [everything[:0]])
+    return [g for g in shared if len(g) > 1] + _by_length(alone, lengths, budget)
+
+
+def _by_length(windows: Ints, lengths: Ints, budget: int) -> list[Ints]:
+    # longest first: what does not fit in memory fails at the start of a run, not at its end
+    order = windows[np.argsort(-lengths[windows], kind="stable")]
+    found: list[Ints] = []
+    begin = 0
+    while begin < len(order):
+        longest = max(1, int(lengths[order[begin]]))
+        shortest_allowed = longest * (1 - PADDING_SHARE)
+        end = begin + 1
+        while end < len(order) and (end - begin + 1) * longest <= budget and lengths[order[end]] >= shortest_allowed:
+            end += 1
+        found.append(order[begin:end])
+        begin = end
+    return found
+
+
+def _by_group(groups: Ints) -> list[Ints]:
+    order = np.argsort(groups, kind="stable")
+    edges = np.flatnonzero(np.diff(groups[order])) + 1
+    return [part.astype(np.int64) for part in np.split(order, edges) if len(part)]

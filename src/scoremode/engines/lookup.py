@@ -1,0 +1,74 @@
+"""The name of an engine -> the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.engines.base import Engine, EngineOptions, refuse_options
+from scoremode.errors import OptionError, did_you_mean
+from scoremode.models import ModelFacts, inspect
+from scoremode.tokens import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+
+ENGINES = {
+    "transformers": "any causal LM that Transformers loads, in this process (the default)",
+    "table": "answers known in closed form: table:uniform and table:successor, over bytes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is scored: a model's files and tokenizer, known before an engine is started."""
+
+    name: str
+    facts: ModelFacts | None  # None for a table
+    tokenizer: TextTokenizer
+    context_length: int | None
+    fingerprint: str
+
+
+def find_subject(model: str, *, tokenizer: str | None = None, trust_remote_code: bool = False) -> Subject:
+    """The model of that name, no weights loaded."""
+    if model.startswith("table:"):
+        return Subject(model, None, ByteTokenizer(), None, model)
+    facts = inspect(model)
+    folder = tokenizer or facts.path
+    loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=trust_remote_code)
+    return Subject(model, facts, loaded, facts.context_length, facts.fingerprint)
+
+
+def engine_name(wanted: str | None, subject: Subject) -> str:
+    """The engine that was asked for, else the one that fits the model."""
+    natural = "table" if subject.facts is None else "transformers"
+    if wanted is None:
+        return natural
+    if wanted not in ENGINES:
+        raise OptionError(f"there is no engine '{wanted}'", fix=did_you_mean(wanted, ENGINES))
+    if (wanted == "table") != (natural == "table"):
+        raise OptionError(f"the {wanted} engine cannot score {subject.name}", fix=f"use --engine {natural}")
+    return wanted
+
+
+def open_engine(subject: Subject, name: str, options: EngineOptions) -> Engine:
+    """Start an engine on a model: this is where weights are loaded."""
+    if name == "table":
+        from scoremode.engines.table import TableEngine
+
+        refuse_options("table", options, {"trust_remote_code"}, {})
+        return TableEngine.named(subject.name.removeprefix("table:"))
+    from scoremode.engines.transformers import TransformersEngine
+
+    assert subject.facts is not None
+    return TransformersEngine.load(subject.facts, options)
+
+
+def chosen_settings(subject: Subject, name: str, options: EngineOptions) -> dict[str, Any]:
+    """What the engine would use, decided before it is started, so that a stored run is found without loading a weight."""
+    given = {k: v for k, v in options.given().items() if v is not False}
+    if name == "table":
+        return given
+    from scoremode.engines.transformers import chosen_device_and_dtype
+
+    assert subject.facts is not None
+    device, dtype = chosen_device_and_dtype(options, subject.facts)
+    return {**given, "device": device, "dtype": dtype}

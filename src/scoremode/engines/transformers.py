@@ -1,0 +1,355 @@
+"""The embedded engine: any causal language model that Transformers loads, in this process.
+
+The body of the model gives the final hidden states; logits are made from them a few rows at a time by scoremode's
+own head, in float32. A model whose head is more than one matrix (or is quantized) is asked for its logits instead,
+also a few rows at a time, and the result says so: ``head: as-served``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.engines.base import Engine, EngineFacts, EngineOptions, refuse_options
+from scoremode.engines.batching import batches_by_length
+from scoremode.errors import EngineError, ModelError, OptionError
+from scoremode.head.chunked import Head, LogitsOf, score_rows
+from scoremode.head.definition import Columns
+from scoremode.models import ModelFacts
+from scoremode.types import Answers, Bools, Ids, Ints, Window, WindowSource
+
+ACCEPTED = {"dtype", "device", "batch_tokens", "head", "trust_remote_code"}
+ELSEWHERE = {
+    "tensor_parallel_size": "several GPUs are used through --device auto; tensor parallelism needs --engine vllm",
+    "gpu_memory_utilization": "use --batch-tokens N to bound memory; --gpu-memory-utilization needs --engine vllm",
+    "quantization": "a quantized checkpoint says so itself; --quantization needs --engine vllm",
+}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+PROBE_TOKENS = 12
+
+
+class TransformersEngine(Engine):
+    """Scores windows with a model loaded by Transformers."""
+
+    def __init__(self, model: Any, facts: ModelFacts | None = None, options: EngineOptions | None = None) -> None:
+        """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way in."""
+        options = options or EngineOptions()
+        refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
+        self.model = model.eval()
+        self.body = getattr(model, model.base_model_prefix, None)
+        if self.body is None or self.body is model:
+            raise ModelError(
+                f"{type(model).__name__} has no body apart from its head", fix="choose a causal language model"
+            )
+        self.batch_tokens = options.batch_tokens or BATCH_TOKENS.get(model.device.type, 4096)
+        if self.batch_tokens < 1:
+            raise OptionError(f"--batch-tokens {self.batch_tokens} leaves no batch", fix="give 1 or more")
+        self.logits_of, self.vocabulary, label = self._choose_head(options.head or "exact")
+        self.shares_prefixes = not getattr(model, "_is_stateful", False)
+        config = model.config.get_text_config()
+        self.facts = EngineFacts(
+            engine="transformers",
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=_describe_device(model.device),
+            head=label,
+            vocabulary=self.vocabulary,
+            context_length=facts.context_length if facts else getattr(config, "max_position_embeddings", None),
+            versions=_versions(),
+            settings={
+                "batch_tokens": self.batch_tokens,
+                "attention": str(getattr(config, "_attn_implementation", None)),
+                "threads": torch.get_num_threads() if model.device.type == "cpu" else None,
+            },
+        )
+
+    @staticmethod
+    def load(facts: ModelFacts, options: EngineOptions | None = None) -> TransformersEngine:
+        options = options or EngineOptions()
+        refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
+        device = _choose_device(options.device)
+        dtype = _choose_dtype(options.dtype, device, facts)
+        model = _load_model(facts, device, dtype, bool(options.trust_remote_code))
+        return TransformersEngine(model, facts, options)
+
+    # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _choose_head(self, wanted: str) -> tuple[LogitsOf, int, str]:
+        if wanted not in ("exact", "as-served"):
+            raise OptionError(f"--head {wanted} is not known", fix="give exact or as-served")
+        served = self._served_logits
+        ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
+        with torch.inference_mode():
+            hidden = self._hidden(ids)[0]
+            expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        head = find_head(self.model)
+        if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
+            return head.logits, head.vocabulary, "exact-fp32"
+        if not _agree(served(hidden).float(), expected, self.model.dtype):
+            raise EngineError(
+                f"{type(self.model).__name__} gives other logits when asked row by row", fix="report this model"
+            )
+        return served, expected.shape[1], "as-served"
+
+    def _embedding_rows(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def _served_logits(self, hidden: Tensor) -> Tensor:
+        """The model's own logits for hidden states that we already have: its forward pass, with the body held still."""
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        output = BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        with _replaced(self.body, "forward", lambda *_, **__: output):
+            ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
+        return logits
+
+    def _logits(self, vocabulary: int | None) -> tuple[LogitsOf, int]:
+        if vocabulary is None or vocabulary >= self.vocabulary:
+            return self.logits_of, self.vocabulary
+        return (lambda hidden: self.logits_of(hidden)[:, :vocabulary]), vocabulary
+
+    # ── the body ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _hidden(self, ids: Tensor, cache: Any = None) -> Tensor:
+        """Final hidden states (batch, tokens, d). No mask: padding stands on the right, where no causal row looks."""
+        if cache is None:
+            output = self.body(input_ids=ids, use_cache=False)
+        else:
+            output = self.body(input_ids=ids, past_key_values=cache, use_cache=True)
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        for batch in batches_by_length(source, self.batch_tokens):
+            if done[batch].all():
+                continue
+            windows = [source.window(int(index)) for index in batch]
+            shared = source.prefix_group is not None and self.shares_prefixes and len(windows) > 1
+            answer = self._score_shared if shared else self._score_together
+            for index, answers in zip(batch.tolist(), self._within_memory(answer, windows, source), strict=True):
+                if not done[index]:
+                    yield index, answers
+
+    def _within_memory(
+        self, answer: Callable[[list[Window], int | None], list[Answers]], windows: list[Window], source: WindowSource
+    ) -> list[Answers]:
+        """The batch, or where memory does not suffice, its halves."""
+        try:
+            return answer(windows, source.vocabulary)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        if len(windows) == 1:
+            raise EngineError(
+                f"a window of {len(windows[0].ids)} tokens does not fit in this device's memory",
+                fix="give a smaller --context-length, another --dtype, or --device cpu",
+            )
+        half = len(windows) // 2
+        return [a for part in (windows[:half], windows[half:]) for a in self._within_memory(answer, part, source)]
+
+    @torch.inference_mode()
+    def _score_together(self, windows: list[Window], vocabulary: int | None) -> list[Answers]:
+        """Windows in one forward pass, each cut behind the last row that is asked for."""
+        fed = [w.ids[: _rows_needed(w)] for w in windows]
+        hidden = self._hidden(self._padded(fed))
+        rows = torch.cat([hidden[i, _index(w.rows, hidden)] for i, w in enumerate(windows)])
+        return self._answers(rows, windows, vocabulary)
+
+    @torch.inference_mode()
+    def _score_shared(self, windows: list[Window], vocabulary: int | None) -> list[Answers]:
+        """Windows that begin alike: the common beginning is fed once, its keys and values serve all of them."""
+        from transformers import DynamicCache
+
+        common = _common_prefix([w.ids[: _rows_needed(w)] for w in windows])
+        if common < 2:
+            return self._score_together(windows, vocabulary)
+        cache = DynamicCache(config=self.model.config)
+        prefix = self._hidden(self._padded([windows[0].ids[:common]]), cache)[0]
+        found: list[Answers] = []
+        for part in self._continuations(windows, common):
+            rest = [w.ids[common : _rows_needed(w)] for w in part]
+            hidden = self._continued(cache, rest) if max(map(len, rest)) else None
+            rows = []
+            for i, w in enumerate(part):
+                early, late = w.rows[w.rows < common], w.rows[w.rows >= common]
+                rows.append(prefix[_index(early, prefix)])
+                if len(late):
+                    assert hidden is not None
+                    rows.append(hidden[i, _index(late - common, prefix)])
+            found += self._answers(torch.cat(rows), part, vocabulary)
+        return found
+
+    def _continuations(self, windows: list[Window], common: int) -> Iterator[list[Window]]:
+        """Groups of windows whose copies of the cache and own tokens stay within the batch budget."""
+        longest = max(_rows_needed(w) for w in windows)
+        size = max(1, 4 * self.batch_tokens // max(1, longest))
+        yield from (windows[i : i + size] for i in range(0, len(windows), size))
+
+    def _continued(self, cache: Any, rest: list[Ids]) -> Tensor:
+        copies = copy.deepcopy(cache)  # a forward pass appends to its cache; the original must stay the prompt
+        copies.batch_repeat_interleave(len(rest))
+        return self._hidden(self._padded(rest), copies)
+
+    def _padded(self, sequences: list[Ids]) -> Tensor:
+        ids = np.zeros((len(sequences), max(map(len, sequences))), dtype=np.int64)
+        for i, sequence in enumerate(sequences):
+            ids[i, : len(sequence)] = sequence
+        return torch.from_numpy(ids).to(self.model.device)
+
+    def _answers(self, rows: Tensor, windows: list[Window], vocabulary: int | None) -> list[Answers]:
+        logits_of, size = self._logits(vocabulary)
+        widths = {w.targets.shape[1] for w in windows}
+        if len(widths) > 1:
+            parts = rows.split([len(w.rows) for w in windows])
+            return [a for part, w in zip(parts, windows, strict=True) for a in self._answers(part, [w], vocabulary)]
+        targets = torch.from_numpy(np.concatenate([w.targets for w in windows]).astype(np.int64)).to(rows.device)
+        columns = score_rows(rows, logits_of, targets, size)
+        ends = np.cumsum([len(w.rows) for w in windows])
+        return split_columns(columns, ends)
+
+
+def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
+    """Columns of several windows as one Answers each: the only step that leaves the device, a few numbers a target."""
+    logprob, entropy, top_logprob = (
+        getattr(columns, name).double().cpu().numpy() for name in ("logprob", "entropy", "top_logprob")
+    )
+    rank, top = columns.rank.cpu().numpy(), columns.top.cpu().numpy().astype(np.int32)
+    starts = np.concatenate([[0], ends[:-1]])
+    return [
+        Answers(logprob[a:b], rank[a:b], entropy[a:b], top[a:b], top_logprob[a:b])
+        for a, b in zip(starts, ends, strict=True)
+    ]
+
+
+def find_head(model: Any) -> Head | None:
+    """The last matrix of a model with its scale and cap, or None where it is not a plain matrix."""
+    layer = model.get_output_embeddings()
+    weight = getattr(layer, "weight", None)
+    plain = isinstance(layer, torch.nn.Linear) and weight is not None and weight.dtype in DTYPES.values()
+    if not plain or weight.device.type == "meta":
+        return None
+    config = model.config.get_text_config()
+    scale = 1.0
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite divides
+        scale /= float(divisor)
+    if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere multiplies
+        scale *= float(factor)
+    bias, weight = layer.bias, weight.detach()
+    if weight.device.type == "cpu" and weight.dtype in (torch.float16, torch.bfloat16):
+        weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
+    cap = getattr(config, "final_logit_softcapping", None)
+    return Head(
+        weight=weight,
+        vocabulary=weight.shape[0],
+        bias=None if bias is None else bias.detach(),
+        scale=scale,
+        softcap=None if cap is None else float(cap),
+    )
+
+
+def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+    """Equal up to what the model's own dtype rounds away."""
+    if ours.shape != theirs.shape:
+        return False
+    size = theirs.abs().max().clamp_min(1.0)
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 5e-3}.get(dtype, 2e-2)
+    return bool(((ours - theirs).abs().max() / size) < tolerance)
+
+
+def _rows_needed(window: Window) -> int:
+    return int(window.rows[-1]) + 1
+
+
+def _index(rows: Ids, like: Tensor) -> Tensor:
+    return torch.from_numpy(rows.astype(np.int64)).to(like.device)
+
+
+def _common_prefix(sequences: list[Ids]) -> int:
+    length = min(map(len, sequences))
+    first = sequences[0][:length]
+    for other in sequences[1:]:
+        differs = np.flatnonzero(first != other[: len(first)])
+        first = first[: differs[0]] if len(differs) else first
+    return len(first)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name)  # the class's own shows through again
+
+
+def chosen_device_and_dtype(options: EngineOptions, facts: ModelFacts) -> tuple[str, str]:
+    """Where and in which precision a model would run here, in words."""
+    refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
+    device = _choose_device(options.device)
+    return device, str(_choose_dtype(options.dtype, device, facts)).removeprefix("torch.")
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _choose_device(wanted: str | None) -> str:
+    if wanted is None:
+        if torch.cuda.is_available():
+            return "auto" if torch.cuda.device_count() > 1 else "cuda"
+        return "cpu"
+    kind = wanted.split(":")[0]
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: this machine has no CUDA device", fix="use --device cpu")
+    if kind not in ("cpu", "cuda", "auto", "mps", "xpu"):
+        raise OptionError(f"--device {wanted} is not known", fix="give cpu, cuda, cuda:N or auto")
+    return wanted
+
+
+def _choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
+    if wanted not in (None, "auto"):
+        if wanted not in DTYPES:
+            raise OptionError(f"--dtype {wanted} is not known", fix=f"give one of auto, {', '.join(DTYPES)}")
+        return DTYPES[wanted]
+    if device == "cpu" and "quantization_config" not in facts.config:
+        return torch.float32  # half precision on a CPU is slow and adds rounding that no server has
+    return "auto"
+
+
+def _load_model(facts: ModelFacts, device: str, dtype: Any, trust_remote_code: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            str(facts.path),
+            dtype=dtype,
+            device_map=device,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+        )
+    except torch.OutOfMemoryError:
+        raise EngineError(
+            f"the weights of {facts.name} ({facts.weight_bytes / 2**30:.1f} GiB) do not fit on {device}",
+            fix="use --device auto or --device cpu",
+        ) from None
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0][:300]
+        needs_code = "trust_remote_code" in str(error)
+        fix = "add --trust-remote-code if you trust its code" if needs_code else "check the model folder"
+        raise ModelError(f"{facts.name} could not be loaded ({type(error).__name__}: {reason})", fix=fix) from None
+
+
+def _describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return device.type
+
+
+def _versions() -> dict[str, str]:
+    import transformers
+
+    return {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}

@@ -1,0 +1,68 @@
+"""Everything scoremode refuses, each with one line saying what is wrong and one saying what to type next.
+
+ScoremodeError                 caught once, at the command line's edge: exit code 2, never a traceback
+├── InputError                 what the user gave cannot be used
+│   ├── CorpusError            text that is missing, empty, not UTF-8, …
+│   ├── MethodError            unknown method, or a setting that the method does not allow
+│   ├── ModelError             model or tokenizer that is missing, incomplete or does not fit
+│   └── OptionError            a flag that does not apply here
+├── BoundaryError              prompt and target do not meet at a token boundary, and refusing was asked for
+├── EngineError                the engine failed: NaN, out of memory, died
+└── RunError                   a run folder that is damaged, foreign or cannot be written
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ScoremodeError(Exception):
+    """A refusal that a user can act on: ``fix`` says what to type next."""
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.fix}" if self.fix else self.message
+
+
+class InputError(ScoremodeError):
+    """What the user gave cannot be used."""
+
+
+class CorpusError(InputError):
+    """The text is missing, empty, damaged or too short."""
+
+
+class MethodError(InputError):
+    """Unknown method, or a setting that the method does not allow."""
+
+
+class ModelError(InputError):
+    """The model or its tokenizer is missing, incomplete or does not fit."""
+
+
+class OptionError(InputError):
+    """A flag that does not apply here."""
+
+
+class BoundaryError(ScoremodeError):
+    """A token spans the end of the prompt and the caller asked to refuse that."""
+
+
+class EngineError(ScoremodeError):
+    """The engine gave something that is not a score, or stopped."""
+
+
+class RunError(ScoremodeError):
+    """A run folder that is damaged, foreign or cannot be written."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'gptq'?`` when something near is known, else the whole list."""
+    names = sorted(known)
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"

@@ -1,0 +1,1 @@
+"""Final hidden state -> what is asked of it. One definition, several speeds, every engine."""

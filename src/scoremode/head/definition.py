@@ -1,0 +1,57 @@
+"""What a score is: slow, obvious, in float64. Every other path answers to this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A line per row of hidden states, a column per target asked at that row."""
+
+    logprob: Tensor  # (n, k) nats
+    rank: Tensor  # (n, k) int64, 1 = first choice
+    entropy: Tensor  # (n,) nats
+    top: Tensor  # (n,) int64
+    top_logprob: Tensor  # (n,) nats
+
+    @staticmethod
+    def cat(parts: list[Columns]) -> Columns:
+        return Columns(*(torch.cat([getattr(p, name) for p in parts]) for name in Columns.__slots__))
+
+
+def define_columns(logits: Tensor, targets: Tensor) -> Columns:
+    """``log_softmax(logits)`` read at the targets, with rank, entropy and first choice.
+
+    ``rank = 1 + #{v : x_v > x_t, or x_v = x_t and v < t}``: equal logits go to the lower id, so that rank 1 means that
+    the target *is* the first choice, and a uniform model does not look as if it were always right.
+    """
+    x = logits.double()
+    logp = torch.log_softmax(x, dim=-1)
+    at_target = x.gather(-1, targets)
+    ids = torch.arange(x.shape[-1], device=x.device)
+    above = x[:, None, :] > at_target[:, :, None]
+    tied_before = (x[:, None, :] == at_target[:, :, None]) & (ids < targets[:, :, None])
+    p = logp.exp()
+    top = torch.argmax(x, dim=-1)
+    return Columns(
+        logprob=logp.gather(-1, targets),
+        rank=1 + (above | tied_before).sum(-1),
+        entropy=-torch.where(p > 0, p * logp, torch.zeros_like(p)).sum(-1),
+        top=top,
+        top_logprob=logp.gather(-1, top[:, None])[:, 0],
+    )
+
+
+def define_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None
+) -> Tensor:
+    """``cap · tanh((hidden @ weight.T + bias) · scale / cap)``, in float64."""
+    x = hidden.double() @ weight.double().T
+    if bias is not None:
+        x = x + bias.double()
+    x = x * scale
+    return x if softcap is None else softcap * torch.tanh(x / softcap)

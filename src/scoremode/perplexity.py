@@ -1,0 +1,298 @@
+"""Perplexity by a named method: text and model in, Run out."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode import __version__, runs
+from scoremode.arrange import prepare
+from scoremode.corpus import Corpus, load
+from scoremode.engines.base import Engine, EngineFacts, EngineOptions
+from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
+from scoremode.journal import Journal
+from scoremode.methods import Method, find_method, make_plan
+from scoremode.metrics import all_metrics, as_json, groups_of, llamacpp_stderr
+from scoremode.scoring import Progress, score_plan
+from scoremode.tokens import Document, TextTokenizer
+from scoremode.types import Plan, Run, Scores, TargetFacts, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Everything that decides a run's numbers, before any weight is loaded."""
+
+    subject: Subject
+    corpus: Corpus
+    method: Method
+    documents: list[Document]
+    tokens: Tokens
+    plan: Plan
+
+
+def ask(
+    model: str,
+    *,
+    corpus: str | Sequence[str] | Corpus | None = None,
+    text: str | None = None,
+    method: str = "sliding-once",
+    context_length: int | None = None,
+    stride: int | None = None,
+    max_windows: int | None = None,
+    num_samples: int | None = None,
+    field: str | None = None,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    split: str | None = None,
+    assistant_only: bool = False,
+    tokenizer: str | None = None,
+    trust_remote_code: bool = False,
+) -> Question:
+    """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
+    rule = find_method(method)
+    if not isinstance(corpus, Corpus):
+        corpus = load(
+            corpus,
+            text=text,
+            field=field,
+            num_samples=num_samples,
+            dataset=dataset,
+            dataset_config=dataset_config,
+            split=split,
+        )
+    subject = find_subject(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    documents, tokens = prepare(corpus, rule, subject.tokenizer, assistant_only=assistant_only)
+    plan = make_plan(
+        rule,
+        tokens,
+        context_length=context_length,
+        stride=stride,
+        max_windows=max_windows,
+        model_context=subject.context_length,
+    )
+    return Question(subject, corpus, rule, documents, tokens, plan)
+
+
+def ppl(
+    model: str,
+    *,
+    engine: str | Engine | None = None,
+    options: EngineOptions | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **question: Any,
+) -> Run:
+    """Score a text with a model by a named method.
+
+    ``question`` is what :func:`ask` takes: corpus or text, method, context_length, stride, …
+    A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for again.
+
+    >>> import scoremode as sm
+    >>> sm.ppl("table:uniform", text="any text").perplexity
+    256 ± ?
+    """
+    options = options or EngineOptions()
+    asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
+    name = engine if isinstance(engine, str | None) else engine.facts.engine
+    chosen = engine_name(name, asked.subject)
+    identity = identify(asked, chosen, options)
+    folder = Path(out) if out is not None else runs.default_folder(identity)
+    found = runs.claim(folder, identity, fresh=fresh)
+    if found is not None:
+        return found
+    worker = engine if isinstance(engine, Engine) else open_engine(asked.subject, chosen, options)
+    try:
+        return _score(asked, worker, identity, folder, progress)
+    finally:
+        if worker is not engine:
+            worker.close()
+
+
+def _score(asked: Question, engine: Engine, identity: dict[str, Any], folder: Path, progress: Progress | None) -> Run:
+    journal = Journal(folder / runs.JOURNAL, identity, asked.plan)
+    try:
+        scores = score_plan(asked.plan, engine, journal, progress)
+        manifest = describe(asked, engine.facts, scores, journal.seconds, identity)
+        facts = target_facts(asked, scores)
+        return runs.save(folder, scores, facts, manifest)
+    finally:
+        journal.close()
+
+
+def identify(asked: Question, engine: str, options: EngineOptions) -> dict[str, Any]:
+    """What must be equal for a stored run to be this run."""
+    return {
+        "model": asked.subject.fingerprint,
+        "tokenizer": asked.tokens.tokenizer.fingerprint,
+        "corpus": asked.corpus.sha256,
+        "plan": asked.plan.digest,
+        "engine": engine,
+        "settings": chosen_settings(asked.subject, engine, options),
+        "versions": library_versions(),
+    }
+
+
+def library_versions() -> dict[str, str]:
+    found = {"scoremode": __version__}
+    for package in ("torch", "transformers", "tokenizers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def describe(
+    asked: Question, engine: EngineFacts, scores: Scores, seconds: float, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest: the numbers, and everything another person needs to get them again."""
+    plan, facts = asked.plan, asked.subject.facts
+    zero = int(np.isneginf(scores.logprob).sum())
+    notes = list(plan.notes) + ([f"{zero} targets have probability zero"] if zero else [])
+    return {
+        "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
+        "windows": len(plan),
+        "forward_tokens": plan.forward_tokens,
+        "method": plan.method,
+        "method_settings": dict(plan.settings),
+        "notes": notes,
+        "coverage": plan.coverage,
+        "stderr_groups": groups_of(plan)[0],
+        **({"perplexity_stderr_llamacpp": llamacpp_stderr(scores)} if plan.method == "llamacpp" else {}),
+        "plan_digest": plan.digest,
+        "corpus": asked.corpus.name,
+        "corpus_sha256": asked.corpus.sha256,
+        "corpus_rows": asked.corpus.row_count,
+        "corpus_bytes": asked.corpus.byte_count,
+        "documents": asked.tokens.documents,
+        "tokens": len(asked.tokens),
+        "tokenizer": asked.tokens.tokenizer.fingerprint,
+        "model": asked.subject.name,
+        "model_fingerprint": asked.subject.fingerprint,
+        "model_revision": facts.revision if facts else None,
+        "model_files": facts.files if facts else {},
+        "engine": engine.engine,
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "head": engine.head,
+        "engine_settings": engine.settings,
+        "versions": {**identity["versions"], **engine.versions, "python": platform.python_version()},
+        "hardware": {"machine": platform.machine(), "processor": _processor(), "system": platform.system()},
+        "seconds": seconds,
+        "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
+        "identity": identity,
+    }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def target_facts(asked: Question, scores: Scores) -> TargetFacts:
+    """Where each target stands in the text, and the words that ids stand for."""
+    plan, tokens = asked.plan, asked.tokens
+    index, document = plan.target_token, plan.target_document
+    pieces = _source_pieces(asked)
+    return TargetFacts(
+        window=plan.target_window,
+        document=document,
+        token=index,
+        id=tokens.ids[index],
+        byte_len=tokens.byte_len[index],
+        word_starts=tokens.word_starts[index],
+        text=pieces[index],
+        top_text=_decoded(scores.top, asked.subject.tokenizer),
+    )
+
+
+def _source_pieces(asked: Question) -> Any:
+    """The characters of the source behind each token of the stream; the token's own name where it has none."""
+    tokens, pieces = asked.tokens, np.empty(len(asked.tokens), dtype=object)
+    spans = zip(tokens.char_start.tolist(), tokens.char_end.tolist(), strict=True)
+    documents = np.repeat(np.arange(tokens.documents), np.diff(tokens.doc_starts)).tolist()
+    for i, ((begin, end), d) in enumerate(zip(spans, documents, strict=True)):
+        pieces[i] = asked.documents[d].text[begin:end]
+    empty = np.flatnonzero(tokens.char_end == tokens.char_start)
+    if len(empty):
+        pieces[empty] = _decoded(tokens.ids[empty], asked.subject.tokenizer)
+    return pieces
+
+
+def _decoded(ids: Any, tokenizer: TextTokenizer) -> Any:
+    unique, inverse = np.unique(ids, return_inverse=True)
+    words = np.array([tokenizer.decode([int(i)]) for i in unique] + [None], dtype=object)[:-1]
+    return words[inverse]
+
+
+def plan(model: str, *, options: EngineOptions | None = None, engine: str | None = None, **question: Any) -> dict[str, Any]:
+    """A dry run: the windows, targets, work and memory of a run, without loading a weight.
+
+    >>> import scoremode as sm
+    >>> sm.plan("table:uniform", text="any text")["targets"]
+    7
+    """
+    options = options or EngineOptions()
+    asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
+    made = asked.plan
+    return {
+        "model": model,
+        "engine": engine_name(engine, asked.subject),
+        "method": made.method,
+        "method_settings": dict(made.settings),
+        "corpus": asked.corpus.name,
+        "corpus_sha256": asked.corpus.sha256,
+        "documents": asked.tokens.documents,
+        "tokens": len(asked.tokens),
+        "windows": len(made),
+        "targets": made.targets,
+        "forward_tokens": made.forward_tokens,
+        "coverage": made.coverage,
+        "notes": list(made.notes),
+        "average": made.average,
+        "plan_digest": made.digest,
+        "tokenizer": asdict(asked.tokens.tokenizer),
+        "memory": memory_estimate(asked, options),
+        "first_windows": [_drawn(made, w) for w in range(min(3, len(made)))],
+    }
+
+
+def _drawn(made: Plan, w: int) -> dict[str, int]:
+    return {
+        "feeds_from": int(made.start[w]),
+        "feeds_to": int(made.stop[w]),
+        "lead": int(made.lead[w]),
+        "scores_from": int(made.first[w]),
+        "scores_to": int(made.last[w]),
+    }
+
+
+def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:
+    """Bytes, roughly: weights as stored, the states of a batch, the logits alive at once, and what a run keeps."""
+    from scoremode.head.budget import DEFAULT_BUDGET
+
+    facts = asked.subject.facts
+    longest = int(asked.plan.lengths.max())
+    batch = max(longest, options.batch_tokens or 2048)
+    hidden = (facts.hidden_size or 0) if facts else 0
+    vocabulary = (facts.vocabulary or 0) if facts else 256
+    return {
+        "weights": facts.weight_bytes if facts else 0,
+        "activations": batch * hidden * 4 * 12,  # a layer's states and its MLP's, about
+        "logits": min(DEFAULT_BUDGET, longest * vocabulary * 4),
+        "logits_if_whole": longest * vocabulary * 4,
+        "scores": asked.plan.targets * 36,
+    }

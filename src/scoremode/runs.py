@@ -1,0 +1,181 @@
+"""Run folders: scores.parquet, then manifest.json, written last; its presence means complete.
+
+DIR/partial.journal   while scoring: what is done so far (journal.py)
+DIR/scores.parquet    one row a target
+DIR/manifest.json     what was scored, by whom, how, and the numbers; holds the sha256 of scores.parquet
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.cache import cache_folder, file_sha256, write_atomically
+from scoremode.errors import RunError
+from scoremode.journal import read_identity
+from scoremode.types import Run, Scores, TargetFacts
+
+FORMAT = 1
+MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"
+OURS = {MANIFEST, SCORES, JOURNAL}
+
+
+def default_folder(identity: dict[str, Any]) -> Path:
+    """Where a run goes that was given no folder: the same question finds the same place again."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "runs" / digest[:20]
+
+
+def claim(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
+    """Make the folder ready for this run, or give the finished run that is already in it.
+
+    A folder that holds something else is never touched, unless it is an older run and ``fresh`` says to replace it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file", fix="give a folder to --out")
+    present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    foreign = sorted(present - OURS)
+    if foreign and not present & {MANIFEST, JOURNAL}:
+        raise RunError(f"{folder} is not a run: it holds {foreign[0]}", fix="give a new or empty folder to --out")
+    if fresh:
+        for name in OURS:
+            (folder / name).unlink(missing_ok=True)
+        present = set()
+    if MANIFEST in present:
+        return _finished(folder, identity)
+    if JOURNAL in present:
+        known = read_identity(folder / JOURNAL)
+        if known is not None:
+            _require_same(folder, known, identity)
+    _make(folder)
+    return None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made ({error.strerror})", fix="give another --out") from None
+
+
+def _finished(folder: Path, identity: dict[str, Any]) -> Run:
+    run = load(folder)
+    _require_same(folder, dict(run.manifest["identity"]), identity)
+    return Run(run.plan_digest, run.scores, run.facts, run.manifest, run.path, cached=True)
+
+
+def _require_same(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+    differing = sorted(k for k in known.keys() | wanted.keys() if known.get(k) != wanted.get(k))
+    if differing:
+        raise RunError(
+            f"{folder} holds another run (it differs in: {', '.join(differing)})",
+            fix="give another --out, or --fresh to replace it",
+        )
+
+
+def load(folder: str | Path) -> Run:
+    """A finished run, checked against its own hashes.
+
+    >>> load("runs/base").perplexity   # doctest: +SKIP
+    """
+    folder = Path(folder)
+    manifest = _read_manifest(folder)
+    path = folder / SCORES
+    if not path.exists() or file_sha256(path) != manifest["scores_sha256"]:
+        raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
+    scores, facts = _read_table(path)
+    if len(scores) != manifest["targets"]:
+        raise RunError(f"{path} has {len(scores)} rows instead of {manifest['targets']}", fix="score again with --fresh")
+    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.exists():
+        if (folder / JOURNAL).exists():
+            raise RunError(f"{folder} holds an unfinished run", fix="repeat the command that began it; it goes on")
+        raise RunError(f"{folder} is not a run", fix="give a folder that was written with --out")
+    try:
+        manifest = json.loads(path.read_bytes())
+        known = manifest["format"]
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path} is damaged", fix="score again with --fresh") from None
+    if known != FORMAT:
+        raise RunError(f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="score again")
+    missing = {"identity", "metrics", "plan_digest", "scores_sha256", "targets", "method"} - manifest.keys()
+    if missing:
+        raise RunError(f"{path} lacks {', '.join(sorted(missing))}", fix="score again with --fresh")
+    return dict(manifest)
+
+
+def save(folder: Path, scores: Scores, facts: TargetFacts, manifest: dict[str, Any]) -> Run:
+    """Write the columns, then the manifest, then drop the journal."""
+    import pyarrow.parquet as pq
+
+    buffer = io.BytesIO()
+    pq.write_table(to_arrow(scores, facts), buffer, compression="zstd")
+    data = buffer.getvalue()
+    manifest = {"format": FORMAT, **manifest, "scores_sha256": hashlib.sha256(data).hexdigest(), "targets": len(scores)}
+    write_atomically(folder / SCORES, data)
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
+    (folder / JOURNAL).unlink(missing_ok=True)
+    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder))
+
+
+def discard(folder: Path) -> None:
+    """Remove a run folder of our own making."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def to_arrow(scores: Scores, facts: TargetFacts) -> Any:
+    """One row a target: where it stands, what it is, what the model thought of it."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {
+        name: pa.array(getattr(facts, name)) for name in ("window", "document", "token", "id", "byte_len", "word_starts")
+    }
+    columns["text"] = pa.array(facts.text, type=pa.string()).dictionary_encode()
+    for name, column in scores.columns():
+        columns[name] = pa.array(column)
+    columns["top_text"] = pa.array(facts.top_text, type=pa.string()).dictionary_encode()
+    return pa.table(columns)
+
+
+def _read_table(path: Path) -> tuple[Scores, TargetFacts]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+
+        def column(name: str) -> Any:
+            values = table.column(name).to_numpy()
+            return values.astype(object) if name.endswith("text") else np.array(values)
+
+        scores = Scores(**{n: column(n) for n in ("logprob", "rank", "entropy", "top", "top_logprob")})
+        facts = TargetFacts(
+            **{
+                n: column(n)
+                for n in ("window", "document", "token", "id", "byte_len", "word_starts", "text", "top_text")
+            }
+        )
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise RunError(f"{path} cannot be read ({error})", fix="score again with --fresh") from None
+    return scores, facts
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The facts that ``--json`` prints: numbers first, then what makes them reproducible."""
+    manifest, metrics = run.manifest, run.manifest["metrics"]
+    numbers: dict[str, Any] = {"perplexity": metrics["perplexity"]["value"], "mean_nll": metrics["mean_nll"]["value"]}
+    for name in metrics:
+        numbers[name] = metrics[name]["value"]
+        numbers[f"{name}_stderr"] = metrics[name]["stderr"]
+    rest = {k: v for k, v in manifest.items() if k not in ("metrics", "identity", "format", "scores_sha256")}
+    return {**numbers, **rest, "cached": run.cached, "run": run.path}

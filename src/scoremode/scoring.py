@@ -1,0 +1,72 @@
+"""The loop: every window once, every score a number, nothing lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from scoremode.engines.base import Engine
+from scoremode.errors import EngineError, ModelError
+from scoremode.journal import Journal
+from scoremode.types import Answers, Plan, Scores, Window
+
+Progress = Callable[[int, int], None]
+"""Called with forward tokens done and forward tokens in all."""
+
+
+def check_fits(plan: Plan, engine: Engine) -> None:
+    """Refuse a plan that the engine cannot score: ids outside its vocabulary, windows longer than its context."""
+    largest = max(int(plan.ids.max(initial=0)), int(plan.lead.max(initial=-1)))
+    if largest >= engine.facts.vocabulary:
+        raise ModelError(
+            f"the tokenizer gives id {largest}, but the model's vocabulary ends at {engine.facts.vocabulary - 1}",
+            fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
+        )
+    longest, limit = int(plan.lengths.max(initial=0)), engine.facts.context_length
+    if limit is not None and longest > limit:
+        raise ModelError(
+            f"a window of {longest} tokens is longer than the model's context of {limit}",
+            fix=f"give --context-length {limit}",
+        )
+
+
+def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> Scores:
+    """Scores of every target of the plan; what the journal already has is not computed again."""
+    check_fits(plan, engine)
+    total = plan.forward_tokens
+    fed = int(plan.lengths[journal.done].sum())
+    if progress:
+        progress(fed, total)
+    before = time.perf_counter()
+    for index, answers in engine.score(plan, journal.done.copy()):
+        window = plan.window(index)
+        check_answers(index, window, answers)
+        now = time.perf_counter()
+        journal.add(index, answers, now - before)
+        before = now
+        fed += len(window.ids)
+        if progress:
+            progress(fed, total)
+    missing = int((~journal.done).sum())
+    if missing:
+        raise EngineError(f"the engine left {missing} of {len(plan)} windows without an answer", fix="run it again")
+    return journal.scores
+
+
+def check_answers(index: int, window: Window, answers: Answers) -> None:
+    """One number for each target, none of them NaN; minus infinity is a probability of zero, and allowed."""
+    if answers.logprob.shape != window.targets.shape:
+        raise EngineError(
+            f"window {index} asked for {window.targets.shape} scores and got {answers.logprob.shape}",
+            fix="this is a fault of the engine",
+        )
+    for column in (answers.logprob, answers.entropy, answers.top_logprob):
+        bad = np.isnan(column) | (column == np.inf)
+        if bad.any():
+            row = int(np.argwhere(bad)[0][0])
+            raise EngineError(
+                f"the model gives NaN in window {index} at token {int(window.rows[row]) + 1}",
+                fix="try --dtype float32; if it stays, the weights are damaged",
+            )

@@ -1,0 +1,273 @@
+"""Documents -> Tokens: ids, where each token stands in the text, and a fingerprint of the tokenizer.
+
+Positions come from the tokenizer's offsets, read so that nothing is lost: a token owns every character from the end
+of the token before it to its own end. That gives the space in front of a word to the word's token whether or not the
+tokenizer trims its offsets, and the bytes of all tokens always sum to the bytes of the text. Where one character is
+cut into several tokens, the first of them owns it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from scoremode.corpus import Message
+from scoremode.errors import ModelError
+from scoremode.types import Bools, Ids, Ints, TokenizerFacts, Tokens, frozen
+
+# digits, spaces, scripts, an emoji of several code points and a control character: what tokenizers disagree about
+PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naïve 👩‍🔬 don't\x07 <s> _x_ "
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """One text as tokens: ids and, for each, the characters it owns."""
+
+    ids: Ids  # (n,)
+    char_start: Ints  # (n,)
+    char_end: Ints  # (n,)
+    touches: Ints  # (n,) the first character that the token has any part in: before char_start where one is shared
+
+
+class TextTokenizer(Protocol):
+    """What scoremode asks of a tokenizer."""
+
+    facts: TokenizerFacts
+
+    def encode(self, text: str, *, special: bool) -> Encoding: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def pieces(self) -> list[bytes]:
+        """What each id stands for inside a text, (size,)."""
+        ...
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str: ...
+
+
+class HuggingFaceTokenizer:
+    """A fast tokenizer of Transformers."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ModelError(
+                f"the tokenizer of {name} has no offsets (it is a slow one)",
+                fix="convert it to tokenizer.json, or name another with --tokenizer",
+            )
+        self.hf = tokenizer
+        self.facts = self._facts()
+
+    @staticmethod
+    def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
+        from transformers import AutoTokenizer
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # its warning about texts longer than the model's context does not apply here
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0][:200]
+            raise ModelError(
+                f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
+                fix="check that the folder holds tokenizer.json, or name another folder with --tokenizer",
+            ) from None
+        return HuggingFaceTokenizer(tokenizer, str(folder))
+
+    def _facts(self) -> TokenizerFacts:
+        vocabulary: dict[str, int] = self.hf.get_vocab()
+        with_special = self.hf(PROBE, add_special_tokens=True)["input_ids"]
+        plain = self.hf(PROBE, add_special_tokens=False)["input_ids"]
+        hasher = hashlib.sha256()
+        for token, index in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
+            hasher.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
+        hasher.update(json.dumps([with_special, plain]).encode())
+        bos = self.hf.bos_token_id
+        return TokenizerFacts(
+            fingerprint=hasher.hexdigest(),
+            size=max(vocabulary.values(), default=-1) + 1,
+            bos=bos,
+            eos=self.hf.eos_token_id,
+            adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
+        )
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        backend = self.hf.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        # through __call__, not the backend: some classes add their special tokens in Python
+        encoded = self.hf(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+        offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        return owned_characters(ids, offsets[:, 0], offsets[:, 1], len(text))
+
+    def pieces(self) -> list[bytes]:
+        names = self.hf.convert_ids_to_tokens(list(range(self.facts.size)))
+        byte_level = "ByteLevel" in str(self.hf.backend_tokenizer.decoder)
+        to_bytes = _byte_level_piece if byte_level else _sentencepiece_piece
+        return [to_bytes(name) if name is not None else b"" for name in names]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        if not self.hf.chat_template:
+            raise ModelError("this model has no chat template", fix="choose a text field with --field")
+        try:
+            return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
+        except Exception as error:  # templates raise their own errors
+            raise ModelError(f"the chat template refused a row ({error})", fix="check the roles in the row") from None
+
+
+class ByteTokenizer:
+    """Ids are UTF-8 bytes: for the table engine and for tests, where a token must be known without a model."""
+
+    def __init__(self) -> None:
+        fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()
+        self.facts = TokenizerFacts(fingerprint=fingerprint, size=256, bos=None, eos=None, adds_bos=False)
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+        ends = np.cumsum((ids & 0xC0) != 0x80)  # a byte that continues a character does not begin a new one
+        return owned_characters(ids, ends - 1, ends, len(text))
+
+    def pieces(self) -> list[bytes]:
+        return [bytes([value]) for value in range(256)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        return turns + "assistant: " if open_turn else turns
+
+
+def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:
+    """Spans without gaps or overlaps: from where the token before ended to this token's end."""
+    if not len(ids):
+        nothing = np.zeros(0, np.int64)
+        return Encoding(ids, nothing, nothing, nothing)
+    owned_ends = np.minimum(np.maximum.accumulate(ends), length).astype(np.int64)
+    owned_starts = np.concatenate([[0], owned_ends[:-1]]).astype(np.int64)
+    touches = np.where(ends > starts, np.minimum(starts, owned_starts), owned_starts).astype(np.int64)
+    return Encoding(ids, owned_starts, owned_ends, touches)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins that byte-level tokenizers use for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _byte_level_piece(name: str) -> bytes:
+    if all(character in _BYTES for character in name):
+        return bytes(_BYTES[character] for character in name)
+    return name.encode()  # an added token, written as it is
+
+
+def _sentencepiece_piece(name: str) -> bytes:
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes([int(match[1], 16)])
+    return name.replace("▁", " ").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text as a recipe feeds it, with the counts of the source it was made from."""
+
+    text: str
+    source_bytes: int
+    source_words: int
+    scored_spans: tuple[tuple[int, int], ...] | None = None  # characters that may be targets; None: all
+
+
+def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
+    """All documents as one stream of ids."""
+    parts: list[tuple[Encoding, Ids, Ids, Bools | None]] = []
+    doc_bytes, doc_words = [], []
+    for document in documents:
+        encoding = tokenizer.encode(document.text, special=special)
+        mask = _inside(encoding, document.scored_spans)
+        parts.append((encoding, _byte_lengths(document.text, encoding), _word_starts(document.text, encoding), mask))
+        doc_bytes.append(document.source_bytes)
+        doc_words.append(document.source_words)
+    lengths = [len(encoding.ids) for encoding, *_ in parts]
+    masks = [mask for *_, mask in parts]
+    return Tokens(
+        ids=frozen(_joined([e.ids for e, *_ in parts], np.int32)),
+        doc_starts=frozen(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)),
+        char_start=frozen(_joined([e.char_start for e, *_ in parts], np.int64)),
+        char_end=frozen(_joined([e.char_end for e, *_ in parts], np.int64)),
+        byte_len=frozen(_joined([b for _, b, _, _ in parts], np.int32)),
+        word_starts=frozen(_joined([w for _, _, w, _ in parts], np.int32)),
+        doc_bytes=frozen(np.array(doc_bytes, dtype=np.int64)),
+        doc_words=frozen(np.array(doc_words, dtype=np.int64)),
+        tokenizer=tokenizer.facts,
+        target_mask=frozen(np.concatenate([m for m in masks if m is not None]))
+        if masks and all(m is not None for m in masks)
+        else None,
+    )
+
+
+def _joined(arrays: list[Any], dtype: type[np.generic]) -> Any:
+    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+
+
+def _byte_lengths(text: str, encoding: Encoding) -> Ids:
+    if text.isascii():
+        return (encoding.char_end - encoding.char_start).astype(np.int32)
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+    before = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
+    return (before[encoding.char_end] - before[encoding.char_start]).astype(np.int32)
+
+
+def _word_starts(text: str, encoding: Encoding) -> Ids:
+    starts = np.fromiter((m.start() for m in re.finditer(r"\S+", text)), dtype=np.int64)
+    owner = np.searchsorted(encoding.char_end, starts, side="right")
+    counts = np.bincount(owner[owner < len(encoding.ids)], minlength=len(encoding.ids))
+    return counts.astype(np.int32)
+
+
+def _inside(encoding: Encoding, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
+    """Tokens that own at least one character of the spans."""
+    if spans is None:
+        return None
+    mask = np.zeros(len(encoding.ids), dtype=np.bool_)
+    for begin, end in spans:
+        mask |= (encoding.char_end > begin) & (encoding.char_start < end)
+    return mask & (encoding.char_end > encoding.char_start)
+
+
+def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:
+    """A conversation as the model's chat template writes it; special tokens are in the template's text already.
+
+    The assistant's part of a turn is what the template adds after opening the turn: its words and the end-of-turn mark.
+    """
+    text = tokenizer.render_chat(messages, open_turn=False)
+    spans: list[tuple[int, int]] = []
+    for index, message in enumerate(messages):
+        if not assistant_only or message["role"] != "assistant":
+            continue
+        opened = tokenizer.render_chat(messages[:index], open_turn=True)
+        closed = tokenizer.render_chat(messages[: index + 1], open_turn=False).rstrip()
+        if not (text.startswith(opened) and text.startswith(closed) and len(closed) > len(opened)):
+            raise ModelError(
+                "the chat template rewrites earlier turns, so the assistant's tokens cannot be told apart",
+                fix="score all tokens, without --assistant-only",
+            )
+        spans.append((len(opened), len(closed)))
+    if assistant_only and not spans:
+        raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
+    size = len(text.encode())
+    return Document(text, size, len(re.split(r"\s+", text)), tuple(spans) if assistant_only else None)

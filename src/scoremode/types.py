@@ -1,0 +1,380 @@
+"""The values that travel through scoremode: NumPy only, frozen, shapes beside the fields.
+
+text ──▶ Tokens ──▶ Plan ──▶ Window… ──engine──▶ Answers… ──▶ Scores ──▶ Run
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.errors import RunError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+Average = Literal["token", "window", "document"]
+"""How scores become one perplexity: over all targets; weighted window means; arithmetic mean over documents."""
+
+
+def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, no longer writable: values here are shared between threads, engines and caches."""
+    array.setflags(write=False)
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its uncertainty.
+
+    ``stderr`` is None where it cannot be known (one group only). ``n`` counts targets, ``groups`` the independent
+    pieces the error was computed from (documents, else windows).
+
+    >>> Estimate(12.5, 0.25, 1000, 40)
+    12.5 ± 0.25
+    """
+
+    value: float
+    stderr: float | None
+    n: int
+    groups: int
+
+    def __repr__(self) -> str:
+        error = "?" if self.stderr is None else f"{self.stderr:.3g}"
+        return f"{self.value:.6g} ± {error}"
+
+    def __float__(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What must be equal for two runs to be comparable token by token."""
+
+    fingerprint: str  # sha256 over the vocabulary and how a probe text is cut
+    size: int  # ids are 0 .. size-1
+    bos: int | None
+    eos: int | None
+    adds_bos: bool  # does plain encoding put a BOS in front?
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``."""
+
+    ids: Ids  # (n,)
+    doc_starts: Ints  # (documents + 1,)
+    char_start: Ints  # (n,) in the document's text; special tokens are empty spans
+    char_end: Ints  # (n,)
+    byte_len: Ids  # (n,) UTF-8 bytes of the document that this token completes; sums to the document's bytes
+    word_starts: Ids  # (n,) words (runs of non-space) that begin inside this token
+    doc_bytes: Ints  # (documents,) of the source text, before any rewriting by a recipe
+    doc_words: Ints  # (documents,) likewise, as lm-evaluation-harness counts them
+    tokenizer: TokenizerFacts
+    target_mask: Bools | None = None  # (n,) tokens that may be targets; None: all
+
+    @property
+    def documents(self) -> int:
+        return len(self.doc_starts) - 1
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """Tokens fed in one forward pass, and what is asked of them.
+
+    Row r sees ``ids[:r + 1]`` and predicts what follows; position 0 is never a target because no row precedes it.
+    """
+
+    ids: Ids  # (t,) fed
+    rows: Ids  # (m,) ascending, each < t
+    targets: Ids  # (m, k) token ids whose score is wanted at that row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """An engine's answer to one window: a line per row asked, a column per target asked at that row."""
+
+    logprob: Floats  # (m, k) nats
+    rank: Ints  # (m, k) 1 = first choice; ties go to the lower id
+    entropy: Floats  # (m,) nats, of the whole next-token distribution
+    top: Ids  # (m,) first choice
+    top_logprob: Floats  # (m,) nats
+
+
+class WindowSource(Protocol):
+    """Anything that engines can score: a Plan, or a list of hand-made windows."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> Ints: ...  # (windows,) tokens fed by each
+
+    @property
+    def prefix_group(self) -> Ints | None: ...  # (windows,) equal numbers promise a common beginning worth sharing
+
+    @property
+    def vocabulary(self) -> int | None: ...  # ids from here on get no probability; None: all that the head has
+
+    def window(self, index: int) -> Window: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WindowList:
+    """Hand-made windows, for questions that no method asks."""
+
+    items: tuple[Window, ...]
+    prefix_group: Ints | None = None
+    vocabulary: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def lengths(self) -> Ints:
+        return np.array([len(w.ids) for w in self.items], dtype=np.int64)
+
+    def window(self, index: int) -> Window:
+        return self.items[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which windows are fed, which tokens are scored, how the scores are averaged: the same for every engine.
+
+    Window w feeds ``[lead[w]] + ids[start[w]:stop[w]]`` (no lead where it is -1) and scores ``ids[first[w]:last[w]]``,
+    only where ``mask`` allows. Each of those tokens is predicted from the row before it, so a target is never the
+    first token fed, and the last target may be the one token after the last one fed.
+    """
+
+    method: str
+    settings: tuple[tuple[str, Any], ...]  # what the method was given, sorted by name
+    ids: Ids  # (n,) the stream
+    doc_starts: Ints  # (documents + 1,)
+    start: Ints  # (windows,)
+    stop: Ints  # (windows,)
+    first: Ints  # (windows,)
+    last: Ints  # (windows,)
+    lead: Ids  # (windows,) id fed before the window's own tokens, or -1
+    mask: Bools | None = None  # (n,)
+    weight: Floats | None = None  # (windows,) of each window's mean, where average is "window"
+    average: Average = "token"
+    vocabulary: int | None = None  # ids from here on get no probability; None: all that the head has
+    prefix_group: Ints | None = None  # (windows,)
+    notes: tuple[str, ...] = ()  # what was adjusted or left out, in words; not part of the plan's identity
+
+    def __post_init__(self) -> None:
+        assert np.all(self.first >= self.start + (self.lead < 0)), "a target without context"
+        assert np.all(self.last <= self.stop + 1), "a target beyond what its window predicts"
+        assert np.all((self.start >= 0) & (self.last <= len(self.ids))), "a window outside the stream"
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{k}={v}" for k, v in self.settings)
+        return (
+            f"Plan({self.method}: {given}; {len(self)} windows, {self.targets} targets, "
+            f"{self.forward_tokens} forward tokens, {self.digest[:12]})"
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of everything that decides the scores and how they are averaged; equal if and only if the plans are."""
+        hasher = hashlib.sha256()
+        head = {
+            "method": self.method,
+            "settings": self.settings,
+            "average": self.average,
+            "vocabulary": self.vocabulary,
+        }
+        hasher.update(json.dumps(head, sort_keys=True).encode())
+        for name in ("ids", "doc_starts", "start", "stop", "first", "last", "lead", "mask", "weight"):
+            array = getattr(self, name)
+            hasher.update(f"|{name}:".encode())
+            if array is not None:
+                hasher.update(f"{array.dtype.str}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return hasher.hexdigest()
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens fed by each window, (windows,)."""
+        return self.stop - self.start + (self.lead >= 0)
+
+    @cached_property
+    def target_counts(self) -> Ints:
+        """Targets of each window, (windows,)."""
+        if self.mask is None:
+            return self.last - self.first
+        allowed = np.concatenate([[0], np.cumsum(self.mask, dtype=np.int64)])
+        counts: Ints = allowed[self.last] - allowed[self.first]
+        return counts
+
+    @cached_property
+    def target_offsets(self) -> Ints:
+        """Where each window's targets begin among all targets, (windows + 1,)."""
+        return np.concatenate([[0], np.cumsum(self.target_counts, dtype=np.int64)])
+
+    @property
+    def targets(self) -> int:
+        return int(self.target_offsets[-1])
+
+    @property
+    def forward_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @cached_property
+    def target_window(self) -> Ints:
+        """The window of each target, (targets,)."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.target_counts)
+
+    @cached_property
+    def target_token(self) -> Ints:
+        """The stream index of each target, (targets,)."""
+        counts = self.last - self.first
+        begin = np.repeat(self.first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        index = begin + np.arange(len(begin), dtype=np.int64)
+        return index if self.mask is None else index[self.mask[index]]
+
+    @cached_property
+    def target_document(self) -> Ints:
+        """The document of each target, (targets,)."""
+        return np.searchsorted(self.doc_starts, self.target_token, side="right").astype(np.int64) - 1
+
+    @cached_property
+    def coverage(self) -> float:
+        """Share of the stream's tokens that are scored at least once (a first token without context never is)."""
+        return len(np.unique(self.target_token)) / max(1, len(self.ids))
+
+    @property
+    def scores_once(self) -> bool:
+        """Is no token scored twice?"""
+        return len(np.unique(self.target_token)) == self.targets
+
+    def window(self, index: int) -> Window:
+        start, lead = int(self.start[index]), int(self.lead[index])
+        body = self.ids[start : int(self.stop[index])]
+        ids = body if lead < 0 else np.concatenate([np.array([lead], dtype=np.int32), body])
+        positions = np.arange(self.first[index], self.last[index])
+        if self.mask is not None:
+            positions = positions[self.mask[positions]]
+        rows = positions - start + (lead >= 0) - 1
+        return Window(ids=ids, rows=rows.astype(np.int32), targets=self.ids[positions][:, None])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """One row per target, in plan order."""
+
+    logprob: Floats  # (n,) nats, <= 0
+    rank: Ints  # (n,) 1 = the model's first choice
+    entropy: Floats  # (n,) nats, of the whole next-token distribution
+    top: Ids  # (n,) the model's first choice
+    top_logprob: Floats  # (n,) nats
+
+    def __len__(self) -> int:
+        return len(self.logprob)
+
+    @staticmethod
+    def empty(n: int) -> Scores:
+        """Room for n scores, NaN until filled, so that a hole cannot pass for a number."""
+        return Scores(
+            logprob=np.full(n, np.nan),
+            rank=np.zeros(n, np.int64),
+            entropy=np.full(n, np.nan),
+            top=np.full(n, -1, np.int32),
+            top_logprob=np.full(n, np.nan),
+        )
+
+    def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        for name in ("logprob", "rank", "entropy", "top", "top_logprob"):
+            yield name, getattr(self, name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetFacts:
+    """Where each target stands in the text: what a person needs to read the scores. One row per target."""
+
+    window: Ints  # (n,)
+    document: Ints  # (n,)
+    token: Ints  # (n,) index in the stream
+    id: Ids  # (n,)
+    byte_len: Ids  # (n,)
+    word_starts: Ids  # (n,)
+    text: npt.NDArray[np.object_]  # (n,) the characters of the source that the token stands for
+    top_text: npt.NDArray[np.object_]  # (n,) the model's first choice, decoded
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Scores plus where they came from.
+
+    >>> run = sm.ppl("smollm2-135m", text="The quick brown fox")   # doctest: +SKIP
+    >>> run.perplexity                                             # doctest: +SKIP
+    """
+
+    plan_digest: str
+    scores: Scores
+    facts: TargetFacts
+    manifest: Mapping[str, Any]  # model, tokenizer, corpus, method, engine, hardware, timings, metrics
+    path: str | None = None  # the folder it is kept in
+    cached: bool = False  # read from that folder instead of computed
+
+    def _estimate(self, name: str) -> Estimate:
+        if name not in self.manifest["metrics"]:
+            raise RunError(f"this run has no {name}")
+        return Estimate(**self.manifest["metrics"][name])
+
+    @property
+    def perplexity(self) -> Estimate:
+        return self._estimate("perplexity")
+
+    @property
+    def mean_nll(self) -> Estimate:
+        """Nats a target, averaged as the method says: perplexity is its exponential (but for mean-of-texts)."""
+        return self._estimate("mean_nll")
+
+    @property
+    def bits_per_byte(self) -> Estimate:
+        return self._estimate("bits_per_byte")
+
+    @property
+    def word_perplexity(self) -> Estimate:
+        return self._estimate("word_perplexity")
+
+    @property
+    def mean_rank(self) -> Estimate:
+        return self._estimate("mean_rank")
+
+    @property
+    def top1_accuracy(self) -> Estimate:
+        return self._estimate("top1_accuracy")
+
+    def to_arrow(self) -> Any:
+        """Every column, one row a target, as a ``pyarrow.Table``."""
+        from scoremode.runs import to_arrow
+
+        return to_arrow(self.scores, self.facts)
+
+    def summary(self) -> dict[str, Any]:
+        """The facts that ``--json`` prints."""
+        from scoremode.runs import summary
+
+        return summary(self)
