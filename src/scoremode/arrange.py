@@ -17,7 +17,8 @@ from typing import cast
 from scoremode.corpus import WIKITEXT2_BLANK, Corpus, Message
 from scoremode.errors import OptionError
 from scoremode.methods import Arrangement, Method
-from scoremode.tokens import Document, TextTokenizer, Tokens, chat_document, tokenize
+from scoremode.tokens import Document, TextTokenizer, chat_document, tokenize
+from scoremode.types import Tokens
 
 JOIN = "\n\n"
 

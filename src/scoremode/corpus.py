@@ -18,7 +18,7 @@ import json
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -75,14 +75,12 @@ def load(
         raise CorpusError(what, fix="give one of --corpus NAME-or-FILE…, --text TEXT, --dataset NAME")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
-    if text is not None:
-        name, layout, rows = "text", cast(Layout, "text"), lambda: iter([text])
-    elif dataset:
+    if dataset:
         name, layout, rows = _hub_dataset(dataset, dataset_config, split, field)
-    elif len(specs) == 1:
-        name, layout, rows = _one(specs[0], field)
+    elif specs:
+        name, layout, rows = _one(specs[0], field) if len(specs) == 1 else _several(specs, field)
     else:
-        name, layout, rows = _several(specs, field)
+        name, layout, rows = "text", "text", lambda: iter([text or ""])
     return _measured(name, layout, _first(rows, layout, num_samples))
 
 
@@ -208,7 +206,9 @@ def _jsonl_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 value = json.loads(line)
             except ValueError as error:  # UnicodeDecodeError is one too
-                raise CorpusError(f"{path} line {number} is not JSON ({error})", fix="mend or remove the line") from None
+                raise CorpusError(
+                    f"{path} line {number} is not JSON ({error})", fix="mend or remove the line"
+                ) from None
             if not isinstance(value, dict):
                 raise CorpusError(f"{path} line {number} is not a JSON object", fix='use rows like {"text": "…"}')
             yield number, value
@@ -246,13 +246,11 @@ def _parquet_column(path: Path, field: str | None) -> str:
         names = pq.read_schema(path).names
     except (pa.ArrowException, OSError) as error:
         raise CorpusError(f"{path} is not a Parquet file ({error})", fix="check the file") from None
-    return field if field in names else _text_field(dict.fromkeys(names), str(path)) if field is None else _absent(
-        path, field, names
-    )
-
-
-def _absent(path: Path, field: str, names: Iterable[str]) -> str:
-    raise CorpusError(f"{path} has no column '{field}'", fix=f"choose one with --field ({', '.join(names)})")
+    if field is None:
+        return _text_field(dict.fromkeys(names), str(path))
+    if field not in names:
+        raise CorpusError(f"{path} has no column '{field}'", fix=f"choose one with --field ({', '.join(names)})")
+    return field
 
 
 def _parquet_rows(path: Path, column: str) -> Iterator[Row]:
@@ -291,11 +289,12 @@ def _wikitext2_from_file(path: Path) -> RowsOf:
 
 def _wikitext2_from_hub() -> RowsOf:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()
+    file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
     try:
-        path = hf_hub_download(
-            "Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet", repo_type="dataset"
-        )
+        path = hf_hub_download(*file, repo_type="dataset")
     except Exception as error:  # the hub client raises many kinds; all of them mean "no file"
         raise CorpusError(
             f"wikitext2 could not be fetched from the Hugging Face hub ({type(error).__name__})",

@@ -20,7 +20,7 @@ Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
 
 
 class Span(NamedTuple):
-    """One window: feeds ``[lead] + ids[start:stop]``, scores ``ids[first:last]``; ``weight`` is of the window's mean."""
+    """One window: feeds ``[lead] + ids[start:stop]``, scores ``ids[first:last]``; its mean counts ``weight`` times."""
 
     start: int
     stop: int
@@ -202,11 +202,23 @@ def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("sliding-once", "overlapping windows, each token scored once", sliding_once, "join-lines", True, 2048, 512),
+        Method(
+            "sliding-once", "overlapping windows, each token scored once", sliding_once, "join-lines", True, 2048, 512
+        ),
         Method(
             "exl3-2025", "overlapping windows, overlaps counted again", exl3_2025, "join-rows", True, 2048, 512, 100
         ),
-        Method("exl3-2026", "disjoint windows, no BOS", exl3_2026, "join-rows", False, 2048, None, 100, real_vocabulary=True),
+        Method(
+            "exl3-2026",
+            "disjoint windows, no BOS",
+            exl3_2026,
+            "join-rows",
+            False,
+            2048,
+            None,
+            100,
+            real_vocabulary=True,
+        ),
         Method("gptq", "disjoint windows, tail dropped", gptq, "join-rows", True, 2048, None),
         Method("llamacpp", "disjoint chunks, second half scored", llamacpp, "raw-file", True, 512, None),
         Method(
@@ -252,7 +264,9 @@ def find_method(name: str) -> Method:
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> Sizes:
     """Window and step: the user's, else the recipe's, never more than the model can see."""
     if stride is not None and method.stride is None:
-        raise MethodError(f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once")
+        raise MethodError(
+            f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once"
+        )
     if context is not None and context < 2:
         raise MethodError(f"--context-length {context} leaves no room for a target", fix="give 2 or more")
     chosen = context or method.context or model_context
@@ -329,7 +343,7 @@ def _weights(spans: list[Span]) -> Floats:
 
 def _nothing_to_score(method: Method, tokens: Tokens, sizes: Sizes) -> CorpusError:
     count = len(tokens)
-    if count < 2 and not method.arrangement == "texts":
+    if count < 2 and method.arrangement != "texts":
         return CorpusError(
             f"the text has {count} token{'s' * (count != 1)}; the first has no context, so there is nothing to score",
             fix="give a text of at least two tokens",

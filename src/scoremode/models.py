@@ -97,7 +97,9 @@ def inspect(name: str) -> ModelFacts:
         files=files,
         fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
         vocabulary=_first_int(text_config, "vocab_size"),
-        context_length=_first_int(text_config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
+        context_length=_first_int(
+            text_config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
+        ),
         hidden_size=_first_int(text_config, "hidden_size", "n_embd", "d_model"),
         layers=_first_int(text_config, "num_hidden_layers", "n_layer"),
         weight_bytes=sum(_tensor_bytes(p) for p in weights),
@@ -151,7 +153,9 @@ def embedded_model() -> Path:
         return folder
     gguf = _embedded_gguf()
     if file_sha256(gguf) != EMBEDDED_SHA256:
-        raise ModelError(f"{gguf} is damaged: its sha256 is not the published one", fix=f"{EMBEDDED_INSTALL} --force-reinstall")
+        raise ModelError(
+            f"{gguf} is damaged: its sha256 is not the published one", fix=f"{EMBEDDED_INSTALL} --force-reinstall"
+        )
     print(f"making {EMBEDDED} from its GGUF (once, about 20 s)…", file=sys.stderr)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))

@@ -14,7 +14,7 @@ import numpy as np
 from scoremode import __version__, runs
 from scoremode.arrange import prepare
 from scoremode.corpus import Corpus, load
-from scoremode.engines.base import Engine, EngineFacts, EngineOptions
+from scoremode.engines.base import Engine, EngineFacts, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
@@ -91,14 +91,15 @@ def ppl(
 ) -> Run:
     """Score a text with a model by a named method.
 
-    ``question`` is what :func:`ask` takes: corpus or text, method, context_length, stride, …
+    ``question`` is what :func:`ask` takes (corpus or text, method, context_length, stride, …) and, by name, what
+    EngineOptions has (dtype, device, batch_tokens, …).
     A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for again.
 
     >>> import scoremode as sm
     >>> sm.ppl("table:uniform", text="any text").perplexity
     256 ± ?
     """
-    options = options or EngineOptions()
+    options = gather_options(options, question)
     asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
     name = engine if isinstance(engine, str | None) else engine.facts.engine
     chosen = engine_name(name, asked.subject)
@@ -238,14 +239,16 @@ def _decoded(ids: Any, tokenizer: TextTokenizer) -> Any:
     return words[inverse]
 
 
-def plan(model: str, *, options: EngineOptions | None = None, engine: str | None = None, **question: Any) -> dict[str, Any]:
+def plan(
+    model: str, *, options: EngineOptions | None = None, engine: str | None = None, **question: Any
+) -> dict[str, Any]:
     """A dry run: the windows, targets, work and memory of a run, without loading a weight.
 
     >>> import scoremode as sm
     >>> sm.plan("table:uniform", text="any text")["targets"]
     7
     """
-    options = options or EngineOptions()
+    options = gather_options(options, question)
     asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
     made = asked.plan
     return {

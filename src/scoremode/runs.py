@@ -91,7 +91,9 @@ def load(folder: str | Path) -> Run:
         raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
     scores, facts = _read_table(path)
     if len(scores) != manifest["targets"]:
-        raise RunError(f"{path} has {len(scores)} rows instead of {manifest['targets']}", fix="score again with --fresh")
+        raise RunError(
+            f"{path} has {len(scores)} rows instead of {manifest['targets']}", fix="score again with --fresh"
+        )
     return Run(manifest["plan_digest"], scores, facts, manifest, str(folder))
 
 
@@ -138,7 +140,8 @@ def to_arrow(scores: Scores, facts: TargetFacts) -> Any:
     import pyarrow as pa
 
     columns: dict[str, Any] = {
-        name: pa.array(getattr(facts, name)) for name in ("window", "document", "token", "id", "byte_len", "word_starts")
+        name: pa.array(getattr(facts, name))
+        for name in ("window", "document", "token", "id", "byte_len", "word_starts")
     }
     columns["text"] = pa.array(facts.text, type=pa.string()).dictionary_encode()
     for name, column in scores.columns():

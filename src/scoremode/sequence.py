@@ -12,15 +12,19 @@ Tokens that cover less than the prompt's part are not in that condition: it is a
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import Engine, EngineOptions
+from scoremode.cache import write_atomically
+from scoremode.engines.base import Engine, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, engine_name, find_subject, open_engine
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
 from scoremode.methods import plan_of_pairs
@@ -62,6 +66,17 @@ class SequenceScore:
         value["tokens"] = [{**t, "logprob": _finite(t["logprob"])} for t in value["tokens"]]
         return {k: _finite(v) if isinstance(v, float) else v for k, v in value.items()}
 
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> SequenceScore:
+        """The result that ``as_json`` wrote."""
+        unbounded = {"log_prob": -math.inf, "perplexity": math.inf}
+        tokens = tuple(
+            TokenScore(t["id"], t["text"], -math.inf if t["logprob"] is None else t["logprob"], t["rank"])
+            for t in value["tokens"]
+        )
+        known: dict[str, Any] = {k: unbounded.get(k) if v is None else v for k, v in value.items()}
+        return SequenceScore(**{**known, "tokens": tokens})
+
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
@@ -95,12 +110,15 @@ class SequenceProbability:
         leading_space: str = "as-given",
         spanning: str = "constrain",
         add_bos: bool = False,
+        **engine_options: Any,
     ) -> None:
         if leading_space not in LEADING_SPACE:
             raise OptionError(f"--leading-space {leading_space} is not known", fix="give as-given or add")
         if spanning not in SPANNING:
             raise OptionError(f"--spanning {spanning} is not known", fix="give constrain or refuse")
-        options = options or EngineOptions()
+        options = gather_options(options, engine_options)
+        if engine_options:
+            raise TypeError(f"SequenceProbability has no argument {next(iter(engine_options))!r}")
         self.subject: Subject = find_subject(
             model, tokenizer=tokenizer, trust_remote_code=bool(options.trust_remote_code)
         )
@@ -109,6 +127,16 @@ class SequenceProbability:
             self.engine = engine
         else:
             self.engine = open_engine(self.subject, engine_name(engine, self.subject), options)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for stored results to be these."""
+        facts = self.engine.facts
+        return {
+            "model": self.subject.fingerprint,
+            "tokenizer": self.subject.tokenizer.facts.fingerprint,
+            "engine": [facts.engine, facts.dtype, facts.device, facts.head],
+            "boundary": [self.leading_space, self.spanning, self.add_bos],
+        }
 
     def get_log_prob(
         self, prompts: str | Sequence[str], targets: str | Sequence[str], progress: Progress | None = None
@@ -159,9 +187,7 @@ class SequenceProbability:
         """Special tokens that go in front, and the text's own encoding: an EOS behind the target is no part of it."""
         tokenizer = self.subject.tokenizer
         plain, full = tokenizer.encode(text, special=False), tokenizer.encode(text, special=True)
-        front = next(
-            (i for i in range(len(full.ids) - len(plain.ids) + 1) if _begins(full.ids[i:], plain.ids)), None
-        )
+        front = next((i for i in range(len(full.ids) - len(plain.ids) + 1) if _begins(full.ids[i:], plain.ids)), None)
         if front is None:
             raise ModelError("this tokenizer changes its tokens when it adds special ones", fix="use another tokenizer")
         specials = full.ids[:front]
@@ -226,9 +252,7 @@ class SequenceProbability:
             prob=math.exp(log_prob),
             perplexity=math.exp(per_token) if per_token < 700 else math.inf,
             boundary="spanning" if pair.condition else "clean",
-            tokens=tuple(
-                TokenScore(i, t, lp, r) for i, t, lp, r in zip(ids, pair.texts, logprobs, ranks, strict=True)
-            ),
+            tokens=tuple(TokenScore(i, t, lp, r) for i, t, lp, r in zip(ids, pair.texts, logprobs, ranks, strict=True)),
             leading_space=self.leading_space,
             condition=pair.condition,
             condition_log_prob=condition_log_prob,
@@ -272,3 +296,58 @@ def prob(
     finally:
         if not isinstance(settings.get("engine"), Engine):
             lm.engine.close()
+
+
+CHUNK = 256  # pairs scored between two writes
+
+
+def score_to_file(
+    lm: SequenceProbability, pairs: list[tuple[str, str]], path: Path, progress: Progress | None = None
+) -> list[SequenceScore]:
+    """Results of many pairs as JSON lines, written as they come; an interrupted call goes on where it stopped.
+
+    The file gets its name when it is whole. Until then ``NAME.partial`` holds what is done; its lines are used again
+    only for the same model, settings and pairs.
+    """
+    partial = path.with_name(path.name + ".partial")
+    header = json.dumps({"scoremode": lm.identity(), "pairs": _digest(pairs)}, sort_keys=True)
+    results = _read_partial(partial, header, pairs)
+    with partial.open("a", encoding="utf-8") as file:
+        if not results:
+            file.truncate(0)
+            file.write(header + "\n")
+        for begin in range(len(results), len(pairs), CHUNK):
+            chunk = pairs[begin : begin + CHUNK]
+            scored = lm.get_log_prob([p for p, _ in chunk], [t for _, t in chunk])
+            file.writelines(json.dumps(r.as_json(), ensure_ascii=False) + "\n" for r in scored)
+            file.flush()
+            results += scored
+            if progress:
+                progress(len(results), len(pairs))
+    write_atomically(path, "".join(json.dumps(r.as_json(), ensure_ascii=False) + "\n" for r in results).encode())
+    partial.unlink()
+    return results
+
+
+def _digest(pairs: list[tuple[str, str]]) -> str:
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def _read_partial(partial: Path, header: str, pairs: list[tuple[str, str]]) -> list[SequenceScore]:
+    """Whole chunks that an earlier call left, so that the rest meets the same batches; a torn line ends them."""
+    try:
+        lines = partial.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    except OSError:
+        return []
+    if not lines or lines[0].rstrip("\n") != header:
+        return []
+    found: list[SequenceScore] = []
+    for line in lines[1:]:
+        try:
+            found.append(SequenceScore.from_json(json.loads(line)))
+        except (ValueError, TypeError, KeyError):
+            break
+    kept = len(found) if len(found) == len(pairs) else len(found) // CHUNK * CHUNK
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines([header + "\n", *lines[1 : kept + 1]])
+    return found[:kept]

@@ -235,7 +235,7 @@ def _byte_lengths(text: str, encoding: Encoding) -> Ids:
 def _word_starts(text: str, encoding: Encoding) -> Ids:
     starts = np.fromiter((m.start() for m in re.finditer(r"\S+", text)), dtype=np.int64)
     owner = np.searchsorted(encoding.char_end, starts, side="right")
-    counts = np.bincount(owner[owner < len(encoding.ids)], minlength=len(encoding.ids))
+    counts: Ints = np.bincount(owner[owner < len(encoding.ids)], minlength=len(encoding.ids))
     return counts.astype(np.int32)
 
 

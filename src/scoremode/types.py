@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -197,7 +197,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of everything that decides the scores and how they are averaged; equal if and only if the plans are."""
+        """sha256 of all that decides the scores and their average: equal if and only if the plans are."""
         hasher = hashlib.sha256()
         head = {
             "method": self.method,

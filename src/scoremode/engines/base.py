@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from scoremode.errors import OptionError
@@ -58,6 +58,12 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
         """Give back what the engine holds."""
+
+
+def gather_options(options: EngineOptions | None, arguments: dict[str, Any]) -> EngineOptions:
+    """Options given whole or by name: those named in ``arguments`` are taken out of it."""
+    named = {f.name: arguments.pop(f.name) for f in fields(EngineOptions) if f.name in arguments}
+    return replace(options or EngineOptions(), **named)
 
 
 def refuse_options(engine: str, options: EngineOptions, accepted: set[str], elsewhere: dict[str, str]) -> None:

@@ -63,7 +63,7 @@ def open_engine(subject: Subject, name: str, options: EngineOptions) -> Engine:
 
 
 def chosen_settings(subject: Subject, name: str, options: EngineOptions) -> dict[str, Any]:
-    """What the engine would use, decided before it is started, so that a stored run is found without loading a weight."""
+    """What the engine would use, decided before it starts: a stored run is found without loading a weight."""
     given = {k: v for k, v in options.given().items() if v is not False}
     if name == "table":
         return given

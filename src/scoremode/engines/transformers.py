@@ -43,7 +43,7 @@ class TransformersEngine(Engine):
         options = options or EngineOptions()
         refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
         self.model = model.eval()
-        self.body = getattr(model, model.base_model_prefix, None)
+        self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
             raise ModelError(
                 f"{type(model).__name__} has no body apart from its head", fix="choose a causal language model"
@@ -204,7 +204,7 @@ class TransformersEngine(Engine):
         logits_of, size = self._logits(vocabulary)
         widths = {w.targets.shape[1] for w in windows}
         if len(widths) > 1:
-            parts = rows.split([len(w.rows) for w in windows])
+            parts = torch.split(rows, [len(w.rows) for w in windows])
             return [a for part, w in zip(parts, windows, strict=True) for a in self._answers(part, [w], vocabulary)]
         targets = torch.from_numpy(np.concatenate([w.targets for w in windows]).astype(np.int64)).to(rows.device)
         columns = score_rows(rows, logits_of, targets, size)
@@ -228,9 +228,10 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
 def find_head(model: Any) -> Head | None:
     """The last matrix of a model with its scale and cap, or None where it is not a plain matrix."""
     layer = model.get_output_embeddings()
-    weight = getattr(layer, "weight", None)
-    plain = isinstance(layer, torch.nn.Linear) and weight is not None and weight.dtype in DTYPES.values()
-    if not plain or weight.device.type == "meta":
+    if not isinstance(layer, torch.nn.Linear):
+        return None
+    weight, bias = layer.weight.detach(), layer.bias
+    if weight.dtype not in DTYPES.values() or weight.device.type == "meta":
         return None
     config = model.config.get_text_config()
     scale = 1.0
@@ -238,7 +239,6 @@ def find_head(model: Any) -> Head | None:
         scale /= float(divisor)
     if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere multiplies
         scale *= float(factor)
-    bias, weight = layer.bias, weight.detach()
     if weight.device.type == "cpu" and weight.dtype in (torch.float16, torch.bfloat16):
         weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
     cap = getattr(config, "final_logit_softcapping", None)

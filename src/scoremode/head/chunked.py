@@ -55,15 +55,13 @@ def product_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
     if weight.is_cuda and hidden.dtype == weight.dtype:
         # the tensor cores accumulate in float32; this keeps what they have instead of rounding it to bf16
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    return torch.cat([torch.mm(hidden.float(), block.float().T) for block in weight.split(8192)], dim=1)
+    return torch.cat([torch.mm(hidden.float(), block.float().T) for block in torch.split(weight, 8192)], dim=1)
 
 
 def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary: int, budget: int = 0) -> Columns:
-    """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k), with at most ``budget`` bytes of logits."""
+    """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k); ``budget`` bytes of logits at most."""
     rows = max(1, (budget or DEFAULT_BUDGET) // (4 * vocabulary))
-    parts = [
-        reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)
-    ]
+    parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
     if not parts:
         return empty_columns(hidden.device, targets.shape[1])
     return parts[0] if len(parts) == 1 else Columns.cat(parts)
@@ -115,7 +113,7 @@ def _first_choice(x: Tensor) -> tuple[Tensor, Tensor]:
     if whole == 0 or x.device.type != "cpu":
         largest, top = x.max(dim=1)
         return top, largest
-    blocks = x[:, :whole].unflatten(1, (-1, width))
+    blocks = x[:, :whole].reshape(len(x), -1, width)
     per_block = blocks.amax(2)
     block = per_block.argmax(1)
     inside = blocks[torch.arange(len(x), device=x.device), block].argmax(1)

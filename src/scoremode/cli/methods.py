@@ -1,0 +1,32 @@
+"""scoremode methods: the named recipes, or one of them with its windows drawn"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from typing import Any
+
+from scoremode.cli import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="METHOD", help="show this one with its windows drawn")
+    options.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from scoremode.methods import METHODS, Method, find_method
+    from scoremode.report.table import listing
+
+    def facts(method: Method) -> dict[str, Any]:
+        names = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")
+        return {name: getattr(method, name) for name in names} | {"drawn": inspect.getdoc(method.windows)}
+
+    chosen = [find_method(parsed.name)] if parsed.name else list(METHODS.values())
+    if parsed.json:
+        options.print_json([facts(method) for method in chosen])
+    elif parsed.name:
+        sys.stdout.write(f"{inspect.getdoc(chosen[0].windows)}\n")
+    else:
+        options.print_parts(listing((m.name, m.summary) for m in chosen))

@@ -1,0 +1,107 @@
+"""Flags that several verbs share, under the names that people of this field know."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import EngineOptions
+
+QUESTION = (
+    "corpus",
+    "text",
+    "method",
+    "context_length",
+    "stride",
+    "max_windows",
+    "num_samples",
+    "field",
+    "dataset",
+    "dataset_config",
+    "split",
+    "assistant_only",
+    "tokenizer",
+)
+ENGINE = (
+    "dtype",
+    "device",
+    "batch_tokens",
+    "head",
+    "quantization",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "trust_remote_code",
+)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="smollm2-135m, a checkpoint folder, or a name on the hub")
+
+
+def add_question(parser: argparse.ArgumentParser) -> None:
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--corpus",
+        nargs="+",
+        metavar="NAME-or-FILE",
+        help="wikitext2, wikitext2:FILE, python-docs, files (.txt .md .jsonl .parquet), or - for stdin",
+    )
+    text.add_argument("--text", help="a text given here")
+    text.add_argument("--dataset", metavar="NAME", help="a dataset on the Hugging Face hub")
+    text.add_argument("--dataset-config", metavar="CONFIG")
+    text.add_argument("--split", help="of the dataset (default: test)")
+    text.add_argument("--field", help="of .jsonl or .parquet rows (default: text, or messages)")
+    text.add_argument("--num-samples", type=int, metavar="N", help="only the first N rows (of a plain file: lines)")
+    text.add_argument("--assistant-only", action="store_true", help="of chat rows, score the assistant's tokens alone")
+    rule = parser.add_argument_group("method")
+    rule.add_argument("--method", default="sliding-once", help="see scoremode methods (default: sliding-once)")
+    rule.add_argument("--context-length", type=int, metavar="N", help="tokens a window (default: the method's)")
+    rule.add_argument("--stride", type=int, metavar="N", help="tokens between windows (default: the method's)")
+    rule.add_argument("--max-windows", type=int, metavar="N", help="0 for all (default: the method's own limit)")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--engine", help="see scoremode engines (default: the one that fits the model)")
+    engine.add_argument("--tokenizer", metavar="FOLDER", help="another tokenizer than the model's own")
+    engine.add_argument("--dtype", help="float32, bfloat16, float16 or auto (default: auto; float32 on a CPU)")
+    engine.add_argument("--device", help="cpu, cuda, cuda:N, or auto for several GPUs")
+    engine.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward pass")
+    engine.add_argument("--head", choices=("exact", "as-served"), help="logits in float32, or as the model rounds them")
+    engine.add_argument("--quantization", metavar="NAME", help="for engines that serve quantized weights")
+    engine.add_argument("--tensor-parallel-size", type=int, metavar="N")
+    engine.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE")
+    engine.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that the model brings; off unless given"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the facts for machines, and nothing else")
+
+
+def question(parsed: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(parsed, name) for name in QUESTION}
+
+
+def engine_options(parsed: argparse.Namespace) -> EngineOptions:
+    from scoremode.engines.base import EngineOptions
+
+    given = {name: getattr(parsed, name) for name in ENGINE}
+    return EngineOptions(**{**given, "trust_remote_code": given["trust_remote_code"] or None})
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def print_parts(parts: list[Any]) -> None:
+    from scoremode.report.table import console
+
+    out = console()
+    for part in parts:
+        out.print(part)

@@ -1,0 +1,44 @@
+"""scoremode ppl: perplexity of a text by a named method"""
+
+from __future__ import annotations
+
+import argparse
+
+from scoremode.cli import options
+
+EPILOG = "Without --out the run is kept in the cache folder; asking the same again reads it back."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_question(parser)
+    options.add_engine(parser)
+    keep = parser.add_argument_group("run")
+    keep.add_argument("--out", metavar="DIR", help="keep the run there; an interrupted one goes on from there")
+    keep.add_argument("--fresh", action="store_true", help="score again even if a run is there, and replace it")
+    keep.add_argument("--worst", type=int, default=8, metavar="N", help="worst-predicted tokens to show (default: 8)")
+    options.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from scoremode.cli.progress import progress_bar
+    from scoremode.perplexity import ppl
+    from scoremode.report.table import run_table
+
+    with progress_bar("scoring") as progress:
+        result = ppl(
+            parsed.model,
+            engine=parsed.engine,
+            options=options.engine_options(parsed),
+            out=parsed.out,
+            fresh=parsed.fresh,
+            progress=progress,
+            **options.question(parsed),
+        )
+    if parsed.json:
+        options.print_json(result.summary())
+        return
+    parts = run_table(result, parsed.worst)
+    if result.cached:
+        parts += ["", f"read from {result.path}, where it was scored before; --fresh scores it again"]
+    options.print_parts(parts)
