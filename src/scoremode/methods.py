@@ -121,6 +121,8 @@ def llamacpp(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
     feed    [B 1 2 3]             score 3
                     [B 5 6 7]     score 7      logits context/2 … context-2
     """
+    if sizes.context < 3:
+        raise MethodError("llamacpp scores nothing in a context below 3", fix="give --context-length 3 or more")
     facts = tokens.tokenizer
     bos = facts.bos if facts.adds_bos and facts.bos is not None else -1
     for begin, end in _documents(tokens):

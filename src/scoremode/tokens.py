@@ -229,7 +229,8 @@ def _byte_lengths(text: str, encoding: Encoding) -> Ids:
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
     before = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
-    return (before[encoding.char_end] - before[encoding.char_start]).astype(np.int32)
+    lengths: Ints = before[encoding.char_end] - before[encoding.char_start]
+    return lengths.astype(np.int32)
 
 
 def _word_starts(text: str, encoding: Encoding) -> Ids:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,6 +55,12 @@ class Estimate:
 
     def __float__(self) -> float:
         return self.value
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> Estimate:
+        """An estimate as a manifest keeps it: no value means that it was infinite."""
+        value = math.inf if stored["value"] is None else stored["value"]
+        return Estimate(value, stored["stderr"], stored["n"], stored["groups"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +347,7 @@ class Run:
     def _estimate(self, name: str) -> Estimate:
         if name not in self.manifest["metrics"]:
             raise RunError(f"this run has no {name}")
-        return Estimate(**self.manifest["metrics"][name])
+        return Estimate.from_json(self.manifest["metrics"][name])
 
     @property
     def perplexity(self) -> Estimate:

@@ -51,6 +51,7 @@ class TransformersEngine(Engine):
         self.batch_tokens = options.batch_tokens or BATCH_TOKENS.get(model.device.type, 4096)
         if self.batch_tokens < 1:
             raise OptionError(f"--batch-tokens {self.batch_tokens} leaves no batch", fix="give 1 or more")
+        self._output_type: Any = None  # what the body returns, learnt on the first pass
         self.logits_of, self.vocabulary, label = self._choose_head(options.head or "exact")
         self.shares_prefixes = not getattr(model, "_is_stateful", False)
         config = model.config.get_text_config()
@@ -79,14 +80,16 @@ class TransformersEngine(Engine):
         return TransformersEngine(model, facts, options)
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    @torch.inference_mode()
     def _choose_head(self, wanted: str) -> tuple[LogitsOf, int, str]:
+        """The head that gives the model's own logits on a probe: ours in float32, else the model's."""
         if wanted not in ("exact", "as-served"):
             raise OptionError(f"--head {wanted} is not known", fix="give exact or as-served")
         served = self._served_logits
         ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
-        with torch.inference_mode():
-            hidden = self._hidden(ids)[0]
-            expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        hidden = self._hidden(ids)[0]
+        self._require_causal(ids, hidden)
+        expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
         head = find_head(self.model)
         if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
             return head.logits, head.vocabulary, "exact-fp32"
@@ -96,14 +99,21 @@ class TransformersEngine(Engine):
             )
         return served, expected.shape[1], "as-served"
 
+    def _require_causal(self, ids: Tensor, hidden: Tensor) -> None:
+        """Another last token must leave every row before it as it was, or a target would have been seen."""
+        other = ids.clone()
+        other[0, -1] = (other[0, -1] + 1) % self._embedding_rows()
+        if not _agree(self._hidden(other)[0, :-1].float(), hidden[:-1].float(), self.model.dtype):
+            raise ModelError(
+                f"{type(self.model).__name__} looks at tokens to the right", fix="choose a causal language model"
+            )
+
     def _embedding_rows(self) -> int:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def _served_logits(self, hidden: Tensor) -> Tensor:
         """The model's own logits for hidden states that we already have: its forward pass, with the body held still."""
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        output = BaseModelOutputWithPast(last_hidden_state=hidden[None])
+        output = self._output_type(last_hidden_state=hidden[None])
         with _replaced(self.body, "forward", lambda *_, **__: output):
             ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
@@ -121,6 +131,7 @@ class TransformersEngine(Engine):
             output = self.body(input_ids=ids, use_cache=False)
         else:
             output = self.body(input_ids=ids, past_key_values=cache, use_cache=True)
+        self._output_type = type(output)
         hidden: Tensor = output.last_hidden_state
         return hidden
 

@@ -53,7 +53,7 @@ def with_error(estimate: Estimate, percent: bool = False) -> str:
 def run_table(run: Run, worst: int = 8) -> list[Any]:
     """What ``scoremode ppl`` and ``scoremode show`` print."""
     m = run.manifest
-    metrics = {name: estimate_of(m["metrics"][name]) for name, _ in NUMBERS}
+    metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS}
     table = _plain()
     for name, label in NUMBERS:
         table.add_row(
@@ -77,12 +77,6 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     if worst:
         parts += [Text(), Text("worst-predicted tokens", "bold"), worst_table(run, worst)]
     return parts
-
-
-def estimate_of(stored: dict[str, Any]) -> Estimate:
-    """An estimate as a manifest keeps it: no value means that it was infinite."""
-    value = math.inf if stored["value"] is None else stored["value"]
-    return Estimate(value, stored["stderr"], stored["n"], stored["groups"])
 
 
 def _method_line(manifest: dict[str, Any] | Any) -> str:

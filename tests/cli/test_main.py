@@ -1,0 +1,234 @@
+"""The edge of the command line: exit codes, one line for each refusal, nothing heavy, nothing raw on the terminal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode import __version__
+from scoremode.cli import main as edge
+from tests.cli.conftest import Command, Refused
+
+PROGRAM = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"]
+
+
+def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        PROGRAM + [str(a) for a in arguments], capture_output=True, text=True, check=False, timeout=120, **more
+    )
+
+
+def test_help_names_every_command(command: Command) -> None:
+    outcome = command("--help")
+    assert outcome.code == 0
+    assert [verb for verb in edge.VERBS if f"  {verb} " not in outcome.out] == []
+
+
+@pytest.mark.parametrize("verb", list(edge.VERBS))
+def test_every_command_has_help_and_json(command: Command, verb: str) -> None:
+    outcome = command(verb, "--help")
+    assert (outcome.code, "--json" in outcome.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--context-length",
+        "--stride",
+        "--num-samples",
+        "--dataset",
+        "--dataset-config",
+        "--text",
+        "--dtype",
+        "--tensor-parallel-size",
+        "--gpu-memory-utilization",
+        "--quantization",
+        "--trust-remote-code",
+    ],
+)
+@pytest.mark.parametrize("verb", ["ppl", "plan"])
+def test_flags_keep_the_names_that_people_know(command: Command, verb: str, flag: str) -> None:
+    assert f" {flag}" in command(verb, "--help").out
+
+
+def test_the_version_is_printed(command: Command) -> None:
+    assert command("--version").out == f"scoremode {__version__}\n"
+
+
+def test_without_a_command_help_is_shown_and_the_exit_code_says_so(command: Command) -> None:
+    outcome = command()
+    assert (outcome.code, "examples:" in outcome.out) == (2, True)
+
+
+def test_a_mistyped_command_suggests_the_nearest(refused: Refused) -> None:
+    assert "did you mean 'ppl'?" in refused("pll", "x")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ppl"],
+        ["ppl", "m", "--no-such-flag"],
+        ["ppl", "m", "--stride", "many"],
+        ["prob", "m", "--leading-space", "maybe"],
+        ["show"],
+        ["--no-such-flag"],
+    ],
+)
+def test_what_cannot_be_parsed_is_one_line_that_names_the_help(refused: Refused, arguments: list[str]) -> None:
+    assert "--help" in refused(*arguments)
+
+
+def test_ctrl_c_is_one_line_and_exit_code_130(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scoremode.perplexity.ppl", interrupted)
+    outcome = command("ppl", "table:uniform", "--text", "one two")
+    assert (outcome.code, outcome.err.count("\n"), "repeat the command" in outcome.err) == (130, 1, True)
+
+
+def test_running_out_of_memory_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hungry(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("scoremode.perplexity.ppl", hungry)
+    assert "--context-length" in refused("ppl", "table:uniform", "--text", "one two")
+
+
+def test_a_bug_of_ours_is_one_line_with_an_exit_code_of_its_own(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("scoremode.perplexity.ppl", broken)
+    outcome = command("ppl", "table:uniform", "--text", "one two")
+    assert (outcome.code, outcome.err.count("\n"), "SCOREMODE_DEBUG=1" in outcome.err) == (70, 1, True)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_called_that(refused: Refused, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("scoremode.perplexity.ppl", full)
+    assert "the disk is full; free some space" in refused("ppl", "table:uniform", "--text", "one two")
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal_through_a_refusal(
+    refused: Refused, tmp_path: Path
+) -> None:
+    """The names of a row's fields are quoted in the line, and a file may hold anything."""
+    (tmp_path / "a.jsonl").write_text('{"\\u001b[2J\\u009b31m": "x"}\n')
+    line = refused("ppl", "table:uniform", "--corpus", tmp_path / "a.jsonl")
+    assert [c for c in line if c in "\x1b\x9b"] == []
+
+
+# ── a true process ───────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_process_ends_with_exit_code_2_and_one_line() -> None:
+    done = run("ppl", "table:uniform", "--corpus", "wikitxt2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "scoremode: there is no corpus or file 'wikitxt2'; did you mean 'wikitext2'?\n"
+
+
+def test_nothing_is_on_standard_error_where_nobody_watches_and_nothing_is_wrong(tmp_path: Path) -> None:
+    done = run("ppl", "table:uniform", "--text", "one two", "--json", "--out", tmp_path / "run")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_text_from_a_pipe_is_scored(tmp_path: Path) -> None:
+    done = run("plan", "table:uniform", "--corpus", "-", "--json", input="from a pipe")
+    assert (done.returncode, '"targets": 10' in done.stdout) == (0, True)
+
+
+def test_an_argument_that_is_not_utf_8_is_one_line_and_exit_code_2() -> None:
+    arguments = [a.encode() for a in PROGRAM] + [b"ppl", b"table:uniform", b"--text", b"caf\xe9"]
+    done = subprocess.run(arguments, capture_output=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    """As in ``scoremode methods | head -1``."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run([*PROGRAM, "methods"], stdout=write, stderr=subprocess.PIPE, check=False, timeout=120)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_to_a_full_disk_is_one_line_and_exit_code_2() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "methods", "--json"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=120
+        )
+    assert (done.returncode, done.stderr.count(b"\n"), b"disk is full" in done.stderr) == (2, 1, True)
+
+
+def test_a_file_that_may_not_grow_leaves_no_manifest(tmp_path: Path) -> None:
+    """A limit on file sizes stands for a disk that fills up while a run is written."""
+    code = (
+        "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "from scoremode.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["ppl", "table:uniform", "--text", "word " * 400, "--out", str(tmp_path / "run"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a terminal of Linux")
+def test_a_terminal_sees_progress() -> None:
+    import pty
+
+    main_end, other_end = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(
+        [*PROGRAM, "ppl", "table:uniform", "--text", "one two", "--json", "--fresh"],
+        stdout=subprocess.DEVNULL,
+        stderr=other_end,
+        env=environment,
+    )
+    os.close(other_end)
+    seen = b""
+    try:
+        while piece := os.read(main_end, 4096):
+            seen += piece
+    except OSError:  # a terminal ends so on Linux
+        pass
+    finally:
+        os.close(main_end)
+        process.wait(60)
+    assert b"scoring" in seen
+    assert process.returncode == 0
+
+
+def test_a_killed_terminal_command_dies_of_its_signal(tmp_path: Path) -> None:
+    """Nothing swallows SIGTERM: what was scored stays in the journal, and no manifest says that it is whole."""
+    code = (
+        "import os, signal, sys\nfrom scoremode.engines.table import TableEngine\nscore = TableEngine.score\n"
+        "def slow(self, source, done):\n    for n, item in enumerate(score(self, source, done)):\n"
+        "        if n == 2: os.kill(os.getpid(), signal.SIGTERM)\n        yield item\n"
+        "TableEngine.score = slow\nfrom scoremode.cli.main import main\nmain(sys.argv[1:])"
+    )
+    arguments = ["ppl", "table:uniform", "--text", "word " * 40, "--context-length", "20", "--stride", "10"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--out", str(tmp_path / "run")],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["partial.journal"]

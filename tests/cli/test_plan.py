@@ -1,0 +1,177 @@
+"""scoremode plan: what would be done, before anything is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.methods import METHODS
+from tests.cli.conftest import Command, Refused
+
+LEAST = {"windows", "targets", "forward_tokens", "plan_digest"}
+LONG = "Once upon a time there was a little girl named Lily. " * 60
+
+
+def test_json_has_the_promised_facts(command: Command) -> None:
+    outcome = command("plan", "table:uniform", "--text", "one two three", "--json")
+    assert outcome.code == 0
+    assert outcome.json.keys() >= LEAST
+    assert outcome.err == ""
+
+
+def test_the_counts_of_the_field_come_out(command: Command, tmp_path: Path) -> None:
+    """39,217 tokens at 2048/512: 73 windows and 149,431 targets in exl3-2025, 74 and 39,216 in sliding-once."""
+    (tmp_path / "a.txt").write_text("x" * 39217)
+    arguments = ["table:uniform", "--corpus", tmp_path / "a.txt", "--context-length", 2048, "--stride", 512, "--json"]
+    found = [command("plan", *arguments, "--method", name).json for name in ("exl3-2025", "sliding-once")]
+    assert [(f["windows"], f["targets"]) for f in found] == [(73, 149_431), (74, 39_216)]
+
+
+def test_a_plan_has_the_digest_of_the_run(command: Command) -> None:
+    arguments = ["table:uniform", "--text", "one two three", "--json"]
+    assert command("plan", *arguments).json["plan_digest"] == command("ppl", *arguments).json["plan_digest"]
+
+
+def test_the_digest_does_not_depend_on_the_file_name(command: Command, tmp_path: Path) -> None:
+    digests = set()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("the same text")
+        digests.add(command("plan", "table:uniform", "--corpus", tmp_path / name, "--json").json["plan_digest"])
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_can_be_planned(command: Command, stories: Path, name: str) -> None:
+    outcome = command("plan", stories, "--text", LONG, "--method", name, "--context-length", 64, "--json")
+    assert (outcome.code, outcome.json["method"], outcome.json["targets"] > 0) == (0, name, True)
+
+
+def test_what_was_adjusted_is_said(command: Command) -> None:
+    arguments = ["table:uniform", "--text", LONG, "--context-length", 64, "--stride", 16]
+    notes = command("plan", *arguments, "--json").json["notes"]
+    assert notes == [
+        "context length 64 instead of the recipe's 2048",
+        "stride 16 instead of the recipe's 512",
+    ]
+
+
+def test_the_limit_of_windows_is_said_and_can_be_lifted(command: Command) -> None:
+    arguments = ["plan", "table:uniform", "--text", LONG, "--method", "exl3-2025"]
+    arguments += ["--context-length", "32", "--stride", "16", "--json"]
+    limited, lifted = command(*arguments).json, command(*arguments, "--max-windows", 0).json
+    assert (limited["windows"], lifted["windows"]) == (100, len(range(0, len(LONG) - 32, 16)))
+    assert f"100 of {lifted['windows']} windows scored" in limited["notes"]
+
+
+def test_no_engine_is_started(command: Command, stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*_: Any) -> None:
+        raise AssertionError("an engine was opened")
+
+    monkeypatch.setattr("scoremode.perplexity.open_engine", opened)
+    assert command("plan", stories, "--text", "Once upon a time").code == 0
+
+
+def test_a_plan_leaves_nothing_behind(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    command("plan", "table:uniform", "--text", "one two")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_memory_counts_the_weights_of_the_checkpoint(command: Command, stories: Path) -> None:
+    memory = command("plan", stories, "--text", "Once upon a time", "--json").json["memory"]
+    size = (stories / "model.safetensors").stat().st_size
+    assert 0.9 * size < memory["weights"] <= size
+
+
+def test_the_table_is_for_people(command: Command) -> None:
+    out = command("plan", "table:uniform", "--text", "one two three").out
+    assert [word for word in ("windows", "targets", "forward tokens", "memory", "plan digest") if word not in out] == []
+
+
+def test_markup_in_a_file_name_is_printed_as_it_is(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "[red]a[b].txt").write_text("one two")
+    assert "[red]a[b].txt" in command("plan", "table:uniform", "--corpus", tmp_path / "[red]a[b].txt").out
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_context_longer_than_the_models_is_refused(refused: Refused, stories: Path) -> None:
+    line = refused("plan", stories, "--text", LONG, "--context-length", 513)
+    assert "give --context-length 512" in line
+
+
+def test_a_recipes_own_context_longer_than_the_models_is_refused(refused: Refused, stories: Path) -> None:
+    """Shortened quietly, it would no longer be the recipe."""
+    assert "gptq's own context of 2048" in refused("plan", stories, "--text", LONG, "--method", "gptq")
+
+
+@pytest.mark.parametrize("stride", [0, -1])
+def test_a_stride_that_never_moves_on_is_refused(refused: Refused, stride: int) -> None:
+    assert f"--stride {stride}" in refused("plan", "table:uniform", "--text", LONG, "--stride", stride)
+
+
+def test_a_stride_larger_than_the_context_is_refused(refused: Refused) -> None:
+    line = refused("plan", "table:uniform", "--text", LONG, "--context-length", 16, "--stride", 17)
+    assert "give --stride 16 or less" in line
+
+
+def test_a_stride_for_a_method_that_has_none_is_refused(refused: Refused) -> None:
+    assert "leave --stride out" in refused("plan", "table:uniform", "--text", LONG, "--method", "gptq", "--stride", 5)
+
+
+@pytest.mark.parametrize("context", [-5, 0, 1])
+def test_a_context_without_room_for_a_target_is_refused(refused: Refused, context: int) -> None:
+    assert f"--context-length {context}" in refused(
+        "plan", "table:uniform", "--text", LONG, "--context-length", context
+    )
+
+
+def test_a_negative_number_of_windows_is_refused(refused: Refused) -> None:
+    assert "--max-windows" in refused("plan", "table:uniform", "--text", LONG, "--max-windows", -1)
+
+
+def test_an_unknown_method_suggests_the_nearest(refused: Refused) -> None:
+    assert "did you mean 'llamacpp'?" in refused("plan", "table:uniform", "--text", LONG, "--method", "llama.cpp")
+
+
+def test_an_unknown_engine_suggests_the_nearest(refused: Refused) -> None:
+    line = refused("plan", "table:uniform", "--text", LONG, "--engine", "transformer")
+    assert "did you mean 'transformers'?" in line
+
+
+def test_an_engine_that_does_not_fit_the_model_is_refused(refused: Refused) -> None:
+    assert "--engine table" in refused("plan", "table:uniform", "--text", LONG, "--engine", "transformers")
+
+
+def test_an_unknown_table_is_refused_before_it_is_scored(refused: Refused) -> None:
+    assert "did you mean 'uniform'?" in refused("plan", "table:unifrm", "--text", LONG)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--tensor-parallel-size", "2"], ["--gpu-memory-utilization", "0.9"], ["--quantization", "fp8"]],
+    ids=lambda flags: flags[0],
+)
+def test_flags_of_another_engine_are_refused(refused: Refused, stories: Path, flags: list[str]) -> None:
+    """What ``ppl`` would refuse, a dry run must refuse too."""
+    assert flags[0] in refused("plan", stories, "--text", LONG, *flags)
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused(refused: Refused, tiny: Path, stories: Path) -> None:
+    """stories260K's tokenizer has 512 ids, the tiny model 311."""
+    assert "--tokenizer" in refused("plan", tiny, "--text", LONG, "--tokenizer", stories)
+
+
+def test_assistant_only_without_a_chat_is_refused(refused: Refused) -> None:
+    assert "--assistant-only" in refused("plan", "table:uniform", "--text", LONG, "--assistant-only")
+
+
+def test_only_the_assistants_tokens_are_targets_when_asked(command: Command, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    arguments = ["table:uniform", "--corpus", tmp_path / "a.jsonl", "--assistant-only", "--json"]
+    assert command("plan", *arguments).json["targets"] == len("Hello")

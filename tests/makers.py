@@ -1,0 +1,90 @@
+"""Small checkpoints made on the spot, so that tests need no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind.",
+    "In 1999 there were 12345 cats; naïve people said “déjà-vu” about 東京.",
+    "A model is a function from tokens to distributions over tokens.\n\nNothing more.",
+]
+VOCABULARY = 311  # not a multiple of anything
+
+
+def make_tokenizer(folder: Path, *, adds_bos: bool, size: int = VOCABULARY) -> Any:
+    """A byte-level BPE tokenizer trained on a few sentences."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(SENTENCES * 10, trainer)
+    if adds_bos:
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>\n{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def make_tiny_model(folder: Path, *, adds_bos: bool, **changes: Any) -> Path:
+    """A seeded Llama whose weights are large enough that its predictions are peaked."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    make_tokenizer(folder, adds_bos=adds_bos)
+    config = LlamaConfig(
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "initializer_range": 0.4,
+            "tie_word_embeddings": False,
+            **changes,
+        }
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_successor_model(folder: Path, size: int = 64) -> Path:
+    """Embeddings are unit vectors, the layers add nothing, and the head's row v answers to token v - 1."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=size,
+        hidden_size=size,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.eye(size))
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+        model.lm_head.weight.copy_(100 * torch.eye(size).roll(1, dims=0))
+    model.save_pretrained(folder)
+    return folder

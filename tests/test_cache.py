@@ -1,0 +1,146 @@
+"""What is kept is kept whole, and known again only while it is the same."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from scoremode import cache
+from scoremode.cache import cache_folder, file_sha256, remembered_sha256, write_atomically
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_scoremode_cache_names_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+
+
+def test_a_tilde_in_scoremode_cache_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SCOREMODE_CACHE", "~/kept")
+    assert cache_folder() == tmp_path / "kept"
+
+
+def test_without_it_the_cache_is_under_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SCOREMODE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "scoremode"
+
+
+def test_without_either_the_cache_is_under_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SCOREMODE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "scoremode"
+
+
+def test_an_atomic_write_replaces_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_an_atomic_write_leaves_only_the_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "file", b"new")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_results_can_be_read_by_the_rest_of_a_team(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "file", b"new")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+
+
+def test_a_write_on_a_full_disk_leaves_the_old_file_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
+
+
+def test_an_interrupted_write_leaves_no_temporary_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ctrl-C is no Exception, so cleaning up on Exception alone would leave litter."""
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", b"new")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_hash_is_that_of_the_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert file_sha256(tmp_path / "file") == sha(b"abc")
+
+
+@pytest.fixture
+def own_memo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "sha256.json"
+
+
+def test_a_remembered_hash_is_not_computed_again(
+    own_memo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    remembered_sha256(tmp_path / "file")
+
+    def computed(_: Path) -> str:
+        raise AssertionError("the file was read again")
+
+    monkeypatch.setattr(cache, "file_sha256", computed)
+    assert remembered_sha256(tmp_path / "file") == sha(b"abc")
+
+
+def test_a_changed_file_gets_a_new_hash_even_at_the_same_size(own_memo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    os.utime(path, ns=(1, 1))
+    remembered_sha256(path)
+    path.write_bytes(b"xyz")
+    os.utime(path, ns=(2, 2))
+    assert remembered_sha256(path) == sha(b"xyz")
+
+
+def test_files_of_the_same_name_in_two_folders_are_two_files(own_memo: Path, tmp_path: Path) -> None:
+    for name, data in (("a", b"abc"), ("b", b"xyz")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(data)
+        os.utime(tmp_path / name / "file", ns=(1, 1))
+    found = [remembered_sha256(tmp_path / name / "file") for name in "ab"]
+    assert found == [sha(b"abc"), sha(b"xyz")]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"\xff\xfe", b'"text"'])
+def test_a_damaged_memo_is_started_anew(own_memo: Path, tmp_path: Path, damage: bytes) -> None:
+    own_memo.parent.mkdir()
+    own_memo.write_bytes(damage)
+    (tmp_path / "file").write_bytes(b"abc")
+    assert remembered_sha256(tmp_path / "file") == sha(b"abc")
+    assert isinstance(json.loads(own_memo.read_bytes()), dict)
+
+
+def test_a_cache_that_cannot_be_written_still_gives_the_hash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "no-folder").write_bytes(b"")
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "no-folder" / "cache"))
+    (tmp_path / "file").write_bytes(b"abc")
+    assert remembered_sha256(tmp_path / "file") == sha(b"abc")

