@@ -69,7 +69,7 @@ def test_a_write_on_a_full_disk_leaves_the_old_file_and_nothing_else(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "fsync", full)
+    monkeypatch.setattr("scoremode.cache.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"new")
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
@@ -81,7 +81,7 @@ def test_an_interrupted_write_leaves_no_temporary_file(monkeypatch: pytest.Monke
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache.os, "fsync", interrupted)
+    monkeypatch.setattr("scoremode.cache.os.fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "file", b"new")
     assert os.listdir(tmp_path) == []

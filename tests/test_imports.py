@@ -23,7 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engines",),
     ("scoring", "sequence", "perplexity"),
     ("report",),
-    ("cli",),
+    ("cli", "__main__"),
 )
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub", "datasets")

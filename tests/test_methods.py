@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,7 @@ def test_each_token_is_scored_exactly_once(name: str, lengths: list[int], contex
     starts = np.concatenate([[0], np.cumsum(lengths)])
     expected = [
         i
-        for a, b in zip(starts[:-1], starts[1:], strict=True)
+        for a, b in pairwise(starts)
         for i in range(a + (name == "sliding-once"), b)  # behind a prefix token even the first has context
     ]
     assert sorted(plan.target_token.tolist() if plan else []) == expected

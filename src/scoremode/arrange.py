@@ -5,7 +5,8 @@ join-lines    verbatim    joined with "\\n\\n"                   each alone
 join-rows     verbatim    joined with "\\n\\n"                   joined with "\\n\\n"
 raw-file      verbatim*   the original file*                   joined with "\\n\\n"*      * less one trailing newline
 pages         verbatim    lm-evaluation-harness's 62 pages     each alone
-texts         verbatim    each line that is not blank          each alone
+texts         verbatim    each line (blank ones have no        each alone
+                          target, and are counted)
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def prepare(
     if corpus.layout == "chat":
         conversations = (cast(list[Message], row) for row in corpus.rows())
         documents = [chat_document(row, tokenizer, assistant_only=assistant_only) for row in conversations]
-        return documents, tokenize(documents, tokenizer, special=False)  # the template wrote them already
+        return documents, tokenize(documents, tokenizer, special=method.special)
     if assistant_only:
         raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
     documents = list(arrange(corpus, method.arrangement))
@@ -57,7 +58,7 @@ def _arrange_lines(corpus: Corpus, arrangement: Arrangement) -> Iterator[Documen
         for page in wikitext_pages("".join(row or WIKITEXT2_BLANK for row in corpus.texts())):
             yield document(detokenised(page), source=page)
     elif arrangement == "texts":
-        yield from (document(row) for row in corpus.texts() if row.strip())
+        yield from map(document, corpus.texts())
     else:
         yield document(JOIN.join(corpus.texts()))
 

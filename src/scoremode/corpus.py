@@ -73,6 +73,11 @@ def load(
     if len(given) != 1:
         what = " and ".join(given) + " were given together" if given else "no text was given"
         raise CorpusError(what, fix="give one of --corpus NAME-or-FILE…, --text TEXT, --dataset NAME")
+    if text is not None and not is_text(text):
+        raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
+    if not dataset and (dataset_config or split):
+        flag = "--dataset-config" if dataset_config else "--split"
+        raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
     if dataset:
@@ -95,6 +100,11 @@ def _first(rows: RowsOf, layout: Layout, count: int | None) -> RowsOf:
     if layout == "text":
         return lambda: iter(["".join(islice(_lines(cast(str, next(rows()))), count))])
     return lambda: islice(rows(), count)
+
+
+def is_text(value: str) -> bool:
+    """Can this be written as UTF-8? Half a surrogate pair, as a shell or JSON may bring it, cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in value) if not value.isascii() else True
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -148,10 +158,10 @@ def _file(path: Path, field: str | None) -> Source:
     _check_readable(path)
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
-        return path.name, _jsonl_layout(path, field), lambda: _jsonl_rows(path, field)
+        return path.name, *_layout_of_rows(lambda: _jsonl_rows(path, field), str(path))
     if suffix == ".parquet":
         column = _parquet_column(path, field)
-        return path.name, "chat" if column == "messages" else "documents", lambda: _parquet_rows(path, column)
+        return path.name, *_layout_of_rows(lambda: _parquet_rows(path, column), str(path))
     return path.name, "text", lambda: iter([_read_text(path)])
 
 
@@ -191,11 +201,22 @@ def _decode(data: bytes | memoryview, name: str) -> str:
     raise CorpusError(message, fix=f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt")
 
 
-def _jsonl_layout(path: Path, field: str | None) -> Layout:
-    first = next(_jsonl_objects(path), None)
+def _layout_of_rows(rows: RowsOf, name: str) -> tuple[Layout, RowsOf]:
+    """Chat or text, by what the first row holds; a row of the other kind is refused when it comes."""
+    first = next(rows(), None)
     if first is None:
-        raise CorpusError(f"{path} holds no rows", fix="give a file with one JSON object a line")
-    return "chat" if (field or _text_field(first[1], f"{path} line 1")) == "messages" else "documents"
+        raise CorpusError(f"{name} holds no rows", fix="give a file with one JSON object a line")
+    kind, expected = type(first), "text" if isinstance(first, str) else "a list of messages"
+
+    def checked() -> Iterator[Row]:
+        for number, row in enumerate(rows(), 1):
+            if type(row) is not kind:
+                raise CorpusError(
+                    f"{name}: row {number} is not {expected} as the first is", fix="separate the two kinds"
+                )
+            yield row
+
+    return "documents" if kind is str else "chat", checked
 
 
 def _jsonl_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -231,7 +252,9 @@ def _checked_row(row: dict[str, Any], field: str, where: str) -> Row:
     if field not in row:
         raise CorpusError(f"{where} has no field '{field}'", fix=f"choose one with --field ({', '.join(row)})")
     value = row[field]
-    if isinstance(value, str):
+    if isinstance(value, str) and field != "messages":
+        if not is_text(value):
+            raise CorpusError(f"{where} is not UTF-8 (it holds half a surrogate pair)", fix="mend or remove the row")
         return value
     if isinstance(value, list) and value and all(isinstance(m, dict) and "role" in m for m in value):
         return value
@@ -254,14 +277,18 @@ def _parquet_column(path: Path, field: str | None) -> str:
 
 
 def _parquet_rows(path: Path, column: str) -> Iterator[Row]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
-        number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                number += 1
-                yield _checked_row({column: value}, column, f"{path} row {number}")
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    yield _checked_row({column: value}, column, f"{path} row {number}")
+    except (pa.ArrowException, OSError) as error:
+        raise CorpusError(f"{path} is damaged after row {number} ({error})", fix="get the file again") from None
 
 
 # ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -325,4 +352,4 @@ def _hub_dataset(name: str, config: str | None, split: str | None, field: str | 
             yield _checked_row(row, column, f"{name} row {number}")
 
     label = ":".join(part for part in (name, config, split or "test") if part)
-    return label, "chat" if column == "messages" else "documents", read
+    return label, *_layout_of_rows(read, name)

@@ -14,7 +14,10 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+UNPRINTABLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 class ScoremodeError(Exception):
@@ -59,6 +62,11 @@ class EngineError(ScoremodeError):
 
 class RunError(ScoremodeError):
     """A run folder that is damaged, foreign or cannot be written."""
+
+
+def harmless(text: str) -> str:
+    """Text with nothing in it that a terminal would obey, and no line ends: it may come from anybody's file."""
+    return "".join(c if unicodedata.category(c) not in UNPRINTABLE else "�" for c in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ cut off, and those windows are scored again.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import struct
@@ -39,13 +40,7 @@ class Journal:
         self.seconds = 0.0
         self.path = path
         self.file = path.open("a+b", buffering=0)
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.file.close()
-            raise RunError(
-                f"another process is scoring into {path.parent}", fix="wait for it, or give another --out"
-            ) from None
+        _lock(self.file, path)
         self._begin_or_resume(json.dumps(identity, sort_keys=True).encode() + b"\n")
 
     def _begin_or_resume(self, header: bytes) -> None:
@@ -96,6 +91,23 @@ class Journal:
 
     def close(self) -> None:
         self.file.close()
+
+
+def _lock(file: io.FileIO, path: Path) -> None:
+    """Hold the journal until the file is closed, by us or by the end of the process."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise RunError(
+            f"another process is scoring into {path.parent}", fix="wait for it, or give another --out"
+        ) from None
+
+
+def require_unlocked(path: Path) -> None:
+    """Refuse a journal that another process is writing."""
+    with path.open("r+b", buffering=0) as file:
+        _lock(file, path)
 
 
 def read_identity(path: Path) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ def ratio(numerator: Floats, denominator: Floats | Ids | Ints, groups: Ints) -> 
 
 def exponential(mean: Estimate) -> Estimate:
     """exp of an estimate; its error to first order."""
-    value = math.exp(mean.value) if mean.value < 700 else math.inf
+    value = math.exp(mean.value) if not mean.value >= 700 else math.inf
     usable = mean.stderr is not None and math.isfinite(value)
     return Estimate(value, value * mean.stderr if usable and mean.stderr is not None else None, mean.n, mean.groups)
 
@@ -119,10 +119,11 @@ def llamacpp_stderr(scores: Scores) -> float | None:
 
 
 def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
-    """Estimates as plain data; what is not finite becomes null, because JSON has no infinity."""
+    """Estimates as plain data; JSON has no infinity: what is infinite becomes null, what does not exist is left out."""
     return {
         name: {"value": finite(e.value), "stderr": finite(e.stderr), "n": e.n, "groups": e.groups}
         for name, e in estimates.items()
+        if not math.isnan(e.value)
     }
 
 

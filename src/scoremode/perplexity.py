@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+import tempfile
+import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
 from scoremode.metrics import all_metrics, as_json, groups_of, llamacpp_stderr
-from scoremode.scoring import Progress, score_plan
+from scoremode.scoring import Progress, check_fits, score_plan
 from scoremode.tokens import Document, TextTokenizer
 from scoremode.types import Plan, Run, Scores, TargetFacts, Tokens
 
@@ -36,7 +38,7 @@ class Question:
     plan: Plan
 
 
-def ask(
+def ask(  # one argument for each thing a user may say
     model: str,
     *,
     corpus: str | Sequence[str] | Corpus | None = None,
@@ -67,6 +69,8 @@ def ask(
             split=split,
         )
     subject = find_subject(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    if corpus.layout == "chat":
+        rule = replace(rule, special=False)  # a chat template writes its special tokens itself
     documents, tokens = prepare(corpus, rule, subject.tokenizer, assistant_only=assistant_only)
     plan = make_plan(
         rule,
@@ -93,7 +97,8 @@ def ppl(
 
     ``question`` is what :func:`ask` takes (corpus or text, method, context_length, stride, …) and, by name, what
     EngineOptions has (dtype, device, batch_tokens, …).
-    A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for again.
+    A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for again. ``engine`` may
+    also be an Engine of your own; it is always asked, and a run in ``out`` is replaced.
 
     >>> import scoremode as sm
     >>> sm.ppl("table:uniform", text="any text").perplexity
@@ -101,22 +106,33 @@ def ppl(
     """
     options = gather_options(options, question)
     asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
-    name = engine if isinstance(engine, str | None) else engine.facts.engine
-    chosen = engine_name(name, asked.subject)
-    identity = identify(asked, chosen, options)
+    if isinstance(engine, Engine):
+        return _score_with(engine, asked, Path(out) if out is not None else None)
+    chosen = engine_name(engine, asked.subject)
+    identity = identify(asked, chosen, chosen_settings(asked.subject, chosen, options))
     folder = Path(out) if out is not None else runs.default_folder(identity)
     found = runs.claim(folder, identity, fresh=fresh)
     if found is not None:
         return found
-    worker = engine if isinstance(engine, Engine) else open_engine(asked.subject, chosen, options)
+    worker = open_engine(asked.subject, chosen, options)
     try:
         return _score(asked, worker, identity, folder, progress)
     finally:
-        if worker is not engine:
-            worker.close()
+        worker.close()
+
+
+def _score_with(engine: Engine, asked: Question, out: Path | None) -> Run:
+    """Score with an engine that the caller holds: never from the cache, because only the caller knows what it is."""
+    identity = identify(asked, engine.facts.engine, {"instance": uuid.uuid4().hex, **engine.facts.settings})
+    if out is not None:
+        runs.claim(out, identity, fresh=True)
+        return _score(asked, engine, identity, out, None)
+    with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
+        return replace(_score(asked, engine, identity, Path(folder), None), path=None)
 
 
 def _score(asked: Question, engine: Engine, identity: dict[str, Any], folder: Path, progress: Progress | None) -> Run:
+    check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
     journal = Journal(folder / runs.JOURNAL, identity, asked.plan)
     try:
         scores = score_plan(asked.plan, engine, journal, progress)
@@ -127,7 +143,7 @@ def _score(asked: Question, engine: Engine, identity: dict[str, Any], folder: Pa
         journal.close()
 
 
-def identify(asked: Question, engine: str, options: EngineOptions) -> dict[str, Any]:
+def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What must be equal for a stored run to be this run."""
     return {
         "model": asked.subject.fingerprint,
@@ -135,7 +151,7 @@ def identify(asked: Question, engine: str, options: EngineOptions) -> dict[str, 
         "corpus": asked.corpus.sha256,
         "plan": asked.plan.digest,
         "engine": engine,
-        "settings": chosen_settings(asked.subject, engine, options),
+        "settings": settings,
         "versions": library_versions(),
     }
 
@@ -251,9 +267,12 @@ def plan(
     options = gather_options(options, question)
     asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
     made = asked.plan
+    chosen = engine_name(engine, asked.subject)
+    chosen_settings(asked.subject, chosen, options)
+    check_fits(made, asked.subject.vocabulary, asked.subject.context_length)
     return {
         "model": model,
-        "engine": engine_name(engine, asked.subject),
+        "engine": chosen,
         "method": made.method,
         "method_settings": dict(made.settings),
         "corpus": asked.corpus.name,

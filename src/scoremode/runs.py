@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,37 @@ import numpy as np
 
 from scoremode.cache import cache_folder, file_sha256, write_atomically
 from scoremode.errors import RunError
-from scoremode.journal import read_identity
+from scoremode.journal import read_identity, require_unlocked
 from scoremode.types import Run, Scores, TargetFacts
 
 FORMAT = 1
 MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"
 OURS = {MANIFEST, SCORES, JOURNAL}
+REQUIRED = {
+    "identity",
+    "metrics",
+    "plan_digest",
+    "scores_sha256",
+    "targets",
+    "windows",
+    "forward_tokens",
+    "tokens",
+    "coverage",
+    "method",
+    "method_settings",
+    "notes",
+    "stderr_groups",
+    "corpus",
+    "corpus_bytes",
+    "corpus_sha256",
+    "model",
+    "engine",
+    "dtype",
+    "device",
+    "head",
+    "seconds",
+    "tokens_per_second",
+}
 
 
 def default_folder(identity: dict[str, Any]) -> Path:
@@ -40,10 +64,11 @@ def claim(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file", fix="give a folder to --out")
     present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-    foreign = sorted(present - OURS)
-    if foreign and not present & {MANIFEST, JOURNAL}:
-        raise RunError(f"{folder} is not a run: it holds {foreign[0]}", fix="give a new or empty folder to --out")
+    if present:
+        _require_ours(folder, present)
     if fresh:
+        if JOURNAL in present:
+            require_unlocked(folder / JOURNAL)
         for name in OURS:
             (folder / name).unlink(missing_ok=True)
         present = set()
@@ -55,6 +80,36 @@ def claim(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
             _require_same(folder, known, identity)
     _make(folder)
     return None
+
+
+def _require_ours(folder: Path, present: set[str]) -> None:
+    """Refuse a folder that anything but scoremode wrote, so that nobody's file is ever overwritten.
+
+    A manifest that a crash or a disk damaged is still ours where nothing but our own names stands beside it.
+    """
+    foreign = sorted(present - OURS)
+    manifest, journal = folder / MANIFEST, folder / JOURNAL
+    known = (MANIFEST in present and _looks_ours(_parsed(manifest))) or (
+        JOURNAL in present and _looks_ours({"identity": read_identity(journal)})
+    )
+    torn = not foreign and (
+        (MANIFEST in present and SCORES in present) or (JOURNAL in present and journal.stat().st_size == 0)
+    )
+    if not known and not torn:
+        name = foreign[0] if foreign else sorted(present)[0]
+        raise RunError(f"{folder} is not a run: it holds {name}", fix="give a new or empty folder to --out")
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, OSError):
+        return None
+
+
+def _looks_ours(value: Any) -> bool:
+    identity = value.get("identity") if isinstance(value, dict) else None
+    return isinstance(identity, dict) and {"model", "plan", "engine"} <= identity.keys()
 
 
 def _make(folder: Path) -> None:
@@ -110,7 +165,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise RunError(f"{path} is damaged", fix="score again with --fresh") from None
     if known != FORMAT:
         raise RunError(f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="score again")
-    missing = {"identity", "metrics", "plan_digest", "scores_sha256", "targets", "method"} - manifest.keys()
+    missing = REQUIRED - manifest.keys()
     if missing:
         raise RunError(f"{path} lacks {', '.join(sorted(missing))}", fix="score again with --fresh")
     return dict(manifest)
@@ -128,11 +183,6 @@ def save(folder: Path, scores: Scores, facts: TargetFacts, manifest: dict[str, A
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
     (folder / JOURNAL).unlink(missing_ok=True)
     return Run(manifest["plan_digest"], scores, facts, manifest, str(folder))
-
-
-def discard(folder: Path) -> None:
-    """Remove a run folder of our own making."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def to_arrow(scores: Scores, facts: TargetFacts) -> Any:

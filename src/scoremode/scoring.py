@@ -16,25 +16,25 @@ Progress = Callable[[int, int], None]
 """Called with forward tokens done and forward tokens in all."""
 
 
-def check_fits(plan: Plan, engine: Engine) -> None:
-    """Refuse a plan that the engine cannot score: ids outside its vocabulary, windows longer than its context."""
+def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
+    """Refuse a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
     largest = max(int(plan.ids.max(initial=0)), int(plan.lead.max(initial=-1)))
-    if largest >= engine.facts.vocabulary:
+    if vocabulary is not None and largest >= vocabulary:
         raise ModelError(
-            f"the tokenizer gives id {largest}, but the model's vocabulary ends at {engine.facts.vocabulary - 1}",
+            f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
             fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
         )
-    longest, limit = int(plan.lengths.max(initial=0)), engine.facts.context_length
-    if limit is not None and longest > limit:
+    longest = int(plan.lengths.max(initial=0))
+    if context is not None and longest > context:
         raise ModelError(
-            f"a window of {longest} tokens is longer than the model's context of {limit}",
-            fix=f"give --context-length {limit}",
+            f"a window of {longest} tokens is longer than the model's context of {context}",
+            fix="shorten the prompt" if plan.method == "sequence" else f"give --context-length {context}",
         )
 
 
 def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> Scores:
     """Scores of every target of the plan; what the journal already has is not computed again."""
-    check_fits(plan, engine)
+    check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
     total = plan.forward_tokens
     fed = int(plan.lengths[journal.done].sum())
     if progress:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.cache import write_atomically
+from scoremode.corpus import is_text
 from scoremode.engines.base import Engine, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, engine_name, find_subject, open_engine
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
@@ -156,6 +157,8 @@ class SequenceProbability:
     def _encode(self, prompt: str, target: str) -> _Pair:
         if not target:
             raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
+        if not is_text(prompt + target):
+            raise InputError("a prompt or target is not UTF-8", fix="give text in UTF-8")
         if self.leading_space == "add" and not target[:1].isspace():
             target = " " + target
         text, cut = prompt + target, len(prompt)
@@ -202,7 +205,7 @@ class SequenceProbability:
         if not pairs:
             return []
         plan = plan_of_pairs([(p.ids, p.first) for p in pairs], groups)
-        check_fits(plan, self.engine)
+        check_fits(plan, self.engine.facts.vocabulary, self.engine.facts.context_length)
         found: dict[int, Answers] = {}
         fed = 0
         for index, answers in self.engine.score(plan, np.zeros(len(plan), dtype=np.bool_)):
@@ -336,7 +339,8 @@ def _digest(pairs: list[tuple[str, str]]) -> str:
 def _read_partial(partial: Path, header: str, pairs: list[tuple[str, str]]) -> list[SequenceScore]:
     """Whole chunks that an earlier call left, so that the rest meets the same batches; a torn line ends them."""
     try:
-        lines = partial.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        with partial.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            lines = list(file)  # not splitlines: a text may hold other line ends
     except OSError:
         return []
     if not lines or lines[0].rstrip("\n") != header:

@@ -111,7 +111,8 @@ class HuggingFaceTokenizer:
         names = self.hf.convert_ids_to_tokens(list(range(self.facts.size)))
         byte_level = "ByteLevel" in str(self.hf.backend_tokenizer.decoder)
         to_bytes = _byte_level_piece if byte_level else _sentencepiece_piece
-        return [to_bytes(name) if name is not None else b"" for name in names]
+        special = set(self.hf.all_special_ids)  # they stand for no text, whatever their names look like
+        return [b"" if name is None or i in special else to_bytes(name) for i, name in enumerate(names)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -144,7 +145,7 @@ class ByteTokenizer:
         return bytes(ids).decode("utf-8", "replace")
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
-        turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        turns = "".join(f"{m['role']}: {m.get('content', '')}\n" for m in messages)
         return turns + "assistant: " if open_turn else turns
 
 

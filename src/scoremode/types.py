@@ -346,7 +346,7 @@ class Run:
 
     def _estimate(self, name: str) -> Estimate:
         if name not in self.manifest["metrics"]:
-            raise RunError(f"this run has no {name}")
+            raise RunError(f"this run has no {name}", fix="it scored no whole word or byte: give a longer text")
         return Estimate.from_json(self.manifest["metrics"][name])
 
     @property

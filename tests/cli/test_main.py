@@ -16,6 +16,8 @@ from scoremode import __version__
 from scoremode.cli import main as edge
 from tests.cli.conftest import Command, Refused
 
+# output is buffered for users, and some faults show only when the buffer is emptied at the end
+BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
 PROGRAM = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"]
 
 
@@ -155,12 +157,15 @@ def test_an_argument_that_is_not_utf_8_is_one_line_and_exit_code_2() -> None:
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+@pytest.mark.parametrize("arguments", [["methods"], ["methods", "--json"], ["engines", "--json"]], ids=" ".join)
+def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
     """As in ``scoremode methods | head -1``."""
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run([*PROGRAM, "methods"], stdout=write, stderr=subprocess.PIPE, check=False, timeout=120)
+        done = subprocess.run(
+            [*PROGRAM, *arguments], stdout=write, stderr=subprocess.PIPE, check=False, timeout=120, env=BUFFERED
+        )
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -170,7 +175,12 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 def test_output_to_a_full_disk_is_one_line_and_exit_code_2() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*PROGRAM, "methods", "--json"], stdout=full, stderr=subprocess.PIPE, check=False, timeout=120
+            [*PROGRAM, "engines", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=120,
+            env=BUFFERED,
         )
     assert (done.returncode, done.stderr.count(b"\n"), b"disk is full" in done.stderr) == (2, 1, True)
 

@@ -142,7 +142,16 @@ def gone(folder: Path) -> None:
         without("windows"),
         without("coverage", "notes"),
     ],
-    ids=["manifest cut", "scores cut", "a bit flipped", "scores gone", "no hash", "no metrics", "no windows", "no notes"],
+    ids=[
+        "manifest cut",
+        "scores cut",
+        "a bit flipped",
+        "scores gone",
+        "no hash",
+        "no metrics",
+        "no windows",
+        "no notes",
+    ],
 )
 @pytest.mark.parametrize("flags", [[], ["--json"]], ids=["table", "json"])
 def test_a_damaged_run_is_refused(

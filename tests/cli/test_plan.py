@@ -74,9 +74,7 @@ def test_no_engine_is_started(command: Command, stories: Path, monkeypatch: pyte
     assert command("plan", stories, "--text", "Once upon a time").code == 0
 
 
-def test_a_plan_leaves_nothing_behind(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_plan_leaves_nothing_behind(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
     command("plan", "table:uniform", "--text", "one two")
     assert not (tmp_path / "cache").exists()

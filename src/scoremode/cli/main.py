@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import NoReturn
 
 from scoremode import __version__
 from scoremode.cli import engines, methods, plan, ppl, prob, show
-from scoremode.errors import ScoremodeError, did_you_mean
+from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
 VERBS = {"ppl": ppl, "prob": prob, "plan": plan, "methods": methods, "show": show, "engines": engines}
 BAD_INPUT, INTERRUPTED, OUR_BUG = 2, 130, 70
@@ -59,18 +60,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return BAD_INPUT
     try:
-        return int(parsed.run(parsed) or 0)
+        parsed.run(parsed)
+        sys.stdout.flush()  # a full disk or a closed pipe shows here, where it can still be explained
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say to it
-        return 0
+        _silence_stdout()  # the reader left: nothing more to say to it
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("SCOREMODE_DEBUG"):
             raise
+        if isinstance(error, OSError):
+            _silence_stdout()
         return _complain(*_explain(error))
+    return 0
+
+
+def _silence_stdout() -> None:
+    """What is still buffered cannot be written, and Python would complain of it once more at the end."""
+    with contextlib.suppress(OSError, ValueError):  # not a real file, as under a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(line: str, code: int = BAD_INPUT) -> int:
-    print(f"scoremode: {' '.join(line.split())}", file=sys.stderr)
+    print(f"scoremode: {harmless(' '.join(line.split()))}", file=sys.stderr)
     return code
 
 

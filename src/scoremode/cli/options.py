@@ -37,6 +37,14 @@ ENGINE = (
 )
 
 
+def count(text: str) -> int:
+    """A number that is not negative, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="smollm2-135m, a checkpoint folder, or a name on the hub")
 
@@ -67,7 +75,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
     engine.add_argument("--engine", help="see scoremode engines (default: the one that fits the model)")
     engine.add_argument("--tokenizer", metavar="FOLDER", help="another tokenizer than the model's own")
-    engine.add_argument("--dtype", help="float32, bfloat16, float16 or auto (default: auto; float32 on a CPU)")
+    engine.add_argument("--dtype", help="float32, bfloat16, float16, float64 or auto (default: auto; float32 on a CPU)")
     engine.add_argument("--device", help="cpu, cuda, cuda:N, or auto for several GPUs")
     engine.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward pass")
     engine.add_argument("--head", choices=("exact", "as-served"), help="logits in float32, or as the model rounds them")

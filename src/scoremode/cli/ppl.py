@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     keep = parser.add_argument_group("run")
     keep.add_argument("--out", metavar="DIR", help="keep the run there; an interrupted one goes on from there")
     keep.add_argument("--fresh", action="store_true", help="score again even if a run is there, and replace it")
-    keep.add_argument("--worst", type=int, default=8, metavar="N", help="worst-predicted tokens to show (default: 8)")
+    keep.add_argument(
+        "--worst", type=options.count, default=8, metavar="N", help="worst-predicted tokens to show (default: 8)"
+    )
     options.add_json(parser)
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from scoremode.cli import options
 from scoremode.errors import InputError
@@ -42,6 +43,8 @@ def run(parsed: argparse.Namespace) -> None:
     from scoremode.sequence import SequenceProbability, score_to_file
 
     pairs = list(_pairs(parsed))
+    if parsed.out:
+        _check_out(Path(parsed.out), parsed.file)
     lm = SequenceProbability(
         parsed.model,
         engine=parsed.engine,
@@ -51,7 +54,7 @@ def run(parsed: argparse.Namespace) -> None:
         spanning=parsed.spanning,
         add_bos=parsed.add_bos,
     )
-    with progress_bar("scoring") as progress:
+    with progress_bar("scoring", "pairs" if parsed.out else "tokens") as progress:
         if parsed.out:
             results = score_to_file(lm, pairs, Path(parsed.out), progress)
         else:
@@ -63,6 +66,15 @@ def run(parsed: argparse.Namespace) -> None:
         print(f"{len(results)} results in {parsed.out}")
     else:
         options.print_parts(sequence_table(results))
+
+
+def _check_out(out: Path, pairs_file: str | None) -> None:
+    if out.is_dir():
+        raise InputError(f"{out} is a folder", fix="give --out a file name, as in results.jsonl")
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}", fix="make it first, or give another --out")
+    if pairs_file and out.exists() and out.samefile(pairs_file):
+        raise InputError("--out would overwrite --file", fix="give --out another name")
 
 
 def _pairs(parsed: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -79,6 +91,10 @@ def _pairs(parsed: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield parsed.prompt, target
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+
+
 def _pairs_of_file(path: Path) -> Iterator[tuple[str, str]]:
     if not path.is_file():
         raise InputError(f"there is no file '{path}'", fix="check the path given to --file")
@@ -90,7 +106,7 @@ def _pairs_of_file(path: Path) -> Iterator[tuple[str, str]]:
             try:
                 row = json.loads(line)
                 targets = row["targets"] if "targets" in row else [row["target"]]
-                good = isinstance(row["prompt"], str) and targets and all(isinstance(t, str) for t in targets)
+                good = isinstance(row["prompt"], str) and _are_texts(targets)
             except (ValueError, KeyError, TypeError):
                 good = False
             if not good:

@@ -11,7 +11,7 @@ from scoremode.scoring import Progress
 
 
 @contextmanager
-def progress_bar(label: str) -> Iterator[Progress | None]:
+def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
     """A callback for the scoring loop, or None where standard error is not a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -34,7 +34,7 @@ def progress_bar(label: str) -> Iterator[Progress | None]:
         def update(done: int, total: int) -> None:
             began.append((time.perf_counter(), done)) if not began else None
             seconds, fed = time.perf_counter() - began[0][0], done - began[0][1]
-            speed = f"{fed / seconds:,.0f} tokens/s" if seconds > 0 and fed else ""
+            speed = f"{fed / seconds:,.0f} {unit}/s" if seconds > 0 and fed else ""
             bar.update(task, completed=done, total=total, speed=speed)
 
         yield update

@@ -9,7 +9,9 @@ from scoremode.cli import options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="a folder written with --out")
-    parser.add_argument("--worst", type=int, default=8, metavar="N", help="worst-predicted tokens to show (default: 8)")
+    parser.add_argument(
+        "--worst", type=options.count, default=8, metavar="N", help="worst-predicted tokens to show (default: 8)"
+    )
     options.add_json(parser)
 
 

@@ -23,6 +23,7 @@ class Subject:
     name: str
     facts: ModelFacts | None  # None for a table
     tokenizer: TextTokenizer
+    vocabulary: int | None
     context_length: int | None
     fingerprint: str
 
@@ -30,11 +31,18 @@ class Subject:
 def find_subject(model: str, *, tokenizer: str | None = None, trust_remote_code: bool = False) -> Subject:
     """The model of that name, no weights loaded."""
     if model.startswith("table:"):
-        return Subject(model, None, ByteTokenizer(), None, model)
+        from scoremode.engines.table import require_table
+
+        require_table(model.removeprefix("table:"))
+        if tokenizer:
+            raise OptionError(
+                "--tokenizer does not apply to a table: its tokens are bytes", fix="leave --tokenizer out"
+            )
+        return Subject(model, None, ByteTokenizer(), 256, None, model)
     facts = inspect(model)
     folder = tokenizer or facts.path
     loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=trust_remote_code)
-    return Subject(model, facts, loaded, facts.context_length, facts.fingerprint)
+    return Subject(model, facts, loaded, facts.vocabulary, facts.context_length, facts.fingerprint)
 
 
 def engine_name(wanted: str | None, subject: Subject) -> str:
@@ -66,6 +74,7 @@ def chosen_settings(subject: Subject, name: str, options: EngineOptions) -> dict
     """What the engine would use, decided before it starts: a stored run is found without loading a weight."""
     given = {k: v for k, v in options.given().items() if v is not False}
     if name == "table":
+        refuse_options("table", options, {"trust_remote_code"}, {})
         return given
     from scoremode.engines.transformers import chosen_device_and_dtype
 

@@ -17,6 +17,12 @@ from scoremode.types import Answers, Bools, Floats, WindowSource
 TABLES = ("uniform", "successor")
 
 
+def require_table(name: str) -> None:
+    """Refuse a table that is not known."""
+    if name not in TABLES:
+        raise ModelError(f"there is no table '{name}'", fix=did_you_mean(name, TABLES))
+
+
 class TableEngine(Engine):
     """``logits[p]`` are the logits after token p; one line alone serves every token.
 
@@ -43,12 +49,11 @@ class TableEngine(Engine):
     @staticmethod
     def named(name: str) -> TableEngine:
         """``uniform`` or ``successor`` (always the previous id + 1), over bytes."""
+        require_table(name)
         if name == "uniform":
             return TableEngine(np.zeros((1, 256)))
-        if name == "successor":
-            with np.errstate(divide="ignore"):
-                return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
-        raise ModelError(f"there is no table '{name}'", fix=did_you_mean(name, TABLES))
+        with np.errstate(divide="ignore"):
+            return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
 
     def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         for index in np.flatnonzero(~done).tolist():

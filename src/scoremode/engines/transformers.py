@@ -31,7 +31,7 @@ ELSEWHERE = {
     "quantization": "a quantized checkpoint says so itself; --quantization needs --engine vllm",
 }
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU long windows go alone: together they are no faster
 PROBE_TOKENS = 12
 
 
@@ -48,9 +48,7 @@ class TransformersEngine(Engine):
             raise ModelError(
                 f"{type(model).__name__} has no body apart from its head", fix="choose a causal language model"
             )
-        self.batch_tokens = options.batch_tokens or BATCH_TOKENS.get(model.device.type, 4096)
-        if self.batch_tokens < 1:
-            raise OptionError(f"--batch-tokens {self.batch_tokens} leaves no batch", fix="give 1 or more")
+        self.batch_tokens = _choose_batch_tokens(options.batch_tokens, model.device.type)
         self._output_type: Any = None  # what the body returns, learnt on the first pass
         self.logits_of, self.vocabulary, label = self._choose_head(options.head or "exact")
         self.shares_prefixes = not getattr(model, "_is_stateful", False)
@@ -88,8 +86,10 @@ class TransformersEngine(Engine):
         served = self._served_logits
         ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
         hidden = self._hidden(ids)[0]
-        self._require_causal(ids, hidden)
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        if bool(expected.isnan().any()):
+            raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+        self._require_causal(ids, hidden)
         head = find_head(self.model)
         if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
             return head.logits, head.vocabulary, "exact-fp32"
@@ -301,6 +301,7 @@ def chosen_device_and_dtype(options: EngineOptions, facts: ModelFacts) -> tuple[
     """Where and in which precision a model would run here, in words."""
     refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
     device = _choose_device(options.device)
+    _choose_batch_tokens(options.batch_tokens, device)
     return device, str(_choose_dtype(options.dtype, device, facts)).removeprefix("torch.")
 
 
@@ -316,6 +317,12 @@ def _choose_device(wanted: str | None) -> str:
     if kind not in ("cpu", "cuda", "auto", "mps", "xpu"):
         raise OptionError(f"--device {wanted} is not known", fix="give cpu, cuda, cuda:N or auto")
     return wanted
+
+
+def _choose_batch_tokens(wanted: int | None, kind: str) -> int:
+    if wanted is not None and wanted < 1:
+        raise OptionError(f"--batch-tokens {wanted} leaves no batch", fix="give 1 or more")
+    return wanted if wanted is not None else BATCH_TOKENS.get(kind, 4096)
 
 
 def _choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
@@ -335,12 +342,13 @@ def _load_model(facts: ModelFacts, device: str, dtype: Any, trust_remote_code: b
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             str(facts.path),
             dtype=dtype,
             device_map=device,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
         )
     except torch.OutOfMemoryError:
         raise EngineError(
@@ -352,6 +360,10 @@ def _load_model(facts: ModelFacts, device: str, dtype: Any, trust_remote_code: b
         needs_code = "trust_remote_code" in str(error)
         fix = "add --trust-remote-code if you trust its code" if needs_code else "check the model folder"
         raise ModelError(f"{facts.name} could not be loaded ({type(error).__name__}: {reason})", fix=fix) from None
+    absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+    if absent:  # Transformers would fill them with random numbers and go on
+        raise ModelError(f"the checkpoint {facts.name} lacks {absent[0]}", fix="download the model again")
+    return model
 
 
 def _describe_device(device: torch.device) -> str:

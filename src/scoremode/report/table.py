@@ -25,10 +25,17 @@ NUMBERS = (
 )
 
 
+class PlainConsole(Console):
+    """A console that leaves a closed pipe to the command line's edge instead of ending the process itself."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output; at least 100 columns wide where it is not a terminal, so that files are not folded."""
     width = None if sys.stdout.isatty() else 100
-    return Console(width=width, highlight=False, emoji=False)
+    return PlainConsole(width=width, highlight=False, emoji=False, markup=False)
 
 
 def with_error(estimate: Estimate, percent: bool = False) -> str:
@@ -39,8 +46,10 @@ def with_error(estimate: Estimate, percent: bool = False) -> str:
     """
     factor, unit = (100.0, "%") if percent else (1.0, "")
     value = estimate.value * factor
-    if not math.isfinite(value):
-        return "unbounded (a target has probability zero)" if not math.isnan(value) else "unknown"
+    if math.isnan(value):
+        return "none (no whole word or byte was scored)"
+    if math.isinf(value):
+        return "unbounded (a target has probability zero)"
     if estimate.stderr is None:
         return f"{value:,.4f}{unit}   (no error: one group only)"
     error = estimate.stderr * factor
@@ -53,9 +62,11 @@ def with_error(estimate: Estimate, percent: bool = False) -> str:
 def run_table(run: Run, worst: int = 8) -> list[Any]:
     """What ``scoremode ppl`` and ``scoremode show`` print."""
     m = run.manifest
-    metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS}
+    metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS if name in m["metrics"]}
     table = _plain()
     for name, label in NUMBERS:
+        if name not in metrics:
+            continue
         table.add_row(
             label, Text(with_error(metrics[name], percent=name == "top1_accuracy"), "bold" * (name == "perplexity"))
         )

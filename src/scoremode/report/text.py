@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import unicodedata
-
+from scoremode.errors import harmless
 from scoremode.types import Run
 
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -11,7 +10,7 @@ VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 def shown(text: str) -> str:
     """Text on one line, nothing in it that a terminal would obey."""
-    return "".join(VISIBLE.get(c) or (c if unicodedata.category(c)[0] != "C" else "�") for c in text)
+    return harmless("".join(VISIBLE.get(c, c) for c in text))
 
 
 def worst_targets(run: Run, count: int) -> list[int]:

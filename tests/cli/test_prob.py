@@ -1,0 +1,353 @@
+"""scoremode prob: one result a pair, JSON lines in and out, and an interrupted call that goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.sequence import CHUNK, SequenceProbability
+from tests.cli.conftest import Command, Refused
+
+PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
+
+
+def write_pairs(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rows_of(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"prompt": p, "target": t} for p, t in pairs]
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pairs each call of the model was given."""
+    sizes: list[int] = []
+    original = SequenceProbability.get_log_prob
+
+    def counted(self: Any, prompts: Any, targets: Any, progress: Any = None) -> Any:
+        sizes.append(len(prompts))
+        return original(self, prompts, targets, progress)
+
+    monkeypatch.setattr(SequenceProbability, "get_log_prob", counted)
+    return sizes
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_json_is_a_list_of_objects_with_the_promised_facts(command: Command, stories: Path) -> None:
+    outcome = command("prob", stories, "--prompt", "Once upon a", "--target", " time", "--target", " cat", "--json")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    for found in outcome.json:
+        assert found.keys() >= {"prompt", "target", "log_prob", "prob", "perplexity", "boundary", "tokens"}
+        assert found["tokens"]
+        assert all(token.keys() >= {"id", "text", "logprob", "rank"} for token in found["tokens"])
+
+
+def test_there_is_one_result_a_target_in_the_order_given(command: Command) -> None:
+    found = command("prob", "table:uniform", "--prompt", "a", "--target", "cd", "--target", "b", "--json").json
+    assert [(f["prompt"], f["target"]) for f in found] == [("a", "cd"), ("a", "b")]
+
+
+def test_the_numbers_fit_each_other(command: Command, stories: Path) -> None:
+    [found] = command("prob", stories, "--prompt", "Once upon a", "--target", " time, there", "--json").json
+    assert found["log_prob"] == pytest.approx(sum(t["logprob"] for t in found["tokens"]))
+    assert found["prob"] == pytest.approx(math.exp(found["log_prob"]))
+    assert found["perplexity"] == pytest.approx(math.exp(-found["log_prob"] / len(found["tokens"])))
+
+
+def test_a_probability_of_zero_is_null_in_the_logarithm(command: Command) -> None:
+    [found] = command("prob", "table:successor", "--prompt", "a", "--target", "c", "--json").json
+    assert (found["log_prob"], found["prob"], found["perplexity"]) == (None, 0.0, None)
+
+
+def test_a_leading_space_is_added_only_when_asked_and_then_said(command: Command) -> None:
+    arguments = ["prob", "table:uniform", "--prompt", "is", "--target", "Paris", "--json"]
+    as_given, added = command(*arguments).json[0], command(*arguments, "--leading-space", "add").json[0]
+    assert (as_given["target"], as_given["leading_space"]) == ("Paris", "as-given")
+    assert (added["target"], added["leading_space"]) == (" Paris", "add")
+
+
+def test_a_token_that_spans_the_boundary_is_reported(command: Command, stories: Path) -> None:
+    [found] = command("prob", stories, "--prompt", "Once upon a ti", "--target", "me", "--json").json
+    assert (found["boundary"], found["condition"] != "") == ("spanning", True)
+
+
+def test_a_spanning_token_can_be_refused(refused: Refused, stories: Path) -> None:
+    line = refused("prob", stories, "--prompt", "Once upon a ti", "--target", "me", "--spanning", "refuse")
+    assert "spans the end of the prompt" in line
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_the_table_shows_targets_with_their_tokens(command: Command) -> None:
+    out = command("prob", "table:uniform", "--prompt", "ab", "--target", "cd").out
+    assert [word for word in ("'cd'", "log prob", "perplexity", "'c' -5.545 #100") if word not in out] == []
+
+
+def test_escape_sequences_of_a_target_are_not_printed(command: Command) -> None:
+    out = command("prob", "table:uniform", "--prompt", "a\x1b[2J", "--target", "\x1b]0;title\x07\x9b31m").out
+    assert [c for c in out if c in "\x1b\x07\x9b"] == []
+
+
+def test_markup_in_a_target_is_printed_as_it_is(command: Command) -> None:
+    out = command("prob", "table:uniform", "--prompt", "[/x]", "--target", "[red]", "--target", "[/red]").out
+    assert [word for word in ("'[red]'", "'[/red]'") if word not in out] == []
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_pairs_come_from_json_lines(command: Command, tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "pairs.jsonl", [*rows_of(PAIRS[:1]), {"prompt": "p", "targets": ["q", "r"]}])
+    found = command("prob", "table:uniform", "--file", path, "--json").json
+    assert [(f["prompt"], f["target"]) for f in found] == [("ab", "cd"), ("p", "q"), ("p", "r")]
+
+
+def test_results_go_to_json_lines(command: Command, tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
+    outcome = command("prob", "table:uniform", "--file", path, "--out", tmp_path / "results.jsonl")
+    assert (outcome.code, outcome.out.count("\n")) == (0, 1)
+    assert [(f["prompt"], f["target"]) for f in results(tmp_path / "results.jsonl")] == PAIRS
+
+
+def test_the_file_and_the_screen_say_the_same(command: Command, tmp_path: Path) -> None:
+    arguments = ["prob", "table:uniform", "--prompt", "ab", "--target", "c", "--target", "é\u2028", "--json"]
+    printed = command(*arguments, "--out", tmp_path / "results.jsonl").json
+    assert results(tmp_path / "results.jsonl") == printed
+
+
+def test_a_finished_file_leaves_no_partial_one(command: Command, tmp_path: Path) -> None:
+    command("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl")
+    assert [p.name for p in tmp_path.iterdir()] == ["results.jsonl"]
+
+
+def many_pairs(count: int = CHUNK + 10) -> list[tuple[str, str]]:
+    return [(f"prompt {i}", f"target {i}") for i in range(count)]
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    original = SequenceProbability.get_log_prob
+    made: list[int] = []
+
+    def breaking(self: Any, prompts: Any, targets: Any, progress: Any = None) -> Any:
+        if len(made) == calls:
+            raise KeyboardInterrupt
+        made.append(1)
+        return original(self, prompts, targets, progress)
+
+    monkeypatch.setattr(SequenceProbability, "get_log_prob", breaking)
+
+
+@pytest.fixture
+def interrupted(command: Command, tmp_path: Path) -> list[object]:
+    """The command line of a call that stopped after its first chunk."""
+    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(many_pairs()))
+    arguments: list[object] = ["prob", "table:uniform", "--file", path, "--out", tmp_path / "results.jsonl"]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        assert command(*arguments).code == 130
+    return arguments
+
+
+def test_an_interrupted_call_does_not_leave_a_file_that_looks_whole(interrupted: list[object], tmp_path: Path) -> None:
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["pairs.jsonl", "results.jsonl.partial"]
+
+
+def test_an_interrupted_call_goes_on_where_it_stopped(
+    command: Command, interrupted: list[object], asked: list[int]
+) -> None:
+    assert (command(*interrupted).code, asked) == (0, [10])
+
+
+def test_an_interrupted_call_ends_in_the_same_file(command: Command, interrupted: list[object], tmp_path: Path) -> None:
+    command(*interrupted)
+    resumed = (tmp_path / "results.jsonl").read_bytes()
+    command(*interrupted[:-1], tmp_path / "whole.jsonl")
+    assert resumed == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_torn_line_is_scored_again(
+    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
+) -> None:
+    partial = tmp_path / "results.jsonl.partial"
+    partial.write_bytes(partial.read_bytes()[:-30])
+    assert command(*interrupted).code == 0
+    assert asked == [CHUNK, 10]
+    assert [(f["prompt"], f["target"]) for f in results(tmp_path / "results.jsonl")] == many_pairs()
+
+
+def test_what_another_model_left_is_not_used(
+    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
+) -> None:
+    assert command(interrupted[0], "table:successor", *interrupted[2:]).code == 0
+    assert asked == [CHUNK, 10]
+
+
+def test_what_other_settings_left_is_not_used(command: Command, interrupted: list[object], asked: list[int]) -> None:
+    assert command(*interrupted, "--leading-space", "add").code == 0
+    assert asked == [CHUNK, 10]
+
+
+def test_what_other_pairs_left_is_not_used(
+    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
+) -> None:
+    write_pairs(tmp_path / "pairs.jsonl", rows_of(many_pairs()[::-1]))
+    assert command(*interrupted).code == 0
+    assert asked == [CHUNK, 10]
+
+
+def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
+    command: Command, tmp_path: Path, asked: list[int]
+) -> None:
+    """JSON leaves U+2028 and U+0085 as they are, and str.splitlines cuts there."""
+    pairs = [("a\u2028b\x85c", "d"), *many_pairs()]
+    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(pairs))
+    arguments = ["prob", "table:uniform", "--file", path, "--out", tmp_path / "results.jsonl"]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        assert command(*arguments).code == 130
+    asked.clear()
+    assert (command(*arguments).code, asked) == (0, [len(pairs) - CHUNK])
+
+
+def test_infinities_survive_an_interruption(command: Command, tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "pairs.jsonl", rows_of([("a", "z"), *many_pairs()]))
+    arguments = ["prob", "table:successor", "--file", path]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        assert command(*arguments, "--out", tmp_path / "results.jsonl").code == 130
+    command(*arguments, "--out", tmp_path / "results.jsonl")
+    command(*arguments, "--out", tmp_path / "whole.jsonl")
+    assert (tmp_path / "results.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
+    command: Command, refused: Refused, tmp_path: Path
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    arguments = ["prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scoremode.cache.os.fsync", full)
+        assert "the disk is full" in refused(*arguments)
+    assert not (tmp_path / "results.jsonl").exists()
+    assert (command(*arguments).code, len(results(tmp_path / "results.jsonl"))) == (0, 1)
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("flags", [[], ["--prompt", "a"], ["--target", "b"]])
+def test_a_prompt_and_a_target_are_needed(refused: Refused, flags: list[str]) -> None:
+    assert "--target" in refused("prob", "table:uniform", *flags)
+
+
+def test_an_empty_target_is_refused(refused: Refused) -> None:
+    """It has no token, and an empty list is never the answer to a question."""
+    assert "a target is empty" in refused("prob", "table:uniform", "--prompt", "a", "--target", "")
+
+
+def test_an_empty_prompt_without_a_bos_is_refused(refused: Refused) -> None:
+    assert "no context" in refused("prob", "table:uniform", "--prompt", "", "--target", "b")
+
+
+def test_an_empty_prompt_behind_a_bos_is_answered(command: Command, stories: Path) -> None:
+    [found] = command("prob", stories, "--prompt", "", "--target", "Once", "--json").json
+    assert found["log_prob"] < 0
+
+
+def test_a_bos_that_the_tokenizer_does_not_have_is_refused(refused: Refused) -> None:
+    assert "leave --add-bos out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--add-bos")
+
+
+def test_a_file_and_a_prompt_are_refused_together(refused: Refused, tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
+    assert "give one or the other" in refused("prob", "table:uniform", "--file", path, "--prompt", "a")
+
+
+def test_a_missing_file_is_refused(refused: Refused, tmp_path: Path) -> None:
+    assert "no.jsonl" in refused("prob", "table:uniform", "--file", tmp_path / "no.jsonl")
+
+
+@pytest.mark.parametrize("data", ["", "\n\n"])
+def test_a_file_without_pairs_is_refused(refused: Refused, tmp_path: Path, data: str) -> None:
+    (tmp_path / "pairs.jsonl").write_text(data)
+    assert "holds no pairs" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "{",
+        "[]",
+        '"prompt"',
+        '{"prompt": "a"}',
+        '{"target": "a"}',
+        '{"prompt": 1, "target": "a"}',
+        '{"prompt": "a", "target": null}',
+        '{"prompt": "a", "targets": []}',
+        '{"prompt": "a", "targets": [1]}',
+        '{"prompt": "a", "targets": "Paris"}',
+        '{"prompt": "a", "targets": {"b": "c"}}',
+    ],
+)
+def test_a_row_that_is_no_pair_says_its_line(refused: Refused, tmp_path: Path, row: str) -> None:
+    """A string for ``targets`` would otherwise be scored letter by letter."""
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "target": "b"}) + "\n" + row + "\n")
+    assert "line 2" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
+
+
+def test_a_row_that_is_not_utf_8_says_its_line(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_bytes(b'{"prompt": "a", "target": "b"}\n{"prompt": "\xff", "target": "b"}\n')
+    assert "line 2" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
+
+
+def test_a_lone_surrogate_is_refused(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "target": "\\ud800"}\n')
+    assert refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
+
+
+def test_a_pair_longer_than_the_models_context_is_refused(refused: Refused, stories: Path) -> None:
+    line = refused("prob", stories, "--prompt", "Once upon a time " * 300, "--target", " there")
+    assert "512" in line
+    assert "--context-length" not in line, "prob has no such flag"
+
+
+def test_results_into_a_folder_that_is_not_there_are_refused(refused: Refused, tmp_path: Path) -> None:
+    assert refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "no" / "r.jsonl")
+
+
+def test_results_in_the_place_of_a_folder_are_refused(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_results_do_not_replace_the_pairs_they_answer(refused: Refused, tmp_path: Path) -> None:
+    path = write_pairs(tmp_path / "pairs.jsonl", rows_of(PAIRS))
+    before = path.read_bytes()
+    refused("prob", "table:uniform", "--file", path, "--out", path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--tensor-parallel-size", "2"], ["--gpu-memory-utilization", "0.9"], ["--quantization", "fp8"]],
+    ids=lambda flags: flags[0],
+)
+def test_flags_of_another_engine_are_refused(refused: Refused, stories: Path, flags: list[str]) -> None:
+    assert flags[0] in refused("prob", stories, "--prompt", "a", "--target", "b", *flags)
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused(refused: Refused, tiny: Path, stories: Path) -> None:
+    line = refused("prob", tiny, "--prompt", "Once upon a", "--target", " time", "--tokenizer", stories)
+    assert "--tokenizer" in line

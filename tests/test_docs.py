@@ -1,0 +1,144 @@
+"""The documentation is true: every verb, flag and method is in it, its links lead somewhere, its commands run.
+
+In README.md and docs/:
+
+```console    every line "$ …" runs in a shell, in a folder of the page's own, and fails only where a refusal is shown.
+              Output shown below a command is compared, but for spaces at line ends; a line "…" stands for any lines.
+```python     runs where it uses a "table:" model; else it must only compile.
+any other     is for the eye
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scoremode.cli.main import VERBS, build_parser
+from scoremode.methods import METHODS, Method
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+EVERYTHING = "\n".join(TEXT.values())
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT[page], re.DOTALL | re.MULTILINE)
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    action = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+# ── complete ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_in_the_readme(verb: str) -> None:
+    assert f"scoremode {verb}" in TEXT[ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_flag_is_documented(verb: str) -> None:
+    flags = {flag for action in parsers()[verb]._actions for flag in action.option_strings if flag.startswith("--")}
+    missing = {flag for flag in flags - {"--help"} if not re.search(rf"{flag}(?![\w-])", EVERYTHING)}
+    assert not missing
+
+
+def test_every_flag_in_the_documentation_exists() -> None:
+    """Flags in our own commands; other tools' flags are mentioned in prose alone."""
+    known = {flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings}
+    commands = re.findall(r"^(?:\$ )?(?:.*\| )?scoremode .*$", EVERYTHING, re.MULTILINE)
+    used = {flag for command in commands for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
+    assert used
+    assert used <= known
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_every_method_has_a_page_with_its_windows_drawn(method: Method) -> None:
+    name, drawn = method.name, method.windows.__doc__ or ""
+    page = ROOT / "docs" / "methods" / f"{name}.md"
+    words = " ".join(TEXT[page].split())
+    feeds = [line for line in drawn.splitlines() if "[" in line and "score" in line]
+    assert feeds
+    for line in feeds:
+        assert " ".join(line.split()) in words
+    for link in (TEXT[ROOT / "README.md"], TEXT[ROOT / "docs" / "index.md"]):
+        assert f"methods/{name}.md" in link
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), link
+
+
+# ── true ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def shell_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A shell in an empty folder, where ``scoremode`` is this checkout's."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    script = programs / "scoremode"
+    script.write_text(f"#!{sys.executable}\nfrom scoremode.cli.main import entry\nentry()\n")
+    script.chmod(0o755)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    source = str(ROOT / "src")
+    path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": source, "SCOREMODE_CACHE": str(tmp_path / "cache")}
+
+
+def matches(shown: list[str], printed: str) -> bool:
+    """Is this what was shown? A line "…" stands for any lines, none included."""
+    parts = [r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()) + r"\n" for line in shown]
+    stripped = "".join(line.rstrip() + "\n" for line in printed.splitlines())
+    return re.fullmatch("".join(parts), stripped) is not None
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=name_of)
+def test_commands_run_and_print_what_is_shown(page: Path, shell_environment: dict[str, str]) -> None:
+    for block in blocks(page, "console"):
+        for chunk in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *shown = chunk.splitlines()
+            done = subprocess.run(
+                ["bash", "-c", command], env=shell_environment, capture_output=True, text=True, timeout=120, check=False
+            )
+            assert done.returncode in (0, 2), f"{command}\n{done.stderr}"
+            refused = bool(shown) and shown[0].startswith("scoremode: ")
+            assert (done.returncode == 2) == refused, f"{command}\n{done.stderr}"
+            if shown:
+                printed = done.stderr if refused else done.stdout
+                assert matches(shown, printed), f"{command}\n{printed}"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+def test_python_runs_on_a_table_and_compiles_elsewhere(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "python"):
+        code = compile(block, name_of(page), "exec")
+        if '"table:' in block:
+            exec(code, {"__name__": "__docs__"})
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_examples_run(example: Path, shell_environment: dict[str, str]) -> None:
+    """On a table, for speed; they say themselves how to run them on a model."""
+    command = [sys.executable, str(example), "table:uniform"]
+    done = subprocess.run(command, env=shell_environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
