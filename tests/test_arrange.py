@@ -55,8 +55,8 @@ def test_lines_as_pages_begin_at_headings_of_one_sign() -> None:
     ]
 
 
-def test_lines_as_texts_leave_blank_ones_out() -> None:
-    assert texts("lines", "texts", *LINES) == [" = Title = \n", " Some text . \n", " = Other = \n"]
+def test_lines_as_texts_keep_blank_ones_so_that_they_are_counted() -> None:
+    assert texts("lines", "texts", *LINES) == list(LINES)
 
 
 @pytest.mark.parametrize("arrangement", ["join-lines", "pages", "texts"])

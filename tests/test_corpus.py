@@ -180,7 +180,7 @@ def test_chat_files_and_text_files_do_not_mix(tmp_path: Path) -> None:
 
 def test_rows_of_one_file_are_all_text_or_all_chat(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", {"text": "one two"}, {"messages": CHAT})
-    assert "line 2" in complaint(path)
+    assert "row 2" in complaint(path)
 
 
 def test_a_field_named_messages_that_holds_text_is_refused(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_damaged_run_is_refused(tmp_path: Path, damage: str) -> None:
 
 
 def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_bytes(b'{"model": "m"}\n')
+    (tmp_path / JOURNAL).write_bytes(b'{"model": "m", "plan": "p", "engine": "e"}\n')
     with pytest.raises(RunError, match="unfinished"):
         sm.load(tmp_path)
     with pytest.raises(RunError, match="another run"):

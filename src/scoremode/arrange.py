@@ -31,7 +31,7 @@ def prepare(
     if corpus.layout == "chat":
         conversations = (cast(list[Message], row) for row in corpus.rows())
         documents = [chat_document(row, tokenizer, assistant_only=assistant_only) for row in conversations]
-        return documents, tokenize(documents, tokenizer, special=method.special)
+        return documents, tokenize(documents, tokenizer, special=False)  # the template wrote them already
     if assistant_only:
         raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
     documents = list(arrange(corpus, method.arrangement))

@@ -112,8 +112,9 @@ def ppl(
     identity = identify(asked, chosen, chosen_settings(asked.subject, chosen, options))
     folder = Path(out) if out is not None else runs.default_folder(identity)
     found = runs.claim(folder, identity, fresh=fresh)
-    if found is not None:
-        return found
+    if found is not None:  # the same text and weights may have been scored under other names
+        names = {"corpus": asked.corpus.name, "model": asked.subject.name}
+        return replace(found, manifest={**found.manifest, **names})
     worker = open_engine(asked.subject, chosen, options)
     try:
         return _score(asked, worker, identity, folder, progress)

@@ -145,7 +145,9 @@ class ByteTokenizer:
         return bytes(ids).decode("utf-8", "replace")
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
-        turns = "".join(f"{m['role']}: {m.get('content', '')}\n" for m in messages)
+        if any("content" not in m for m in messages):
+            raise ModelError("a chat row has a message without 'content'", fix="check the row")
+        turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
         return turns + "assistant: " if open_turn else turns
 
 

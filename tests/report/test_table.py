@@ -61,7 +61,7 @@ def test_infinity_is_said_in_words() -> None:
 
 
 def test_what_is_not_a_number_is_unknown() -> None:
-    assert with_error(Estimate(math.nan, None, 10, 1)) == "unknown"
+    assert with_error(Estimate(math.nan, None, 10, 1)) == "none (no whole word or byte was scored)"
 
 
 def test_a_stored_infinity_comes_back() -> None:

@@ -63,27 +63,27 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     """What ``scoremode ppl`` and ``scoremode show`` print."""
     m = run.manifest
     metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS if name in m["metrics"]}
-    table = _plain()
+    table = Facts()
     for name, label in NUMBERS:
         if name not in metrics:
             continue
-        table.add_row(
+        table.line(
             label, Text(with_error(metrics[name], percent=name == "top1_accuracy"), "bold" * (name == "perplexity"))
         )
-    table.add_row("", "")
+    table.line("", "")
     covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
     scored = f"{m['targets']:,} in {m['windows']:,} windows, {covered}"
-    table.add_row("tokens scored", scored)
-    table.add_row("errors from", f"{metrics['perplexity'].groups:,} {m['stderr_groups']}")
-    table.add_row("method", _method_line(m))
+    table.line("tokens scored", scored)
+    table.line("errors from", f"{metrics['perplexity'].groups:,} {m['stderr_groups']}")
+    table.line("method", _method_line(m))
     for note in m["notes"]:
-        table.add_row("", Text(note, "yellow"))
-    table.add_row("text", shown(f"{m['corpus']} ({m['corpus_bytes']:,} bytes, sha256 {m['corpus_sha256'][:12]}…)"))
-    table.add_row("model", shown(f"{m['model']} on {m['engine']}, {m['dtype']}, head {m['head']}, {m['device']}"))
+        table.line("", Text(note, "yellow"))
+    table.line("text", shown(f"{m['corpus']} ({m['corpus_bytes']:,} bytes, sha256 {m['corpus_sha256'][:12]}…)"))
+    table.line("model", shown(f"{m['model']} on {m['engine']}, {m['dtype']}, head {m['head']}, {m['device']}"))
     speed = m["tokens_per_second"]
     if speed is not None:
-        table.add_row("speed", f"{speed:,.0f} tokens/s ({m['forward_tokens']:,} tokens fed in {m['seconds']:.1f} s)")
-    table.add_row("plan", m["plan_digest"][:16] + "…")
+        table.line("speed", f"{speed:,.0f} tokens/s ({m['forward_tokens']:,} tokens fed in {m['seconds']:.1f} s)")
+    table.line("plan", m["plan_digest"][:16] + "…")
     parts: list[Any] = [table]
     if worst:
         parts += [Text(), Text("worst-predicted tokens", "bold"), worst_table(run, worst)]
@@ -117,24 +117,24 @@ def worst_table(run: Run, count: int) -> Table:
 
 
 def plan_table(plan: dict[str, Any]) -> list[Any]:
-    table = _plain()
-    table.add_row("method", _method_line(plan))
+    table = Facts()
+    table.line("method", _method_line(plan))
     for note in plan["notes"]:
-        table.add_row("", Text(note, "yellow"))
-    table.add_row("text", shown(f"{plan['corpus']}, {plan['documents']:,} documents, {plan['tokens']:,} tokens"))
-    table.add_row("windows", f"{plan['windows']:,}")
-    table.add_row("targets", f"{plan['targets']:,} ({100 * plan['coverage']:.1f}% of the tokens covered)")
-    table.add_row("forward tokens", f"{plan['forward_tokens']:,}")
+        table.line("", Text(note, "yellow"))
+    table.line("text", shown(f"{plan['corpus']}, {plan['documents']:,} documents, {plan['tokens']:,} tokens"))
+    table.line("windows", f"{plan['windows']:,}")
+    table.line("targets", f"{plan['targets']:,} ({100 * plan['coverage']:.1f}% of the tokens covered)")
+    table.line("forward tokens", f"{plan['forward_tokens']:,}")
     for w in plan["first_windows"]:
         lead = f"[{w['lead']}] + " if w["lead"] >= 0 else ""
         line = f"feeds {lead}{w['feeds_from']}…{w['feeds_to'] - 1}, scores {w['scores_from']}…{w['scores_to'] - 1}"
-        table.add_row("", Text(line, "dim"))
+        table.line("", Text(line, "dim"))
     memory = plan["memory"]
     line = ", ".join(
         f"{name.replace('_', ' ')} {_bytes(memory[name])}" for name in ("weights", "activations", "logits")
     )
-    table.add_row("memory, about", f"{line} (logits whole would be {_bytes(memory['logits_if_whole'])})")
-    table.add_row("plan digest", plan["plan_digest"])
+    table.line("memory, about", f"{line} (logits whole would be {_bytes(memory['logits_if_whole'])})")
+    table.line("plan digest", plan["plan_digest"])
     return [table]
 
 
@@ -176,14 +176,19 @@ def _boundary_notes(results: Iterable[SequenceScore]) -> list[Text]:
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> list[Any]:
-    table = _plain()
+    table = Facts()
     for name, text in rows:
-        table.add_row(Text(name, "bold"), text)
+        table.line(Text(name, "bold"), text)
     return [table]
 
 
-def _plain() -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 3, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
+class Facts(Table):
+    """Labels and values, two columns; a plain string is shown as it is, never read as markup."""
+
+    def __init__(self) -> None:
+        super().__init__(box=None, show_header=False, padding=(0, 3, 0, 0))
+        self.add_column(style="dim", no_wrap=True)
+        self.add_column(overflow="fold")
+
+    def line(self, label: str | Text, value: str | Text) -> None:
+        self.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in (label, value)))
