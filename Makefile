@@ -22,7 +22,7 @@ $(VENV)/.dev: $(VENV)/.core
 	touch $@
 
 demo: $(VENV)/.core ## install, then perplexity and sequence probability on the embedded model and text
-	$(BIN)/scoremode ppl smollm2-135m --corpus python-docs --num-samples 12 --context-length 512 --stride 256 --out runs/demo --fresh
+	$(BIN)/scoremode ppl smollm2-135m --corpus python-docs --num-samples 5 --context-length 512 --stride 256 --out runs/demo --fresh
 	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
 
 test: $(VENV)/.dev lint ## install, then lint, types and the whole suite

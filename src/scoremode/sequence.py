@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,8 @@ class SequenceProbability:
         if isinstance(engine, Engine):
             self.engine = engine
         else:
-            self.engine = open_engine(self.subject, engine_name(engine, self.subject), options)
+            shared = replace(options, shares_prompts=True)
+            self.engine = open_engine(self.subject, engine_name(engine, self.subject), shared)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for stored results to be these."""

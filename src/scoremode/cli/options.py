@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from scoremode.errors import OptionError
+
 if TYPE_CHECKING:
     from scoremode.engines.base import EngineOptions
 
@@ -32,7 +34,13 @@ ENGINE = (
     "head",
     "quantization",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
     "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "enforce_eager",
+    "allow_untested_vllm",
     "trust_remote_code",
 )
 
@@ -79,12 +87,34 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--device", help="cpu, cuda, cuda:N, or auto for several GPUs")
     engine.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward pass")
     engine.add_argument("--head", choices=("exact", "as-served"), help="logits in float32, or as the model rounds them")
-    engine.add_argument("--quantization", metavar="NAME", help="for engines that serve quantized weights")
-    engine.add_argument("--tensor-parallel-size", type=int, metavar="N")
-    engine.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE")
     engine.add_argument(
         "--trust-remote-code", action="store_true", help="run code that the model brings; off unless given"
     )
+
+
+def add_vllm(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine vllm", "under vLLM's own names; None is vLLM's own choice")
+    engine.add_argument("--quantization", metavar="NAME", help="of the checkpoint, where it does not say so itself")
+    engine.add_argument("--tensor-parallel-size", type=int, metavar="N")
+    engine.add_argument("--pipeline-parallel-size", type=int, metavar="N")
+    engine.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE")
+    engine.add_argument("--kv-cache-dtype", metavar="DTYPE", help="as in fp8")
+    engine.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="tokens in one forward pass")
+    engine.add_argument("--max-model-len", type=int, metavar="N", help="default: the longest window of the plan")
+    engine.add_argument("--enforce-eager", action="store_true", default=None, help="no CUDA graphs, no compilation")
+    engine.add_argument("--engine-arg", action="append", metavar="NAME=VALUE", help="any other argument of vllm.LLM")
+    engine.add_argument("--allow-untested-vllm", action="store_true", default=None)
+
+
+def engine_arg(text: str) -> tuple[str, Any]:
+    """``name=value``, the value read as JSON where it is JSON."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise OptionError(f"--engine-arg {text} is not NAME=VALUE", fix="as in --engine-arg max_num_seqs=64")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +129,8 @@ def engine_options(parsed: argparse.Namespace) -> EngineOptions:
     from scoremode.engines.base import EngineOptions
 
     given = {name: getattr(parsed, name) for name in ENGINE}
-    return EngineOptions(**{**given, "trust_remote_code": given["trust_remote_code"] or None})
+    more = tuple(engine_arg(text) for text in parsed.engine_arg or ()) or None
+    return EngineOptions(**{**given, "trust_remote_code": given["trust_remote_code"] or None, "engine_args": more})
 
 
 def print_json(value: Any) -> None:

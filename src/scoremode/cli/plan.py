@@ -11,6 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_question(parser)
     options.add_engine(parser)
+    options.add_vllm(parser)
     options.add_json(parser)
 
 

@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_question(parser)
     options.add_engine(parser)
+    options.add_vllm(parser)
     keep = parser.add_argument_group("run")
     keep.add_argument("--out", metavar="DIR", help="keep the run there; an interrupted one goes on from there")
     keep.add_argument("--fresh", action="store_true", help="score again even if a run is there, and replace it")

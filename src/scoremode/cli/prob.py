@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--add-bos", action="store_true", help="put a BOS in front where the tokenizer does not")
     options.add_engine(parser)
+    options.add_vllm(parser)
     options.add_json(parser)
 
 

@@ -21,12 +21,34 @@ class EngineOptions:
     head: str | None = None  # "exact" or "as-served"
     quantization: str | None = None
     tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
     gpu_memory_utilization: float | None = None
+    kv_cache_dtype: str | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    enforce_eager: bool | None = None
+    engine_args: tuple[tuple[str, Any], ...] | None = None  # any other argument of vllm.LLM
+    allow_untested_vllm: bool | None = None
     trust_remote_code: bool | None = None
+    shares_prompts: bool | None = None  # many windows begin alike: worth a prefix cache
 
     def given(self) -> dict[str, Any]:
         """Options that were chosen, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+
+
+OF_VLLM = {
+    "quantization",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "enforce_eager",
+    "engine_args",
+    "allow_untested_vllm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,5 +93,6 @@ def refuse_options(engine: str, options: EngineOptions, accepted: set[str], else
     for name, value in options.given().items():
         if name in accepted or value is False:
             continue
-        flag = "--" + name.replace("_", "-")
-        raise OptionError(f"{flag} does not apply to the {engine} engine", fix=elsewhere.get(name, f"leave {flag} out"))
+        flag = "--engine-arg" if name == "engine_args" else "--" + name.replace("_", "-")
+        fix = elsewhere.get(name, f"leave {flag} out" + (", or use --engine vllm" if name in OF_VLLM else ""))
+        raise OptionError(f"{flag} does not apply to the {engine} engine", fix=fix)

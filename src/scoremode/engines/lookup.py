@@ -12,8 +12,12 @@ from scoremode.tokens import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 
 ENGINES = {
     "transformers": "any causal LM that Transformers loads, in this process (the default)",
+    "vllm": "quantized weights as they are served, any parallel size: pip install 'scoremode[vllm]'",
     "table": "answers known in closed form: table:uniform and table:successor, over bytes",
 }
+
+
+FOR_ALL = {"trust_remote_code", "shares_prompts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,18 @@ def engine_name(wanted: str | None, subject: Subject) -> str:
     return wanted
 
 
-def open_engine(subject: Subject, name: str, options: EngineOptions) -> Engine:
-    """Start an engine on a model: this is where weights are loaded."""
+def open_engine(subject: Subject, name: str, options: EngineOptions, longest: int | None = None) -> Engine:
+    """Start an engine on a model: here weights are loaded. ``longest`` is the longest window that will come."""
     if name == "table":
         from scoremode.engines.table import TableEngine
 
-        refuse_options("table", options, {"trust_remote_code"}, {})
+        refuse_options("table", options, FOR_ALL, {})
         return TableEngine.named(subject.name.removeprefix("table:"))
+    if name == "vllm":
+        from scoremode.engines.vllm.engine import VllmEngine
+
+        assert subject.facts is not None
+        return VllmEngine.load(subject.facts, options, longest)
     from scoremode.engines.transformers import TransformersEngine
 
     assert subject.facts is not None
@@ -74,8 +83,14 @@ def chosen_settings(subject: Subject, name: str, options: EngineOptions) -> dict
     """What the engine would use, decided before it starts: a stored run is found without loading a weight."""
     given = {k: v for k, v in options.given().items() if v is not False}
     if name == "table":
-        refuse_options("table", options, {"trust_remote_code"}, {})
+        refuse_options("table", options, FOR_ALL, {})
         return given
+    if name == "vllm":
+        from scoremode.engines.vllm import support
+        from scoremode.engines.vllm.options import VllmOptions
+
+        VllmOptions.from_engine_options(options).arguments()  # refuses what cannot be scored with
+        return {**given, "vllm": support.installed_version()}
     from scoremode.engines.transformers import chosen_device_and_dtype
 
     assert subject.facts is not None

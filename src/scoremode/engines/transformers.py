@@ -24,7 +24,7 @@ from scoremode.head.definition import Columns
 from scoremode.models import ModelFacts
 from scoremode.types import Answers, Bools, Ids, Ints, Window, WindowSource
 
-ACCEPTED = {"dtype", "device", "batch_tokens", "head", "trust_remote_code"}
+ACCEPTED = {"dtype", "device", "batch_tokens", "head", "trust_remote_code", "shares_prompts"}
 ELSEWHERE = {
     "tensor_parallel_size": "several GPUs are used through --device auto; tensor parallelism needs --engine vllm",
     "gpu_memory_utilization": "use --batch-tokens N to bound memory; --gpu-memory-utilization needs --engine vllm",

@@ -1,0 +1,105 @@
+"""Round-to-nearest compressed-tensors checkpoints of a model: no data, no llmcompressor, seconds each.
+
+    python make_checkpoints.py MODEL OUT w8a8 fp8            the two that vLLM also serves on a CPU
+    python make_checkpoints.py MODEL OUT --all               also w8a16 w4a16 w4a16-asym nvfp4a16, for a GPU
+
+The head stays unquantized, as in nearly all published checkpoints, unless a name ends in "+head".
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    QuantizationStatus,
+    apply_quantization_config,
+)
+from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+GROUP = 64  # 128, the preset's, does not divide SmolLM2's hidden size of 576
+PRESETS = {
+    "w8a8": "W8A8",
+    "fp8": "FP8_DYNAMIC",
+    "w8a16": "W8A16",
+    "w4a16": "W4A16",
+    "w4a16-asym": "W4A16_ASYM",
+    "nvfp4a16": "NVFP4A16",
+}
+ON_CPU = ("w8a8", "fp8")
+
+
+def scheme_named(name: str) -> QuantizationScheme:
+    scheme = preset_name_to_scheme(PRESETS[name], ["Linear"])
+    if scheme.weights.group_size == 128:
+        scheme.weights.group_size = GROUP
+    return scheme
+
+
+def grouped(weight: torch.Tensor, args: QuantizationArgs) -> torch.Tensor:
+    """The weight as (outputs, groups, members): what shares one scale lies in the last axis."""
+    size = args.group_size if args.group_size and args.group_size > 0 else weight.shape[1]
+    return weight.reshape(len(weight), -1, size)
+
+
+def round_to_nearest(module: Any) -> None:
+    """Set a layer's scales (and zero points) from nothing but its own weight."""
+    args = module.quantization_scheme.weights
+    low, high = grouped(module.weight, args).aminmax(dim=-1)
+    fourbit_float = args.num_bits == 4 and args.type == "float"
+    global_scale = generate_gparam(low.min(), high.max()) if fourbit_float else None
+    scale, zero_point = calculate_qparams(low, high, args, global_scale)
+    module.weight_scale.data.copy_(scale)
+    if global_scale is not None:
+        module.weight_global_scale.data.copy_(global_scale)
+    if not args.symmetric:
+        module.weight_zero_point.data.copy_(zero_point)
+
+
+def make(model: str, folder: Path, name: str) -> Path:
+    """Write MODEL quantized as ``name`` to a folder, with the tokenizer's files."""
+    from transformers import AutoModelForCausalLM
+
+    base, plus, _ = name.partition("+")
+    network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme_named(base)},
+        ignore=[] if plus else ["lm_head"],
+        quantization_status=QuantizationStatus.INITIALIZED,
+    )
+    apply_quantization_config(network, config)
+    with torch.no_grad():
+        for module in network.modules():
+            if getattr(module, "quantization_scheme", None) is not None:
+                round_to_nearest(module)
+                module.quantization_status = QuantizationStatus.FROZEN
+    compressor = ModelCompressor.from_pretrained_model(network)
+    compressor.compress_model(network)
+    network.save_pretrained(folder)
+    compressor.update_config(str(folder))
+    for file in Path(model).glob("*token*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PRESETS)}")
+    parser.add_argument("--all", action="store_true")
+    given = parser.parse_args()
+    for name in PRESETS if given.all else given.names or ON_CPU:
+        print(make(given.model, given.out / name, name), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""The engine: windows go to vLLM's scheduler many at a time, answers come back as each prompt ends."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.base import Engine, EngineFacts, EngineOptions
+from scoremode.engines.vllm import support
+from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.start import one_line, start, stop
+from scoremode.engines.vllm.wire import Question, Words, join, unpack, width
+from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.models import ModelFacts
+from scoremode.types import Answers, Bools, Ids, Window, WindowSource
+
+STEPS_AHEAD = 8  # batches of prompts waiting behind the one being computed: the scheduler never runs dry
+SMALLEST_BATCH = 256  # tokens
+TEST_TOKENS, TEST_TARGETS = 12, 3
+
+
+class VllmEngine(Engine):
+    """Scores with the kernels that vLLM serves with.
+
+    >>> with VllmEngine("HuggingFaceTB/SmolLM2-135M") as engine:        # doctest: +SKIP
+    ...     for index, answers in engine.score(plan, np.zeros(len(plan), bool)):
+    ...         ...
+    """
+
+    def __init__(self, model: str, options: VllmOptions | None = None, *, tokenizer: bool = False) -> None:
+        self.model, self.options, self._tokenizer = model, options or VllmOptions(), tokenizer
+        self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
+        self.llm: Any = None
+        self._begin()
+
+    @staticmethod
+    def load(facts: ModelFacts, options: EngineOptions, longest: int | None = None) -> VllmEngine:
+        return VllmEngine(str(facts.path), VllmOptions.from_engine_options(options, longest))
+
+    def _begin(self) -> None:
+        """Start vLLM, and refuse to go on unless our rows are those of its own ``compute_logits``."""
+        arguments = self.options.arguments()
+        version = support.installed_version()
+        support.check_version(version, self.options.allow_untested_vllm)
+        support.check_plugin()
+        self.log = VllmLog()
+        self.llm = start(self.model, arguments, self.options, self._tokenizer, self.log)
+        try:
+            config = self.llm.llm_engine.vllm_config
+            self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
+            self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
+            self._block = int(config.cache_config.block_size)
+            self._longest = int(config.model_config.max_model_len)
+            self._vocabulary = int(config.model_config.get_vocab_size())
+            self._dtype = str(config.model_config.dtype).removeprefix("torch.")
+            self._asked = 0
+            self._gather = False
+            exact, vocabulary = self._self_test(version)
+            self.facts = self._facts(version, exact, vocabulary)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> VllmEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        """Answers of every window that is not ``done``, as they finish.
+
+        vLLM batches by what is in flight, so an interrupted run ends in the same numbers only up to float noise.
+        Where memory runs out, vLLM is started again with smaller batches, and only what is missing is scored.
+        """
+        answered = done.copy()
+        while not answered.all():
+            try:
+                for index, answers in self._stream(source, answered.copy()):
+                    answered[index] = True
+                    yield index, answers
+            except EngineError:
+                if not self._begin_smaller():
+                    raise
+
+    def _begin_smaller(self) -> bool:
+        """After running out of memory: half the tokens a batch, down to a floor."""
+        tokens = self._batch_tokens // 2
+        if not self.log.ran_out_of_memory() or tokens < SMALLEST_BATCH:
+            return False
+        print(f"scoremode: out of memory; vLLM starts again with --max-num-batched-tokens {tokens}", file=sys.stderr)
+        self.close()
+        self.options = replace(self.options, max_num_batched_tokens=tokens)
+        self._begin()
+        return True
+
+    def _stream(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        """One pass over what is not done; a bounded number of prompts is in flight."""
+        order = _order(source, done)
+        shared = _shared(source) if self.options.prefix_caching else np.zeros(len(source), bool)
+        jobs: deque[_Job] = deque()  # what is still missing of windows that the prefix cache answered in part
+        flying: dict[str, _Job] = {}
+        fresh = iter(order)
+        waiting = True
+        try:
+            while waiting or flying or jobs:
+                while self._has_room(flying):
+                    job = jobs.popleft() if jobs else self._next(source, shared, fresh)
+                    if job is None:
+                        waiting = False
+                        break
+                    if len(job.window.rows) == 0:
+                        yield job.index, _no_answers(job.window)
+                        continue
+                    flying[self._ask(job)] = job
+                for output in self._step() if flying else ():
+                    job = flying.pop(output.request_id)
+                    self.cached_tokens += int(getattr(output, "num_cached_tokens", 0) or 0)
+                    rest = job.take(np.asarray(output.outputs.data), self._block)
+                    if rest is not None:
+                        jobs.append(rest)
+                    else:
+                        yield job.index, job.answers()
+        finally:
+            self._forget(flying)
+
+    def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int]) -> _Job | None:
+        index = next(fresh, None)
+        if index is None:
+            return None
+        window = source.window(index)
+        self._check(window, index)
+        return _Job(index, window, read_cache=bool(shared[index]), vocabulary=source.vocabulary or 0)
+
+    def _has_room(self, flying: dict[str, _Job]) -> bool:
+        tokens = sum(len(job.window.ids) for job in flying.values())
+        return len(flying) < 2 or (tokens < STEPS_AHEAD * self._batch_tokens and len(flying) < self._most_requests)
+
+    def _check(self, window: Window, index: int) -> None:
+        """What vLLM would answer with a crash of its workers is refused here."""
+        if len(window.ids) > self._longest:
+            raise InputError(
+                f"window {index} has {len(window.ids)} tokens, the engine takes {self._longest}",
+                fix=f"give --context-length {self._longest}, or a larger --max-model-len",
+            )
+        for ids in (window.ids, window.targets):
+            if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < self._vocabulary):
+                raise InputError(
+                    f"window {index} has ids outside the model's {self._vocabulary} tokens", fix="check the tokenizer"
+                )
+
+    def _ask(self, job: _Job) -> str:
+        question = Question(job.window.rows, job.window.targets, gather=self._gather, vocabulary=job.vocabulary)
+        return self._submit(job.window.ids, question, job.read_cache)
+
+    def _submit(self, ids: Ids, question: Question, read_cache: bool = False) -> str:
+        from vllm import PoolingParams
+
+        from scoremode.engines.vllm.pooler import TASK
+
+        self._asked += 1
+        name = f"scoremode-{self._asked}"
+        params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=question.to_kwargs())
+        # a dict with "type" is what vLLM's own renderer hands on: nothing is tokenized, truncated or copied again
+        self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
+        return name
+
+    def _step(self) -> list[Any]:
+        try:
+            return [output for output in self.llm.llm_engine.step() if output.finished]
+        except ScoremodeError:
+            raise
+        except Exception as error:
+            why = self.log.cause() or one_line(error)
+            raise EngineError(
+                f"vLLM stopped ({why})", fix=f"repeat the command to go on from what was scored; {self.log.where()}"
+            ) from None
+
+    def _forget(self, flying: dict[str, _Job]) -> None:
+        """Nobody reads on: let vLLM drop what is in flight. A dead engine has dropped it already."""
+        if flying:
+            with contextlib.suppress(Exception):
+                self.llm.llm_engine.abort_request(list(flying))
+
+    # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _self_test(self, version: str) -> tuple[bool, int]:
+        """Our rows against those of the model's own ``compute_logits``: (exact head?, vocabulary), or an error."""
+        verdicts = []
+        for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
+            error, allowed, exact, vocabulary = self._try_head(gather)
+            if error <= allowed:
+                # models that mask logits by index are wrong on shards but right on gathered logits
+                self._gather = gather
+                return exact, vocabulary
+            verdicts.append(f"{error:.3g} nats (allowed: {allowed:.3g})")
+        raise EngineError(
+            f"self-test failed: our rows differ from compute_logits of vLLM {version} by {', '.join(verdicts)}",
+            fix="use --head as-served or --engine transformers, and please report model and version",
+        )
+
+    def _try_head(self, gather: bool) -> tuple[float, float, bool, int]:
+        ids = np.linspace(1, self._vocabulary - 1, min(TEST_TOKENS, self._longest)).astype(np.int32)
+        rows = np.arange(len(ids), dtype=np.int32)  # the last row too
+        targets = np.stack([np.roll(ids, -1), ids, np.roll(ids, 3)], axis=1)
+        name = self._submit(ids, Question(rows, targets, gather=gather, self_test=True))
+        outputs: list[Any] = []
+        while not outputs:
+            outputs = [o for o in self._step() if o.request_id == name]
+        return compare(np.asarray(outputs[0].outputs.data), self._dtype)
+
+    def _facts(self, version: str, exact: bool, vocabulary: int) -> EngineFacts:
+        import torch
+        import transformers
+        from vllm.platforms import current_platform
+
+        config = self.llm.llm_engine.vllm_config
+        return EngineFacts(
+            engine="vllm",
+            dtype=self._dtype,
+            device=str(current_platform.get_device_name()),
+            head="exact-fp32" if exact else "as-served",
+            vocabulary=vocabulary,
+            context_length=self._longest,
+            versions={"vllm": version, "torch": torch.__version__, "transformers": transformers.__version__},
+            settings={
+                "quantization": config.model_config.quantization,
+                "tensor_parallel_size": self.options.tensor_parallel_size,
+                "pipeline_parallel_size": self.options.pipeline_parallel_size,
+                "kv_cache_dtype": str(config.cache_config.cache_dtype),
+                "max_num_batched_tokens": self._batch_tokens,
+                "enforce_eager": bool(config.model_config.enforce_eager),
+                "prefix_caching": self.options.prefix_caching,
+                "gathered_logits": self._gather,
+            },
+        )
+
+    def close(self) -> None:
+        """Stop every process that vLLM started, and wait for them."""
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            stop(llm)
+            if sys.exc_info()[0] is None:
+                self.log.discard()
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A window on its way: what was asked, and what has been answered of it (always its last lines)."""
+
+    index: int
+    window: Window  # what is asked now: all, or only the front that the prefix cache swallowed
+    read_cache: bool
+    vocabulary: int = 0  # ids from here on get no probability; 0: all
+    back: Answers | None = None
+
+    def take(self, words: Words, block: int) -> _Job | None:
+        """Add an answer; the job that asks for what is missing, None when nothing is.
+
+        Rows inside a cached prefix are never computed, so they have no answer. They are asked again with a prompt that
+        ends with the last of them: vLLM always computes the last token, and the block it lies in.
+        """
+        k = self.window.targets.shape[1]
+        words = words.reshape(-1, width(k))
+        missing = len(self.window.rows) - len(words)
+        got = unpack(words, k)
+        self.back = got if self.back is None else join(got, self.back)
+        if missing == 0:
+            return None
+        rows = self.window.rows[:missing]
+        front = replace(
+            self.window, ids=self.window.ids[: int(rows[-1]) + 1], rows=rows, targets=self.window.targets[:missing]
+        )
+        near_the_end = int(rows[-1]) - int(rows[0]) < block
+        cached = self.read_cache and near_the_end and len(words) > 0
+        return _Job(self.index, front, cached, self.vocabulary, self.back)
+
+    def answers(self) -> Answers:
+        assert self.back is not None, "a job without an answer"
+        return self.back
+
+
+def compare(words: Words, dtype: str) -> tuple[float, float, bool, int]:
+    """Self-test words -> (largest difference in nats, what rounding allows, exact head?, vocabulary)."""
+    line = width(TEST_TARGETS)
+    if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3:
+        raise EngineError(
+            f"self-test failed: vLLM answered with {words.dtype} {words.shape} instead of scores",
+            fix="this architecture has a pooler of its own; use --engine transformers",
+        )
+    ours, theirs = unpack(words[:, :line], TEST_TARGETS), unpack(words[:, line : 2 * line], TEST_TARGETS)
+    size = float(np.ascontiguousarray(words[:, 2 * line : 2 * line + 1]).view(np.float32).max())
+    gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in ("logprob", "entropy", "top_logprob")]
+    step = {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 2**-24)  # of rounding a logit of size 1
+    error = float(np.max(gaps))
+    allowed = 2e-3 + 4 * step * size
+    # NaN compares false, and a NaN gap must fail
+    return (error if np.isfinite(error) else float("inf")), allowed, bool(words[0, -2]), int(words[0, -1])
+
+
+def _order(source: WindowSource, done: Bools) -> list[int]:
+    """Windows to score: in plan order, those with a common beginning next to each other."""
+    todo = np.flatnonzero(~done)
+    if source.prefix_group is not None:
+        todo = todo[np.argsort(source.prefix_group[todo], kind="stable")]
+    return [int(i) for i in todo]
+
+
+def _shared(source: WindowSource) -> Bools:
+    """Windows that share their beginning with another."""
+    if source.prefix_group is None:
+        return np.zeros(len(source), bool)
+    _, inverse, counts = np.unique(source.prefix_group, return_inverse=True, return_counts=True)
+    shared: Bools = counts[inverse] > 1
+    return shared
+
+
+def _no_answers(window: Window) -> Answers:
+    k = window.targets.shape[1]
+    return unpack(np.zeros((0, width(k)), np.int32), k)

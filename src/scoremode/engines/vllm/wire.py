@@ -1,0 +1,83 @@
+"""How questions and answers cross vLLM's process boundary: raw int32, no object per token.
+
+A question rides in ``PoolingParams.extra_kwargs`` as bytes (an array would not be decoded on the other side). An answer
+is one int32 tensor, a line per row, floats stored by their bits so that ids and ranks stay exact:
+
+    logprob × k | rank × k | entropy | top | top_logprob
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.types import Answers, Ids
+
+KEY = "scoremode"
+Words = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What is asked of one prompt."""
+
+    rows: Ids  # (m,) ascending positions in the prompt
+    targets: Ids  # (m, k)
+    vocabulary: int = 0  # ids from here on get no probability; 0: all
+    gather: bool = False  # reduce gathered logits instead of each shard's own
+    self_test: bool = False  # answer a second time, through the model's own compute_logits
+
+    def to_kwargs(self) -> dict[str, Any]:
+        packed: dict[str, Any] = {
+            "rows": np.ascontiguousarray(self.rows, np.int32).tobytes(),
+            "targets": np.ascontiguousarray(self.targets, np.int32).tobytes(),
+            "k": int(self.targets.shape[1]),
+        }
+        flags = {name: getattr(self, name) for name in ("vocabulary", "gather", "self_test") if getattr(self, name)}
+        return {KEY: packed | flags}
+
+    @staticmethod
+    def from_kwargs(kwargs: dict[str, Any] | None) -> Question | None:
+        """The question of a request, None where it has none and wants its own tokens scored."""
+        packed = (kwargs or {}).get(KEY)
+        if not packed:
+            return None
+        return Question(
+            rows=np.frombuffer(packed["rows"], np.int32),
+            targets=np.frombuffer(packed["targets"], np.int32).reshape(-1, packed["k"]),
+            vocabulary=int(packed.get("vocabulary", 0)),
+            gather=bool(packed.get("gather")),
+            self_test=bool(packed.get("self_test")),
+        )
+
+    @staticmethod
+    def own_tokens(ids: npt.NDArray[Any]) -> Question:
+        """Every token but the first, each predicted from the row before it: what a request without a question asks."""
+        targets = np.asarray(ids[1:], np.int32)
+        return Question(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
+
+
+def width(k: int) -> int:
+    """Words in a line of answer with k targets."""
+    return 2 * k + 3
+
+
+def unpack(words: Words, k: int) -> Answers:
+    """Answers from lines of int32 words (m, width)."""
+    words = np.ascontiguousarray(words)
+    floats = words.view(np.float32)
+    return Answers(
+        logprob=floats[:, :k].astype(np.float64),
+        rank=words[:, k : 2 * k].astype(np.int64),
+        entropy=floats[:, 2 * k].astype(np.float64),
+        top=words[:, 2 * k + 1].copy(),
+        top_logprob=floats[:, 2 * k + 2].astype(np.float64),
+    )
+
+
+def join(front: Answers, back: Answers) -> Answers:
+    """The lines of ``front``, then those of ``back``."""
+    return Answers(*(np.concatenate([getattr(front, n), getattr(back, n)]) for n in Answers.__slots__))

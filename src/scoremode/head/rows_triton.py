@@ -1,0 +1,111 @@
+"""Partials of rows of logits in one pass over them, on a GPU with Triton.
+
+Each logit is read once and gives everything: largest, where, Σexp, Σexp·x, and how many rank before each target. Every
+lane of a program keeps numbers of its own, and the lanes are joined once at the end, in a fixed order: the result is
+the same bits on every run and does not depend on which rows share a launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LANES = 2048
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _reduce_row(  # type: ignore[no-untyped-def]  # noqa: PLR0917  # a kernel takes pointers one by one
+    logits,
+    row_stride,
+    width,
+    targets,
+    at_target,
+    first_id,
+    largest_out,
+    where_out,
+    total_out,
+    weighted_out,
+    before_out,
+    k: tl.constexpr,
+    k_padded: tl.constexpr,
+    lanes: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, lanes)
+    far = -3.0e38
+    largest = tl.full((lanes,), far, tl.float32)
+    where = tl.full((lanes,), 2147483647, tl.int32)
+    total = tl.zeros((lanes,), tl.float32)
+    weighted = tl.zeros((lanes,), tl.float32)
+    any_nan = tl.zeros((lanes,), tl.int32)
+    slot = tl.arange(0, k_padded)
+    asked = slot < k
+    target = tl.load(targets + row * k + slot, mask=asked, other=0) - first_id
+    value = tl.load(at_target + row * k + slot, mask=asked, other=float("inf"))
+    before = tl.zeros((k_padded,), tl.int32)
+    for begin in range(0, width, lanes):
+        ids = begin + lane
+        real = ids < width
+        x = tl.load(logits + row * row_stride + ids, mask=real, other=float("-inf")).to(tl.float32)
+        any_nan = any_nan | ((x != x) & real).to(tl.int32)  # noqa: PLR0124  # Triton's isnan
+        better = x > largest
+        new = tl.where(better, x, largest)
+        shrink = tl.exp(largest - new)
+        gap = tl.maximum(x - new, -1.0e4)
+        p = tl.where(real & (x > far), tl.exp(gap), 0.0)
+        weighted = shrink * (weighted + (largest - new) * total) + p * gap
+        total = shrink * total + p
+        where = tl.where(better, ids, where)
+        largest = new
+        if k == 1:
+            # one number to compare with: no second axis
+            v = tl.sum(tl.where(asked, value, 0.0))
+            t = tl.sum(tl.where(asked, target, 0))
+            ahead = ((x > v) | ((x == v) & (ids < t))) & real
+            before += tl.where(asked, tl.sum(ahead.to(tl.int32)), 0)
+        else:
+            ahead = (x[None, :] > value[:, None]) | ((x[None, :] == value[:, None]) & (ids[None, :] < target[:, None]))
+            before += tl.sum((ahead & real[None, :]).to(tl.int32), 1)
+    top = tl.max(largest, 0)
+    drop = largest - top
+    share = tl.where(total > 0, tl.exp(drop), 0.0)
+    poison = tl.where(tl.max(any_nan, 0) > 0, float("nan"), 0.0)
+    sum_total = tl.sum(share * total, 0)
+    sum_weighted = tl.sum(tl.where(total > 0, share * (weighted + drop * total), 0.0), 0)
+    tl.store(largest_out + row, tl.where(top <= far, float("-inf"), top) + poison)
+    tl.store(where_out + row, tl.min(tl.where(largest == top, where, 2147483647), 0) + first_id)
+    tl.store(total_out + row, sum_total + poison)
+    tl.store(weighted_out + row, sum_weighted)
+    tl.store(before_out + row * k + slot, before, mask=asked)
+
+
+def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> tuple[Tensor, ...]:
+    """(largest, where, total, weighted, before) of logits (n, width) whose columns are the ids from ``first_id`` on."""
+    n, k = targets.shape
+    floats = torch.empty(3, n, dtype=torch.float32, device=x.device)
+    where = torch.empty(n, dtype=torch.int32, device=x.device)
+    before = torch.empty(n, k, dtype=torch.int32, device=x.device)
+    assert x.stride(1) == 1, "logits of a row lie side by side"
+    launch: Any = _reduce_row[(n,)]
+    launch(
+        x,
+        x.stride(0),
+        x.shape[1],
+        targets.contiguous(),
+        at_target.contiguous(),
+        first_id,
+        floats[0],
+        where,
+        floats[1],
+        floats[2],
+        before,
+        k=k,
+        k_padded=triton.next_power_of_2(k),
+        lanes=LANES if k <= 4 else 256,
+        num_warps=8,
+    )
+    return floats[0], where.long(), floats[1], floats[2], before.long()

@@ -1,0 +1,150 @@
+"""Engines and judges, shared: an engine start costs half a minute on two cores."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.options import VllmOptions
+from scoremode.head.definition import define_columns
+from scoremode.types import Answers, Ids, Window, WindowList
+from tests.makers import make_small_llama, make_tokenizer
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests here start real engines, and are left out, saying why, where vLLM is not installed."""
+    absent = importlib.util.find_spec("vllm") is None
+    for item in items:
+        if "engines/vllm/" in item.nodeid:
+            item.add_marker(pytest.mark.slow)
+            if absent:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed: make test installs it"))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    from scoremode.models import resolve
+
+    return resolve("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama4h")
+    make_tokenizer(folder, adds_bos=False)
+    return make_small_llama(folder)
+
+
+@pytest.fixture(scope="session")
+def quantize() -> Callable[[str, Path, str], Path]:
+    """``make(model, folder, name)`` of the script that users have."""
+    spec = importlib.util.spec_from_file_location("make_checkpoints", EXAMPLES / "make_checkpoints.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    make: Callable[[str, Path, str], Path] = module.make
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_ids(smollm2: Path) -> Ids:
+    from scoremode.corpus import load
+    from scoremode.tokens import HuggingFaceTokenizer
+
+    text = "\n\n".join(load("python-docs").texts())[:20_000]
+    return HuggingFaceTokenizer.load(smollm2).encode(text, special=False).ids
+
+
+@contextmanager
+def engine_of(model: Path, **options: Any) -> Iterator[VllmEngine]:
+    with VllmEngine(str(model), replace(VllmOptions(max_model_len=512), **options)) as engine:
+        yield engine
+
+
+@contextmanager
+def ordinary(model: Path, **arguments: Any) -> Iterator[Any]:
+    """An ordinary engine, with the plugin installed: the oracle beside ours."""
+    from vllm import LLM
+
+    from scoremode.engines.vllm.start import stop
+    from scoremode.engines.vllm.support import environment
+
+    with environment({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}, {}):
+        llm = LLM(str(model), enforce_eager=True, **arguments)
+    try:
+        yield llm
+    finally:
+        stop(llm)
+
+
+def own(ids: Any) -> Window:
+    """Every token but the first, from the row before it."""
+    ids = np.asarray(ids, np.int32)
+    return Window(ids=ids, rows=np.arange(len(ids) - 1, dtype=np.int32), targets=ids[1:, None])
+
+
+def score(
+    engine: VllmEngine, windows: list[Window], groups: Any = None, vocabulary: int | None = None
+) -> list[Answers]:
+    source = WindowList(tuple(windows), prefix_group=groups, vocabulary=vocabulary)
+    found = dict(engine.score(source, np.zeros(len(windows), np.bool_)))
+    assert sorted(found) == list(range(len(windows))), "each window exactly once"
+    return [found[i] for i in range(len(windows))]
+
+
+class Judge:
+    """Transformers in float32, reduced by the definition in float64."""
+
+    def __init__(self, model: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def logits(self, window: Window) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = self.model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0]
+        return logits[window.rows.tolist()]
+
+    def check(self, window: Window, answers: Answers, nats: float, vocabulary: int | None = None) -> None:
+        """Every number within ``nats``, every rank one that logits within ``nats`` of these could have."""
+        x, targets = self.logits(window)[:, :vocabulary], torch.from_numpy(window.targets.astype(np.int64))
+        columns = define_columns(x, targets)
+        for name in ("logprob", "entropy", "top_logprob"):
+            gap = np.abs(getattr(answers, name) - getattr(columns, name).numpy()).max(initial=0.0)
+            assert gap <= nats, f"{name} differs by {gap} nats"
+        at = x.gather(1, targets)
+        best = 1 + torch.stack([(x > at[:, j : j + 1] + 2 * nats).sum(1) for j in range(at.shape[1])], 1).numpy()
+        worst = torch.stack([(x >= at[:, j : j + 1] - 2 * nats).sum(1) for j in range(at.shape[1])], 1).numpy()
+        assert np.all((best <= answers.rank) & (answers.rank <= worst))
+        chosen = x.gather(1, torch.from_numpy(answers.top.astype(np.int64))[:, None])[:, 0]
+        assert bool((chosen >= x.amax(1) - 2 * nats).all())
+
+
+@pytest.fixture(scope="session")
+def smollm2_judge(smollm2: Path) -> Judge:
+    return Judge(smollm2)
+
+
+@pytest.fixture(scope="session")
+def llama_judge(small_llama: Path) -> Judge:
+    return Judge(small_llama)
+
+
+def assert_same(found: list[Answers], wanted: list[Answers], nats: float) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        assert a.logprob.shape == b.logprob.shape
+        for name in ("logprob", "entropy", "top_logprob"):
+            assert np.abs(getattr(a, name) - getattr(b, name)).max(initial=0.0) <= nats
+        assert np.all(np.abs(a.rank - b.rank) <= 2 + 0.002 * b.rank)

@@ -1,0 +1,88 @@
+"""Prompts fed in any chunks, interrupted and fed again, give their lines once and in order. No engine needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scoremode.engines.vllm.wire import Question
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
+from scoremode.engines.vllm import pooler
+
+
+def metadata(requests: list[tuple[Question, int, int, int]]) -> Any:
+    """(question, begin, end, length) of each request of a batch, as vLLM describes it."""
+    begins, ends, lengths = (np.array([r[i] for r in requests]) for i in (1, 2, 3))
+    cursor = SimpleNamespace(
+        num_scheduled_tokens_cpu=torch.from_numpy(ends - begins),
+        seq_lens_cpu=torch.from_numpy(ends),
+        prompt_lens_cpu=torch.from_numpy(lengths),
+    )
+    params = [SimpleNamespace(extra_kwargs=r[0].to_kwargs()) for r in requests]
+    return SimpleNamespace(get_pooling_cursor=lambda: cursor, pooling_params=params)
+
+
+def feed(question: Question, length: int, chunks: list[tuple[int, int]]) -> torch.Tensor | None:
+    """What is handed over after these chunks; a line is (row, its first target)."""
+    kept: list[Any] = []
+    out = None
+    for begin, end in chunks:
+        hidden = torch.arange(begin, end)  # a "hidden state" is its absolute position
+        (part,) = pooler.read_parts(metadata([(question, begin, end, length)]))
+        lines = torch.stack([hidden[torch.from_numpy(part.index)], torch.from_numpy(part.targets[:, 0]).long()], 1)
+        out = pooler.keep(kept, part, lines)
+    assert not kept, "a finished request keeps nothing"
+    return out
+
+
+def ask(length: int, share: float, rng: np.random.Generator) -> Question:
+    rows = np.flatnonzero(rng.random(length) < share).astype(np.int32)
+    return Question(rows, (1000 + rows)[:, None].astype(np.int32))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_chunks_and_any_preemption(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    length = int(rng.integers(1, 60))
+    question = ask(length, float(rng.choice([0.0, 0.1, 0.6, 1.0])), rng)
+    chunks, at = [], 0
+    while at < length:
+        end = min(length, at + int(rng.integers(1, 20)))
+        chunks.append((at, end))
+        at = end if end == length or rng.random() > 0.25 else int(rng.integers(0, end))  # fed again from before
+    out = feed(question, length, chunks)
+    assert out is not None
+    assert np.array_equal(out[:, 0].numpy(), question.rows)
+    assert np.array_equal(out[:, 1].numpy(), question.targets[:, 0])
+
+
+def test_a_hole_gives_only_the_unbroken_end() -> None:
+    rng = np.random.default_rng(0)
+    question = ask(30, 1.0, rng)
+    out = feed(question, 30, [(0, 8), (16, 24), (24, 30)])
+    assert out is not None
+    assert out[:, 0].tolist() == list(range(16, 30))
+
+
+def test_a_cached_prefix_gives_the_rows_behind_it() -> None:
+    question = ask(30, 1.0, np.random.default_rng(0))
+    out = feed(question, 30, [(16, 30)])
+    assert out is not None
+    assert out[:, 0].tolist() == list(range(16, 30))
+
+
+def test_requests_of_a_batch_find_their_own_rows() -> None:
+    rng = np.random.default_rng(1)
+    a, b = ask(20, 0.5, rng), ask(40, 0.5, rng)
+    parts = list(pooler.read_parts(metadata([(a, 0, 20, 20), (b, 10, 25, 40)])))
+    positions = np.concatenate([np.arange(20), np.arange(10, 25)])
+    assert np.array_equal(positions[parts[0].index], a.rows)
+    inside = b.rows[(b.rows >= 10) & (b.rows < 25)]
+    assert np.array_equal(positions[parts[1].index], inside)
+    assert np.all(parts[1].index >= 20)
+    assert [p.finished for p in parts] == [True, False]

@@ -1,0 +1,158 @@
+"""A real model, real text: against Transformers, against vLLM's own prompt_logprobs, questions of every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.errors import InputError
+from scoremode.types import Ids, Window, WindowList
+from tests.engines.vllm.conftest import Judge, assert_same, engine_of, ordinary, own, score
+
+NATS = 2e-4  # float32 on both sides; a shift by one token is off by whole nats
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path) -> Iterator[VllmEngine]:
+    with engine_of(smollm2, prefix_caching=True) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def windows(real_ids: Ids) -> list[Window]:
+    return [own(real_ids[a : a + n]) for a, n in ((0, 256), (300, 100), (700, 2), (800, 33), (1000, 512))]
+
+
+def test_every_target_against_transformers(engine: VllmEngine, windows: list[Window], smollm2_judge: Judge) -> None:
+    for window, answers in zip(windows, score(engine, windows), strict=True):
+        smollm2_judge.check(window, answers, NATS)
+
+
+def test_facts(engine: VllmEngine) -> None:
+    assert engine.facts.head == "exact-fp32"
+    assert engine.facts.vocabulary == 49152
+    assert engine.facts.dtype == "float32"
+    assert engine.facts.context_length == 512
+
+
+def test_chosen_ids_at_chosen_rows_and_the_last_row(engine: VllmEngine, real_ids: Ids, smollm2_judge: Judge) -> None:
+    rng = np.random.default_rng(3)
+    windows = []
+    for length, rows, k in ((50, [0, 7, 49], 4), (50, [49], 1), (20, list(range(20)), 9), (1, [0], 2)):
+        targets = rng.integers(0, 49152, (len(rows), k)).astype(np.int32)
+        windows.append(Window(real_ids[:length], np.array(rows, np.int32), targets))
+    for window, answers in zip(windows, score(engine, windows), strict=True):
+        assert answers.logprob.shape == window.targets.shape
+        smollm2_judge.check(window, answers, NATS)
+
+
+def test_padding_behind_the_tokenizers_vocabulary_is_left_out_when_the_plan_says_so(
+    engine: VllmEngine, real_ids: Ids, smollm2_judge: Judge
+) -> None:
+    window = own(real_ids[:30] % 4000)
+    (answers,) = score(engine, [window], vocabulary=4001)
+    smollm2_judge.check(window, answers, NATS, vocabulary=4001)
+
+
+def test_a_window_that_asks_nothing(engine: VllmEngine, real_ids: Ids) -> None:
+    nothing = Window(real_ids[:10], np.zeros(0, np.int32), np.zeros((0, 1), np.int32))
+    (answers,) = score(engine, [nothing])
+    assert len(answers.logprob) == 0
+
+
+def test_done_windows_are_left_out(engine: VllmEngine, windows: list[Window]) -> None:
+    done = np.array([True, False, True, False, True])
+    assert sorted(i for i, _ in engine.score(WindowList(tuple(windows)), done)) == [1, 3]
+
+
+def test_leaving_early_leaves_nothing_behind(engine: VllmEngine, windows: list[Window]) -> None:
+    stream = engine.score(WindowList(tuple(windows)), np.zeros(5, bool))
+    next(iter(stream))
+    stream.close()  # type: ignore[attr-defined]
+    assert score(engine, windows[:1])[0].logprob.shape == (255, 1)
+    assert not engine.llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("context", [60, 127, 128, 129, 256])  # the cache's blocks hold 128 tokens on a CPU
+def test_a_shared_beginning_is_read_from_the_cache(engine: VllmEngine, real_ids: Ids, context: int) -> None:
+    """Continuations of one context: the same numbers as without the cache, and fewer tokens computed."""
+    rng = np.random.default_rng(context)
+    start = real_ids[context : 2 * context]
+    windows = []
+    for _ in range(4):
+        ids = np.concatenate([start, rng.integers(0, 49152, 7)]).astype(np.int32)
+        rows = np.arange(context - 1, len(ids) - 1, dtype=np.int32)
+        windows.append(Window(ids, rows, ids[rows + 1][:, None]))
+    before = engine.cached_tokens
+    together = score(engine, windows, groups=np.zeros(4, np.int64))
+    saved = engine.cached_tokens - before
+    assert_same(together, score(engine, windows), 5e-5)
+    block = engine._block
+    assert saved >= 3 * (context // block) * block
+
+
+def test_ids_that_do_not_exist_are_refused_before_they_kill_a_worker(engine: VllmEngine, real_ids: Ids) -> None:
+    with pytest.raises(InputError, match="49152"):
+        score(engine, [own(np.array([1, 49152], np.int32))])
+    with pytest.raises(InputError, match="512"):
+        score(engine, [own(real_ids[:513])])
+    assert score(engine, [own(real_ids[:5])])[0].logprob.shape == (4, 1)
+
+
+def test_a_request_without_a_question_has_its_own_tokens_scored(engine: VllmEngine, real_ids: Ids) -> None:
+    """What an HTTP client of ``/pooling`` sends."""
+    from vllm import PoolingParams
+
+    from scoremode.engines.vllm.wire import unpack
+
+    ids = real_ids[:40].tolist()
+    (out,) = engine.llm.encode(
+        [{"prompt_token_ids": ids}], PoolingParams(), pooling_task="token_classify", use_tqdm=False
+    )
+    answers = unpack(np.asarray(out.outputs.data), 1)
+    assert_same([answers], score(engine, [own(real_ids[:40])]), 5e-5)
+
+
+@pytest.fixture(scope="module")
+def oracle(smollm2: Path) -> Iterator[Any]:
+    with ordinary(smollm2, dtype="float32", max_model_len=513) as llm:
+        yield llm
+
+
+def test_prompt_logprobs_of_serving(oracle: Any, engine: VllmEngine, windows: list[Window]) -> None:
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    outs = oracle.generate([{"prompt_token_ids": w.ids.tolist()} for w in windows], params, use_tqdm=False)
+    for window, answers, out in zip(windows, score(engine, windows), outs, strict=True):
+        at = [out.prompt_logprobs[i + 1][int(t)] for i, t in enumerate(window.targets[:, 0])]
+        assert np.abs(answers.logprob[:, 0] - [e.logprob for e in at]).max() <= NATS
+        # vLLM counts ties against the target, we by id: the same but where logits are equal
+        assert np.mean(answers.rank[:, 0] == [e.rank for e in at]) > 0.98
+
+
+def test_the_plugin_leaves_generation_alone(oracle: Any, real_ids: Ids, smollm2_judge: Judge) -> None:
+    import torch
+    from vllm import SamplingParams
+
+    prompt, params = {"prompt_token_ids": real_ids[:50].tolist()}, SamplingParams(max_tokens=8, temperature=0.0)
+    (out,) = oracle.generate([prompt], params, use_tqdm=False)
+    ids = torch.from_numpy(real_ids[:50].astype(np.int64))[None]
+    judge = smollm2_judge.model
+    greedy = judge.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)[0, 50:]
+    assert out.outputs[0].token_ids == greedy.tolist()
+
+
+def test_the_plugin_leaves_embedding_alone(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the very process that scores: the switch is off again, and the stock adapter answers."""
+    from vllm.model_executor.models import adapters
+
+    class AnyModel: ...
+
+    monkeypatch.setattr(adapters.as_embedding_model, "stock", lambda model_class: ("stock", model_class))
+    assert adapters.as_embedding_model(AnyModel) == ("stock", AnyModel)

@@ -1,0 +1,90 @@
+"""What is refused before anything is started, and what a log is read for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.engines.base import EngineOptions
+from scoremode.engines.vllm import support
+from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm.options import VllmOptions
+from scoremode.errors import ModelError, OptionError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "alternative"),
+    [
+        ({"data_parallel_size": 2}, "tensor-parallel-size"),
+        ({"prefill_context_parallel_size": 2}, "tensor-parallel-size"),
+        ({"kv_sharing_fast_prefill": True}, "leave it out"),
+        ({"distributed_executor_backend": "external_launcher", "pipeline_parallel_size": 2}, "mp"),
+        ({"runner": "generate"}, "leave runner out"),
+    ],
+)
+def test_what_breaks_pooling_is_refused_with_an_alternative(arguments: dict[str, Any], alternative: str) -> None:
+    with pytest.raises(OptionError, match=alternative):
+        VllmOptions(extra=arguments).arguments()
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.28.3", "0.32.0", "0.32.0+cpu"])
+def test_tested_versions_are_taken(version: str) -> None:
+    support.check_version(version, allow_untested=False)
+
+
+@pytest.mark.parametrize("version", ["0.23.1", "0.33.0", "1.0.0", "0.9.2"])
+def test_other_versions_are_refused_unless_allowed(version: str) -> None:
+    with pytest.raises(ModelError, match="--allow-untested-vllm"):
+        support.check_version(version, allow_untested=False)
+    support.check_version(version, allow_untested=True)
+
+
+def test_options_become_arguments_and_the_plans_longest_window_the_models_length() -> None:
+    given = EngineOptions(
+        tensor_parallel_size=2, kv_cache_dtype="fp8", engine_args=(("max_num_seqs", 7),), shares_prompts=True
+    )
+    options = VllmOptions.from_engine_options(given, longest=2048)
+    assert options.prefix_caching
+    arguments = options.arguments()
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["max_num_seqs"] == 7
+    assert arguments["max_model_len"] == 2048
+    assert VllmOptions.from_engine_options(EngineOptions(max_model_len=99), longest=2048).max_model_len == 99
+
+
+@pytest.mark.parametrize(("name", "value"), [("device", "cuda"), ("batch_tokens", 512)])
+def test_options_of_the_other_engine_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=name.replace("_", "-")):
+        VllmOptions.from_engine_options(EngineOptions(**{name: value}))
+
+
+def test_a_log_tells_the_cause_and_running_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "v.log"
+    monkeypatch.setenv("SCOREMODE_VLLM_LOG", str(path))
+    path.write_text(
+        "(EngineCore pid=1) ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    log = VllmLog()
+    assert log.cause() == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert log.ran_out_of_memory()
+    path.write_text("ValueError: Unsupported quantization\n")
+    assert log.cause() == "ValueError: Unsupported quantization"
+    assert not log.ran_out_of_memory()
+
+
+def test_output_of_other_processes_goes_to_the_log_and_ours_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import subprocess
+    import sys
+
+    monkeypatch.setenv("SCOREMODE_VLLM_LOG", str(tmp_path / "v.log"))
+    log = VllmLog()
+    with log.taking_output():
+        subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+    print("ours")
+    assert "from a child" in log.text()
+    assert capfd.readouterr().out == "ours\n"
