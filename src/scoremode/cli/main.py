@@ -11,10 +11,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from scoremode import __version__
-from scoremode.cli import engines, methods, plan, ppl, prob, show
+from scoremode.cli import doctor, engines, methods, noise, plan, ppl, prob, show
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
-VERBS = {"ppl": ppl, "prob": prob, "plan": plan, "methods": methods, "show": show, "engines": engines}
+VERBS = {
+    "ppl": ppl,
+    "prob": prob,
+    "plan": plan,
+    "noise": noise,
+    "methods": methods,
+    "show": show,
+    "engines": engines,
+    "doctor": doctor,
+}
 BAD_INPUT, INTERRUPTED, OUR_BUG = 2, 130, 70
 
 EXAMPLES = """examples:
