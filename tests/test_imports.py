@@ -1,7 +1,7 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
 errors, types <- cache, corpus, tokens, methods, arrange, metrics, journal, runs, head, models
-              <- engines <- scoring, sequence, perplexity <- report <- cli
+              <- engines <- scoring, sequence, perplexity, drift, doctor, vllm <- report <- cli
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "types"),
     ("cache", "corpus", "tokens", "methods", "arrange", "metrics", "journal", "runs", "head", "models"),
     ("engines",),
-    ("scoring", "sequence", "perplexity"),
+    ("scoring", "sequence", "perplexity", "drift", "doctor", "vllm"),
     ("report",),
     ("cli", "__main__"),
 )

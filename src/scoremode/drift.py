@@ -12,7 +12,6 @@ import itertools
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -66,7 +65,6 @@ class SettingNoise:
     perplexity_ratio: float  # to the reference's
     drift: Drift  # first pass against the first pass of the reference
     repeats: Drift | None  # later passes against the first; None where there was one pass
-    seconds: float  # of all passes, without the start of the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,6 @@ class Noise:
             "head": s.facts.head,
             "engine_settings": s.facts.settings,
             "versions": {**library_versions(), **s.facts.versions},
-            "seconds": s.seconds,
         }
 
 
@@ -145,9 +142,9 @@ def noise(
     found: list[SettingNoise] = []
     reference: Scores | None = None
     for setting, (name, chosen) in zip(settings, prepared, strict=True):
-        facts, passes, seconds = _score(asked, name, chosen, repeat, parts)
+        facts, passes = _score(asked, name, chosen, repeat, parts)
         reference = passes[0] if reference is None else reference
-        found.append(_compare(asked, setting, facts, passes, reference, seconds))
+        found.append(_compare(asked, setting, facts, passes, reference))
     return Noise(asked.subject.name, asked.corpus.name, asked.plan, repeat, _sequences(asked.plan)[0], tuple(found))
 
 
@@ -198,9 +195,9 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
 
 
 def _typed(name: str, value: str) -> Any:
-    reader: Callable[[str], Any] = {"int": int, "float": float, "bool": _boolean}.get(TYPES.get(name, "str"), str)
+    readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
     try:
-        return reader(value)
+        return readers.get(TYPES.get(name, "str"), str)(value)
     except (ValueError, KeyError):
         kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
         raise OptionError(f"--vary {_flag(name)}={value} is not {kinds[TYPES[name]]}", fix="give another") from None
@@ -252,16 +249,15 @@ class _Parts:
 
 def _score(
     asked: Question, name: str, options: EngineOptions, repeat: int, parts: _Parts
-) -> tuple[EngineFacts, list[Scores], float]:
+) -> tuple[EngineFacts, list[Scores]]:
     """Every pass of one setting on one engine; the engine is gone when this returns."""
     worker = open_engine(asked.subject, name, options, longest=int(asked.plan.lengths.max()))
     try:
-        began = time.perf_counter()
         passes = []
         for _ in range(repeat):
             passes.append(_once(asked.plan, worker, parts))
             parts.finished += 1
-        return worker.facts, passes, time.perf_counter() - began
+        return worker.facts, passes
     finally:
         worker.close()
         del worker
@@ -286,7 +282,7 @@ def _give_memory_back() -> None:
 
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _compare(
-    asked: Question, setting: Setting, facts: EngineFacts, passes: list[Scores], reference: Scores, seconds: float
+    asked: Question, setting: Setting, facts: EngineFacts, passes: list[Scores], reference: Scores
 ) -> SettingNoise:
     perplexity, of_reference = (
         all_metrics(asked.plan, asked.tokens, scores)["perplexity"].value for scores in (passes[0], reference)
@@ -299,7 +295,6 @@ def _compare(
         perplexity_ratio=perplexity / of_reference if math.isfinite(of_reference) else math.nan,
         drift=drift(asked.plan, passes[0].logprob, reference.logprob),
         repeats=_widest(later) if later else None,
-        seconds=seconds,
     )
 
 
@@ -307,7 +302,7 @@ def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
     """How far one pass over a plan lies from another."""
     with np.errstate(invalid="ignore"):
         d = np.where(logprob == reference, 0.0, logprob - reference)  # both minus infinity: the same
-        sums = np.bincount(_sequences(plan)[1], weights=d)
+        sums: Floats = np.bincount(_sequences(plan)[1], weights=d).astype(np.float64)
     size = np.abs(d)
     return Drift(
         mean=float(d.mean()),

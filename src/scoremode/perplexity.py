@@ -202,14 +202,14 @@ def describe(
         "head": engine.head,
         "engine_settings": engine.settings,
         "versions": {**identity["versions"], **engine.versions, "python": platform.python_version()},
-        "hardware": {"machine": platform.machine(), "processor": _processor(), "system": platform.system()},
+        "hardware": {"machine": platform.machine(), "processor": processor_name(), "system": platform.system()},
         "seconds": seconds,
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
         "identity": identity,
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
     """The processor's name where the system tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -309,7 +309,7 @@ def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:
 
     facts = asked.subject.facts
     longest = int(asked.plan.lengths.max())
-    batch = max(longest, options.batch_tokens or 2048)
+    batch = max(longest, options.batch_tokens or 512)
     hidden = (facts.hidden_size or 0) if facts else 0
     vocabulary = (facts.vocabulary or 0) if facts else 256
     return {

@@ -34,6 +34,7 @@ from scoremode.types import Answers, Ids, Ints, Window, WindowList
 
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
+USUAL_LENGTH = 8192  # tokens that an engine is made ready for where a model could take many more
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class SequenceProbability:
             self.engine = engine
         else:
             shared = replace(options, shares_prompts=True)
-            self.engine = open_engine(self.subject, engine_name(engine, self.subject), shared)
+            longest = min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
+            self.engine = open_engine(self.subject, engine_name(engine, self.subject), shared, longest)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for stored results to be these."""

@@ -12,7 +12,7 @@ from scoremode.tokens import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 
 ENGINES = {
     "transformers": "any causal LM that Transformers loads, in this process (the default)",
-    "vllm": "quantized weights as they are served, any parallel size: pip install 'scoremode[vllm]'",
+    "vllm": "quantized weights as served, any parallel size: pip install 'scoremode[vllm]'",
     "table": "answers known in closed form: table:uniform and table:successor, over bytes",
 }
 

@@ -1,9 +1,16 @@
-"""How many bytes of logits may be alive at once. Apart, so that a dry run knows it without importing torch."""
+"""How many rows of logits may be alive at once. Apart, so that a dry run knows it without importing torch."""
 
 CPU_BUDGET = 24 << 20  # below what glibc gives back to the system at each free, so that pages are not faulted in again
-DEVICE_BUDGET = 96 << 20
+DEVICE_BUDGET = 224 << 20  # rows enough to keep a large GPU busy, and less than a quarter of a GiB beside the model
+TILE = 128  # rows that matrix kernels of GPUs take at a time
 
 
 def default_budget(device: str) -> int:
     """Bytes of float32 logits that one chunk of rows may take."""
     return CPU_BUDGET if device == "cpu" else DEVICE_BUDGET
+
+
+def rows_within(budget: int, columns: int, device: str) -> int:
+    """Rows of float32 logits that fit into a budget (0: the device's own), whole tiles of them on a GPU."""
+    rows = max(1, (budget or default_budget(device)) // (4 * max(1, columns)))
+    return rows - rows % TILE if device != "cpu" and rows > TILE else rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from scoremode.head.budget import default_budget
+from scoremode.head.budget import rows_within
 from scoremode.head.definition import Columns
 from scoremode.head.partials import finish, partials, target_logits
 
@@ -57,7 +57,7 @@ def product_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary: int, budget: int = 0) -> Columns:
     """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k); ``budget`` bytes of logits at most."""
-    rows = max(1, (budget or default_budget(hidden.device.type)) // (4 * vocabulary))
+    rows = rows_within(budget, vocabulary, hidden.device.type)
     parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
     if not parts:
         return empty_columns(hidden.device, targets.shape[1])

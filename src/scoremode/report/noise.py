@@ -17,14 +17,14 @@ def noise_table(noise: Noise) -> list[Any]:
     names = list(noise.settings[0].settings)
     header = ", ".join(name.replace("_", "-") for name in names) or "setting"
     first = _table(header, "head", "mean", "mean |d|", "rms", "99.9%", "max")
-    second = _table(header, "perplexity", "ratio", "seq. rms", "seq. max", "repeat rms", "repeat max", "seconds")
+    second = _table(header, "perplexity", "ratio", "seq. rms", "seq. max", "repeat rms", "repeat max")
     for s in noise.settings:
         d, r = s.drift, s.repeats
         label = _label(s)
         first.add_row(label, s.facts.head, _signed(d.mean), *map(_size, (d.mean_abs, d.rms, d.p999, d.max)))
         again = ("–", "–") if r is None else (_size(r.rms), _size(r.max))
         ratio = f"{s.perplexity_ratio:.6f}" if math.isfinite(s.perplexity_ratio) else "–"
-        numbers = (_size(d.sequence_rms), _size(d.sequence_max), *again, f"{s.seconds:.1f}")
+        numbers = (_size(d.sequence_rms), _size(d.sequence_max), *again)
         second.add_row(label, f"{s.perplexity:,.5f}", ratio, *numbers)
     plan = noise.plan
     about = f"{plan.targets:,} targets in {len(plan):,} windows of {noise.corpus}, {noise.model}; {noise.repeat} passes"

@@ -98,9 +98,12 @@ def test_w8a8_int8_as_served(ran: dict[str, Any], w8a8: Path, real_ids: Ids) -> 
     dtype = engine.facts.dtype
     with ordinary(w8a8, dtype=dtype, max_model_len=512, skip_tokenizer_init=True) as llm:
         gap = gaps(found, windows, llm)
-    # in bfloat16 the batch a row lies in decides how its activations round; the mean shows that nothing is shifted
-    assert gap.mean() <= (2e-2 if dtype == "bfloat16" else 1e-4)
+    # in bfloat16 stock rounds its logits (about 0.02 nats a token), and the batch a row lies in decides how its
+    # activations round; a shift by one would be off by whole nats
+    assert gap.mean() <= (4e-2 if dtype == "bfloat16" else 1e-4)
     assert gap.max() <= (0.5 if dtype == "bfloat16" else 2e-3)
+    shifted = np.abs(found[0].logprob[1:, 0] - found[0].logprob[:-1, 0])
+    assert shifted.mean() > 1
 
 
 def test_fp8_dynamic_as_served(small_llama: Path, quantize: Callable[[str, Path, str], Path], tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ class VllmEngine(Engine):
         tokens = self._batch_tokens // 2
         if not self.log.ran_out_of_memory() or tokens < SMALLEST_BATCH:
             return False
+        self.log.discard()
         print(f"scoremode: out of memory; vLLM starts again with --max-num-batched-tokens {tokens}", file=sys.stderr)
         self.close()
         self.options = replace(self.options, max_num_batched_tokens=tokens)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +27,10 @@ class VllmLog:
 
     def __init__(self) -> None:
         wanted = os.environ.get("SCOREMODE_VLLM_LOG")
-        self.path = (
-            None if wanted == "-" else Path(wanted) if wanted else cache_folder() / "logs" / f"vllm-{os.getpid()}.log"
+        name = (
+            f"vllm-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"  # one an engine: an old error must not explain a new end
         )
+        self.path = None if wanted == "-" else Path(wanted) if wanted else cache_folder() / "logs" / name
 
     @contextlib.contextmanager
     def taking_output(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.vllm.tap import Shard, Tap
 from scoremode.engines.vllm.wire import KEY, Question, width
-from scoremode.head.budget import default_budget
+from scoremode.head.budget import rows_within
 from scoremode.head.definition import Columns, define_columns
 from scoremode.head.partials import Partials, combine, finish, partials, target_logits
 
@@ -41,8 +41,7 @@ class Settings:
         return Settings(**given)
 
     def rows(self, device: torch.device, columns: int) -> int:
-        budget = self.head_bytes or default_budget(device.type)
-        return max(1, budget // (4 * max(1, columns)))
+        return rows_within(self.head_bytes, columns, device.type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,218 @@
+"""What the vLLM benchmark and the GPU checks share: children, the plugin of a checkout that is not installed, models.
+
+Imports nothing heavy at the top: vLLM's workers load this module too, for ``MemoryMeter``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SRC = HERE.parent / "src"
+VERSION = "0.1.0"
+GROUP, NAME, POINT = "vllm.general_plugins", "scoremode", "scoremode.engines.vllm.plugin:register"
+METER, WITNESS = "common.MemoryMeter", "common.PassWitness"
+SMALL_VOCABULARY = 1003  # not a multiple of 64: vLLM pads it, and the padding must get no probability
+
+
+# ── children ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def plugin_is_installed() -> bool:
+    return any(point.name == NAME for point in entry_points(group=GROUP))
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment for children in which vLLM finds the plugin, and ``common``, without anything being installed."""
+    path = [str(HERE)]
+    if not plugin_is_installed():
+        path += [_dist_info(), str(SRC)]
+    if os.environ.get("PYTHONPATH"):
+        path.append(os.environ["PYTHONPATH"])
+    fixed = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "SCOREMODE_VLLM_LOG": "-",  # the child's output is a file already
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    defaults = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return defaults | dict(os.environ) | fixed | changes
+
+
+def temporary_folder(name: str) -> Path:
+    """A folder that goes when this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix=f"scoremode-{name}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _dist_info(cache: dict[str, str] = {}) -> str:  # noqa: B006  # one folder a process
+    if "folder" not in cache:
+        folder = temporary_folder("plugin")
+        info = folder / f"{NAME}-{VERSION}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{NAME} = {POINT}\n", encoding="utf-8")
+        cache["folder"] = str(folder)
+    return cache["folder"]
+
+
+def run_child(command: list[str], environment: dict[str, str], log: Path, timeout: float) -> str | None:
+    """Run a process with all that it starts, output into a file; None when it went well, else why not, in one line."""
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, *command], env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code: int | None = child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # its own session: only what it started
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if code == 0:
+        return None
+    return f"no end after {timeout:.0f} s" if code is None else f"exit code {code}: {last_error(log)}"
+
+
+def last_error(log: Path) -> str:
+    """The line of a log that says most about why it ended."""
+    lines = [" ".join(line.split()) for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    empty = ("Engine core initialization failed", "EngineDeadError", "See root cause", "EngineCore encountered")
+    telling = [x for x in lines if ("Error" in x or "error:" in x) and not any(words in x for words in empty)]
+    return (telling or [*lines, ""])[-1][-300:]
+
+
+def say(*words: object) -> None:
+    """Progress, at once, where it does not get into anyone's JSON."""
+    print(*words, file=sys.stderr, flush=True)
+
+
+# ── memory, measured inside vLLM's worker ────────────────────────────────────────────────────────────────────────────
+class MemoryMeter:
+    """A ``worker_extension_cls``: what the scoring call itself allocates, and the peak of whole steps.
+
+    It wraps the one function that scores (our pooler, or the prompt log-probabilities of either of vLLM's runners), so
+    that a scoring call is measured even where the peak of the layers before it is higher.
+    """
+
+    def scoremode_meter_begin(self) -> bool:
+        import torch
+
+        if not torch.cuda.is_available():
+            return False
+        torch.cuda.synchronize()
+        self.scoremode_meter: dict[str, float] = {"idle": torch.cuda.memory_allocated(), "scoring": 0, "peak": 0}
+        for owner, name in _scoring_calls(self.model_runner):  # type: ignore[attr-defined]
+            if not hasattr(getattr(owner, name), "metered"):
+                setattr(owner, name, _metered(getattr(owner, name), self.scoremode_meter))
+        torch.cuda.reset_peak_memory_stats()
+        return True
+
+    def scoremode_meter_end(self) -> dict[str, float]:
+        import torch
+
+        torch.cuda.synchronize()
+        meter = self.scoremode_meter
+        peak = max(meter["peak"], torch.cuda.max_memory_allocated())
+        return {"scoring_mib": meter["scoring"] / 2**20, "step_mib": (peak - meter["idle"]) / 2**20}
+
+
+def _scoring_calls(runner: Any) -> list[tuple[Any, str]]:
+    found: list[tuple[Any, str]] = []
+    pooler = getattr(runner.get_model(), "pooler", None)
+    if pooler is not None:
+        found.append((pooler, "forward"))
+    if hasattr(runner, "_get_prompt_logprobs_dict"):
+        found.append((runner, "_get_prompt_logprobs_dict"))
+    worker = getattr(runner, "prompt_logprobs_worker", None)
+    if worker is not None:
+        found.append((worker, "compute_prompt_logprobs"))
+    return found
+
+
+def _metered(call: Callable[..., Any], meter: dict[str, float]) -> Callable[..., Any]:
+    import torch
+
+    def measured(*arguments: Any, **named: Any) -> Any:
+        meter["peak"] = max(meter["peak"], torch.cuda.max_memory_allocated())
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            return call(*arguments, **named)
+        finally:
+            highest = torch.cuda.max_memory_allocated()
+            meter["scoring"] = max(meter["scoring"], highest - before)
+            meter["peak"] = max(meter["peak"], highest)
+
+    measured.metered = True  # type: ignore[attr-defined]
+    return measured
+
+
+class PassWitness:
+    """A ``worker_extension_cls``: how many rows each forward pass hands to the pooler, as the worker sees it.
+
+    A setting that vLLM accepted is no proof that prompts were cut: this is.
+    """
+
+    def scoremode_witness_begin(self) -> None:
+        pooler = self.model_runner.get_model().pooler  # type: ignore[attr-defined]
+        self.scoremode_passes: list[int] = []
+        passes, forward = self.scoremode_passes, pooler.forward
+
+        def witnessed(hidden_states: Any, *rest: Any, **named: Any) -> Any:
+            passes.append(len(hidden_states))
+            return forward(hidden_states, *rest, **named)
+
+        pooler.forward = witnessed
+
+    def scoremode_witness_end(self) -> list[int]:
+        return self.scoremode_passes
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return folder
+
+
+def make_small_llama(folder: Path) -> Path:
+    """Random weights, 4 heads of 64, peaked predictions, the same at every call."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=SMALL_VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model: Any = LlamaForCausalLM(config).float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.25 if "lm_head" in name else 0.08)
+    model.save_pretrained(folder)
+    return folder

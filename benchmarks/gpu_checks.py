@@ -1,0 +1,709 @@
+"""Is score mode right on this machine? Every check in one script, one line each, each engine in a process of its own.
+
+kernel     the one-pass reduction and the exact head against the definition in float64
+model      a checkpoint: exact head against Transformers, as-served head against vLLM's own prompt_logprobs=0
+chunks     any max_num_batched_tokens, CUDA graphs, many prompts in flight, targets of one's own: the same numbers
+quantized  as served: W4A16, W8A16, W8A8, FP8, NVFP4A16 against prompt_logprobs=0 of the same checkpoint; FP8 KV cache
+inert      with the plugin installed, ordinary generation is what it is without
+
+    python benchmarks/gpu_checks.py [--model FOLDER] [--quantized FOLDER] [--groups kernel,model,…] [--jobs 4]
+
+Without ``--model`` a small seeded Llama is made; without ``--quantized`` it is quantized by
+``examples/make_checkpoints.py``. vLLM's own numbers are asked for one prompt at a time, as are ours, so that both see
+the same batches: what then differs is the rounding of single logits. Every comparison is also made with the scores
+shifted by one token, and must fail then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from common import HERE, WITNESS, child_environment, make_small_llama, run_child, say, temporary_folder
+
+GROUPS = ("kernel", "model", "chunks", "quantized", "inert")
+QUANTIZED = ("w4a16", "w4a16-asym", "w8a16", "w8a8", "fp8", "nvfp4a16")
+ON_CPU = ("w8a8",)
+LENGTHS = (700, 511, 64, 1000, 2, 33, 257, 640)
+FREE_LENGTH, FREE_TARGETS = 150, 3  # a window with targets of our choosing on every row, the last one included
+GENERATED = 24
+EXACT_NATS = 2e-4  # the exact head and the kernel, against float64: float32 sums of 4,096 products, on logits up to 20
+FLOAT32_NATS = 2e-3  # float32 engines against Transformers: different kernels, ten times what is seen on a CPU
+SPLIT_NATS = 1e-3  # float32, another split of the same prompts
+SERVED_MEAN = 2e-3  # as-served against prompt_logprobs=0, mean; its maximum is two steps of bfloat16 at that logit
+FP8_CACHE_MEAN = 0.15  # nats a target that an FP8 KV cache may move scores by
+
+Arrays = dict[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one child process computes."""
+
+    name: str
+    kind: str  # "ours", "stock", "reference", "kernel", "checkpoints"
+    model: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+# ── children: engines ────────────────────────────────────────────────────────────────────────────────────────────────
+def windows_of(ids: list[list[int]], vocabulary: int) -> list[Any]:
+    """A window a prompt that scores its own tokens; then one with targets of our choosing."""
+    from scoremode.types import Window
+
+    def own(row: list[int]) -> Window:
+        fed = np.array(row, np.int32)
+        return Window(fed, np.arange(len(fed) - 1, dtype=np.int32), fed[1:, None])
+
+    fed = np.array(ids[0][:FREE_LENGTH], np.int32)
+    chosen = np.random.default_rng(5).integers(0, vocabulary, (len(fed), FREE_TARGETS), dtype=np.int32)
+    return [*map(own, ids), Window(fed, np.arange(len(fed), dtype=np.int32), chosen)]
+
+
+def together(answers: list[Any], prefix: str = "") -> Arrays:
+    """Answers of own-token windows one after the other, and those of the last window apart."""
+    names = ("logprob", "rank", "entropy", "top", "top_logprob")
+    found = {prefix + n: np.concatenate([getattr(a, n).reshape(-1) for a in answers[:-1]]) for n in names}
+    return found | {prefix + "free_" + n: getattr(answers[-1], n) for n in ("logprob", "rank")}
+
+
+def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    from scoremode.engines.vllm.engine import VllmEngine
+    from scoremode.engines.vllm.options import VllmOptions
+    from scoremode.types import WindowList
+
+    named = {k: v for k, v in job.options.items() if k in VllmOptions.__slots__}
+    extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": WITNESS}
+    windows = windows_of(ids, vocabulary)
+    with VllmEngine(job.model, VllmOptions(**named, extra=extra)) as engine:
+        engine.llm.collective_rpc("scoremode_witness_begin")
+        alone = [next(engine.score(WindowList((w,)), np.zeros(1, np.bool_)))[1] for w in windows]
+        passes = np.array(engine.llm.collective_rpc("scoremode_witness_end")[0])
+        at_once = dict(engine.score(WindowList(tuple(windows)), np.zeros(len(windows), np.bool_)))
+        facts = {"head": np.array(engine.facts.head), "passes": passes}
+    return together(alone) | together([at_once[i] for i in range(len(windows))], "flying_") | facts
+
+
+def child_stock(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model=job.model, skip_tokenizer_init=True, enable_prefix_caching=False, **job.options)
+    score = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, prompt_logprobs=0)
+    logprob, rank = [], []
+    for row in ids:
+        lines = llm.generate([{"prompt_token_ids": row}], score, use_tqdm=False)[0].prompt_logprobs
+        logprob += [lines[i][row[i]].logprob for i in range(1, len(row))]
+        rank += [lines[i][row[i]].rank for i in range(1, len(row))]
+    more = SamplingParams(max_tokens=GENERATED, temperature=0.0, detokenize=False, ignore_eos=True)
+    outputs = [llm.generate([{"prompt_token_ids": row}], more, use_tqdm=False)[0] for row in ids[:4]]
+    written = [list(o.outputs[0].token_ids) for o in outputs]
+    return {"logprob": np.array(logprob), "rank": np.array(rank), "written": np.array(written)}
+
+
+def child_reference(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    """Transformers in float32 and bfloat16; the head in float64 on what its layers give."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from scoremode.head.definition import Columns, define_columns, define_logits
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    windows = windows_of(ids, vocabulary)
+    found: Arrays = {}
+    for name, dtype in (("f32_", torch.float32), ("bf16_", torch.bfloat16)):
+        model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype).to(device).eval()
+        weight, cap = model.get_output_embeddings().weight, getattr(model.config, "final_logit_softcapping", None)
+        answers, largest = [], 0.0
+        for w in windows:
+            with torch.inference_mode():
+                fed = torch.from_numpy(w.ids.astype(np.int64))[None].to(device)
+                hidden = model.base_model(fed, use_cache=False).last_hidden_state[0]
+                targets = torch.from_numpy(w.targets.astype(np.int64)).to(device)
+                parts = []
+                for i in range(0, len(targets), 64):
+                    x = define_logits(hidden[w.rows[i : i + 64].tolist()], weight, softcap=cap)
+                    largest = max(largest, float(x.abs().max()))
+                    parts.append(define_columns(x, targets[i : i + 64]))
+            columns = Columns.cat(parts)
+            answers.append(Columns(*(getattr(columns, n).cpu().numpy() for n in Columns.__slots__)))
+        found |= together(answers, name) | {name + "largest": np.array(largest)}
+    return found
+
+
+def child_checkpoints(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    """Round-to-nearest checkpoints of the model, by the script that ships."""
+    sys.path.insert(0, str(HERE.parent / "examples"))
+    make: Callable[..., Any] = __import__("make_checkpoints").make
+    made = []
+    for name in job.options["names"]:
+        try:
+            make(job.model, Path(job.options["folder"]) / name, name)
+            made.append(name)
+        except Exception:  # the check of that checkpoint says that it is missing
+            traceback.print_exc()
+    return {"made": np.array(made)}
+
+
+# ── children: kernel and head ────────────────────────────────────────────────────────────────────────────────────────
+def child_kernel(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    """Figures by name: (error, allowed) each; the parent judges."""
+    import os
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found: Arrays = {}
+    if device == "cuda" or os.environ.get("TRITON_INTERPRET"):
+        for name, check in kernel_checks(device):
+            try:
+                found["kernel: " + name] = np.array([check(), EXACT_NATS if "nats" in name else 0.0])
+            except Exception as error:
+                traceback.print_exc()
+                found["kernel: " + name] = np.array([np.nan, 0.0])
+                print(name, error)
+    found |= head_errors(device)
+    return found
+
+
+def kernel_checks(device: str) -> Iterator[tuple[str, Callable[[], float]]]:
+    import torch
+
+    widths = (1, 7, 255, 1003, 2048, 2049, 50257) if device == "cuda" else (7, 2049)
+    for dtype in (torch.float32, torch.bfloat16):
+        for k in (1, 3, 9):
+            label = f"{str(dtype).removeprefix('torch.')}, k={k}"
+            yield f"nats off, {label}", partial(worst, "nats", device, widths, dtype, k)
+            yield f"wrong ranks or tops, {label}", partial(worst, "ids", device, widths, dtype, k)
+            yield f"nats off, shards, {label}", partial(worst, "shards", device, widths[1:], dtype, k)
+    yield "bits that change between runs", partial(worst, "repeat", device, widths, torch.float32, 3)
+    yield "bits that depend on the rows beside", partial(worst, "rows", device, widths, torch.float32, 1)
+    yield "NaN that spreads or vanishes", partial(worst, "nan", device, widths, torch.float32, 1)
+
+
+def worst(what: str, device: str, widths: tuple[int, ...], dtype: Any, k: int) -> float:
+    measured = [MEASURES[what](*block(device, width, dtype, k)) for width in widths]
+    return float(np.max(measured))  # NaN stays NaN, and fails
+
+
+def block(device: str, width: int, dtype: Any, k: int) -> tuple[Any, Any]:
+    """Logits with ties, -inf and a row stride that is not their width; targets."""
+    import torch
+
+    maker = torch.Generator().manual_seed(width + k)
+    n = 37 if device == "cuda" else 5
+    x = torch.randn(n, width + 5, generator=maker) * 6
+    x[0] = 1.5  # all equal
+    x[1, ::2] = float("-inf")
+    x[1, width - 1] = 2.0  # one finite value at least
+    x[2] = x[2].round()  # many ties
+    x[3] += 300.0
+    targets = torch.randint(0, width, (n, k), generator=maker)
+    targets[1, 0] = 0  # perhaps -inf
+    targets[4 % n, :] = width - 1
+    return x.to(device=device, dtype=dtype)[:, :width], targets.to(device)
+
+
+def reduce_whole(x: Any, targets: Any) -> tuple[Any, Any]:
+    """(Partials, the targets' logits) by the kernel."""
+    from scoremode.head.partials import Partials, target_logits
+    from scoremode.head.rows_triton import reduce_rows
+
+    at_target = target_logits(x, targets)
+    return Partials(*reduce_rows(x, targets, at_target, 0)), at_target
+
+
+def gap(ours: Any, truth: Any) -> float:
+    """Largest difference in nats over the columns of floats; equal infinities differ by nothing."""
+    import torch
+
+    largest = 0.0
+    for name in ("logprob", "entropy", "top_logprob"):
+        a, b = getattr(ours, name).double(), getattr(truth, name).double()
+        away = torch.where(a == b, 0.0, (a - b).abs())
+        largest = max(largest, float(away.max())) if not bool(away.isnan().any()) else float("nan")
+    return largest
+
+
+def nats_off(x: Any, targets: Any) -> float:
+    from scoremode.head.definition import define_columns
+    from scoremode.head.partials import finish
+
+    # float32 sums of logits as large as 300 are good to about 3e-5
+    return gap(finish(*reduce_whole(x, targets)), define_columns(x, targets))
+
+
+def wrong_ids(x: Any, targets: Any) -> float:
+    from scoremode.head.definition import define_columns
+    from scoremode.head.partials import finish
+
+    ours, truth = finish(*reduce_whole(x, targets)), define_columns(x, targets)
+    return float((ours.rank != truth.rank).sum() + (ours.top != truth.top).sum())
+
+
+def shards_off(x: Any, targets: Any) -> float:
+    """Uneven shards, reduced apart and combined; wrong ranks count as infinite."""
+    import torch
+
+    from scoremode.head.definition import define_columns
+    from scoremode.head.partials import Partials, combine, finish, target_logits
+    from scoremode.head.rows_triton import reduce_rows
+
+    width = x.shape[1]
+    cuts = [0, *sorted({max(1, width // 3), max(1, width // 2 + 1)}), width]
+    spans = [(a, b) for a, b in pairwise(cuts) if b > a]
+    at_target = torch.stack([target_logits(x[:, a:b], targets, a) for a, b in spans]).amax(0)
+    whole = combine([Partials(*reduce_rows(x[:, a:b], targets, at_target, a)) for a, b in spans])
+    ours, truth = finish(whole, at_target), define_columns(x, targets)
+    wrong = bool((ours.rank != truth.rank).any()) or bool((ours.top != truth.top).any())
+    return float("inf") if wrong else gap(ours, truth)
+
+
+def changed_bits(x: Any, targets: Any) -> float:
+    first, _ = reduce_whole(x, targets)
+    return float(sum(different(first, reduce_whole(x, targets)[0]) for _ in range(3)))
+
+
+def bits_by_rows(x: Any, targets: Any) -> float:
+    from scoremode.head.partials import Partials
+
+    whole, _ = reduce_whole(x, targets)
+    cut = Partials.cat([reduce_whole(x[i : i + 3], targets[i : i + 3])[0] for i in range(0, len(x), 3)])
+    return float(different(whole, cut))
+
+
+def different(a: Any, b: Any) -> int:
+    return sum(int((getattr(a, n) != getattr(b, n)).sum()) for n in type(a).__slots__)
+
+
+def nan_spread(x: Any, targets: Any) -> float:
+    """Rows with a NaN must give NaN, all others what they gave without it."""
+    from scoremode.head.partials import finish
+
+    # both are copies: how memory is aligned decides how the compiler reads it, and with it the last bit
+    clean, spoilt = finish(*reduce_whole(x.clone(), targets)), x.clone()
+    spoilt[2, x.shape[1] // 2] = float("nan")
+    found = finish(*reduce_whole(spoilt, targets))
+    bad = found.logprob.isnan().any(1)
+    wrong = int(bad.sum() != 1) + int(not bool(bad[2]))
+    others = [i for i in range(len(x)) if i != 2]
+    return float(wrong + int((found.logprob[others] != clean.logprob[others]).sum()))
+
+
+MEASURES: dict[str, Callable[[Any, Any], float]] = {
+    "nats": nats_off,
+    "ids": wrong_ids,
+    "shards": shards_off,
+    "repeat": changed_bits,
+    "rows": bits_by_rows,
+    "nan": nan_spread,
+}
+
+
+def head_errors(device: str) -> Arrays:
+    """bf16 weights and hidden states: the exact head, and what rounding its logits to bf16 would cost."""
+    import torch
+
+    from scoremode.head.chunked import Head, score_rows
+    from scoremode.head.definition import define_columns, define_logits
+
+    shapes = {"Llama-8B": (4096, 128256), "Qwen-0.5B": (896, 151936), "SmolLM2": (576, 49152), "small": (256, 1003)}
+    cases: dict[str, tuple[int, int, float | None]] = {
+        n: (d, v, None) for n, (d, v) in shapes.items() if device == "cuda" or n == "small"
+    }
+    cases["small, soft cap and bias"] = (256, 1003, 30.0)
+    found: Arrays = {}
+    for name, (d, v, cap) in cases.items():
+        maker = torch.Generator(device=device).manual_seed(d)
+        hidden = torch.randn(96, d, generator=maker, device=device).bfloat16()
+        weight = (torch.randn(v, d, generator=maker, device=device) * 4 / d**0.5).bfloat16()
+        targets = torch.randint(0, v, (96, 1), generator=maker, device=device)
+        bias = None if cap is None else torch.randn(v, generator=maker, device=device).bfloat16()
+        head = Head(weight, v, bias, 1.0 if cap is None else 0.5, cap)
+        ours = score_rows(hidden, head.logits, targets, v)
+        truth = define_columns(define_logits(hidden, weight, bias, head.scale, cap), targets)
+        found[f"head: nats off, {name}"] = np.array([gap(ours, truth), EXACT_NATS])
+        if cap is None:
+            found[f"rounded: {name}"] = np.array([gap(define_columns(hidden @ weight.T, targets), truth), np.inf])
+    return found
+
+
+CHILDREN: dict[str, Callable[[Job, list[list[int]], int], Arrays]] = {
+    "ours": child_ours,
+    "stock": child_stock,
+    "reference": child_reference,
+    "kernel": child_kernel,
+    "checkpoints": child_checkpoints,
+}
+
+
+# ── the parent: jobs ─────────────────────────────────────────────────────────────────────────────────────────────────
+class Lab:
+    """Runs jobs, keeps their results, prints a line a check."""
+
+    def __init__(self, work: Path, ids: list[list[int]], vocabulary: int, on_gpu: bool, timeout: float) -> None:
+        self.work, self.on_gpu, self.timeout = work, on_gpu, timeout
+        self.results: dict[str, Arrays] = {}
+        self.failures: dict[str, str] = {}
+        self.lines: list[tuple[str, bool]] = []
+        (work / "ids.json").write_text(json.dumps({"ids": ids, "vocabulary": vocabulary}), encoding="utf-8")
+
+    def run(self, jobs: list[Job], at_once: int) -> None:
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(self._run, jobs))
+
+    def _run(self, job: Job) -> None:
+        begin = time.perf_counter()
+        spec, out, log = (self.work / f"{job.name}.{end}" for end in ("json", "npz", "log"))
+        out.unlink(missing_ok=True)  # of an earlier run in a folder that was kept
+        spec.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        environment = child_environment(**job.environment)
+        command = [__file__, "--child", str(spec)]
+        why = run_child(command, environment, log, self.timeout)
+        if why is not None and "ddress already in use" in log.read_text(encoding="utf-8", errors="replace"):
+            why = run_child(command, environment, log, self.timeout)  # two engines picked the same port
+        if not out.exists():
+            self.failures[job.name] = why or "no result"
+            say(f"… {job.name}: failed after {time.perf_counter() - begin:.0f} s: {why}")
+            say("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-6:]))
+            return
+        with np.load(out) as stored:
+            self.results[job.name] = dict(stored)
+        say(f"… {job.name}: {time.perf_counter() - begin:.0f} s")
+
+    def get(self, job: str, name: str) -> Any:
+        if job not in self.results:
+            raise RuntimeError(f"{job}: {self.failures.get(job, 'was not run')}")
+        return self.results[job][name]
+
+    def check(self, name: str, judge: Callable[[], tuple[bool, str]]) -> None:
+        try:
+            good, figure = judge()
+        except Exception as error:
+            good, figure = False, " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        self.lines.append((name, good))
+        print(f"{'PASS' if good else 'FAIL'}  {name}: {figure}", flush=True)
+
+
+def engine_options(lab: Lab, **changes: Any) -> dict[str, Any]:
+    fixed: dict[str, Any] = {"max_model_len": 1024 + GENERATED + 16, "enforce_eager": True, "dtype": "bfloat16"}
+    fixed["max_num_batched_tokens"] = 2048
+    if lab.on_gpu:
+        # a fixed cache: measuring free memory goes wrong beside other engines on the same GPU
+        fixed |= {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 2 << 30}
+    return fixed | changes
+
+
+SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the one that pools in 0.24: the same batches for both
+
+
+def jobs_of(lab: Lab, groups: list[str], model: str) -> list[Job]:
+    """All jobs but those on quantized checkpoints; slow ones first."""
+
+    def ours(name: str, environment: dict[str, str] | None = None, **changes: Any) -> Job:
+        return Job(name, "ours", model, engine_options(lab, **changes), environment or {})
+
+    stock = Job("stock", "stock", model, engine_options(lab), SAME_RUNNER)
+    without = Job("stock-no-plugin", "stock", model, engine_options(lab), {**SAME_RUNNER, "VLLM_PLUGINS": ""})
+    # or vLLM's attention multiplies float32 as TF32; compiled kernels of both kinds must not meet in one cache
+    ieee = {"TRITON_F32_DEFAULT": "ieee", "TRITON_CACHE_DIR": str(lab.work / "triton-ieee")}
+    whole = ours("f32-2048", ieee, dtype="float32")
+    exact, served = ours("exact"), ours("served", head="as-served")
+    wanted = {
+        "kernel": [Job("kernel", "kernel")],
+        "model": [exact, served, whole, stock, Job("reference", "reference", model)],
+        "chunks": [
+            *([ours("graphs", enforce_eager=False)] if lab.on_gpu else []),
+            *(ours(f"f32-{n}", ieee, dtype="float32", max_num_batched_tokens=n, max_num_seqs=32) for n in (64, 256)),
+            whole,
+            exact,
+            Job("reference", "reference", model),
+        ],
+        "quantized": [exact, *([ours("kv-fp8", kv_cache_dtype="fp8")] if lab.on_gpu else [])],
+        "inert": [stock, without],
+    }
+    order = ("chunks", "model", "quantized", "inert", "kernel")
+    return list({job.name: job for group in order if group in groups for job in wanted[group]}.values())
+
+
+def quantized_jobs(lab: Lab, folder: Path, names: list[str]) -> list[Job]:
+    jobs = []
+    for name in names:
+        model = str(folder / name)
+        jobs.append(Job(f"served-{name}", "ours", model, engine_options(lab, head="as-served")))
+        jobs.append(Job(f"stock-{name}", "stock", model, engine_options(lab), SAME_RUNNER))
+    return jobs
+
+
+# ── the parent: checks ───────────────────────────────────────────────────────────────────────────────────────────────
+def difference(a: Floats, b: Floats) -> Floats:
+    if a.shape != b.shape:
+        raise ValueError(f"shapes differ: {a.shape} and {b.shape}")
+    apart: Floats = np.abs(a - b)
+    return apart
+
+
+def close(a: Floats, b: Floats, mean: float, largest: float) -> tuple[bool, str]:
+    """Within both tolerances, while the same scores shifted by one target are far outside."""
+    apart, shifted = difference(a, b), difference(np.roll(a, 1, axis=0), b)
+    good = bool(apart.mean() <= mean and apart.max() <= largest)
+    control = bool(shifted.mean() > 10 * mean and shifted.max() > largest)
+    figure = f"mean {apart.mean():.2e} (≤ {mean:.2g}), max {apart.max():.2e} (≤ {largest:.2g}) nats"
+    noticed = f"shifted by one: mean {shifted.mean():.3g}{'' if control else ' NOT NOTICED'}"
+    return good and control, f"{figure}, {apart.size} targets; {noticed}"
+
+
+def bf16_noise(lab: Lab) -> tuple[float, float]:
+    """(mean, max) that another bfloat16 implementation may differ by: twice what bfloat16 differs from float32."""
+    apart = difference(lab.get("reference", "bf16_logprob"), lab.get("reference", "f32_logprob"))
+    return 2 * float(apart.mean()) + 1e-3, 4 * float(apart.max()) + 1e-2
+
+
+def bf16_step(lab: Lab) -> float:
+    """Two steps of bfloat16 at the largest logit."""
+    return float(2 * 2.0 ** (np.floor(np.log2(float(lab.get("reference", "f32_largest")))) - 7))
+
+
+def perplexity(logprob: Floats) -> float:
+    return float(np.exp(-logprob.mean()))
+
+
+def check_kernel(lab: Lab) -> None:
+    if "kernel" not in lab.results:
+        lab.check("kernel", lambda: (bool(lab.get("kernel", "any") is None), ""))
+        return
+    for name, (error, allowed) in lab.results["kernel"].items():
+        if name.startswith("rounded: "):
+            print(f"      {name.removeprefix('rounded: ')}: logits rounded to bf16 would be {error:.2e} nats off")
+            continue
+        lab.check(name, lambda e=error, a=allowed: (bool(e <= a), f"{e:.3g} (≤ {a:g})"))  # type: ignore[misc]
+    if not any(name.startswith("kernel: ") for name in lab.results["kernel"]):
+        print("SKIP  kernel: no CUDA device here (TRITON_INTERPRET=1 runs it on a CPU)")
+
+
+def check_model(lab: Lab) -> None:
+    get = lab.get
+
+    def heads() -> tuple[bool, str]:
+        said = str(get("exact", "head")), str(get("served", "head"))
+        return said == ("exact-fp32", "as-served"), " and ".join(said)
+
+    def float32(column: str, prefix: str = "") -> tuple[bool, str]:
+        a, b = get("f32-2048", prefix + column), get("reference", "f32_" + prefix + column)
+        return close(a, b, FLOAT32_NATS / 10, FLOAT32_NATS)
+
+    def ranks() -> tuple[bool, str]:
+        same = float((get("f32-2048", "rank") == get("reference", "f32_rank")).mean())
+        tops = float((get("f32-2048", "top") == get("reference", "f32_top")).mean())
+        return same > 0.97 and tops > 0.99, f"{same:.4f} of ranks (> 0.97), {tops:.4f} of tops (> 0.99) are the same"
+
+    def as_served() -> tuple[bool, str]:
+        return close(get("served", "logprob"), get("stock", "logprob"), SERVED_MEAN, bf16_step(lab))
+
+    def first_choices() -> tuple[bool, str]:
+        chosen = get("served", "rank")[get("stock", "rank") == 1]
+        share = float((chosen == 1).mean()) if len(chosen) else 0.0
+        figure = f"{share:.4f} (> 0.97) of {len(chosen)} targets (≥ 50) that vLLM ranks first"
+        return share > 0.97 and len(chosen) >= 50, figure
+
+    def rounding() -> tuple[bool, str]:
+        apart = difference(get("exact", "logprob"), get("served", "logprob"))
+        return 0 < apart.mean() < 0.02, f"mean {apart.mean():.2e} (< 0.02, > 0), max {apart.max():.2e} nats"
+
+    lab.check("which head is said", heads)
+    lab.check("float32 against Transformers, logprob", lambda: float32("logprob"))
+    lab.check("float32 against Transformers, entropy", lambda: float32("entropy"))
+    lab.check("float32 against Transformers, top_logprob", lambda: float32("top_logprob"))
+    lab.check("float32 against Transformers, rank and top", ranks)
+    lab.check("targets of our choosing, last row too, float32", lambda: float32("logprob", "free_"))
+    lab.check(
+        "bfloat16, exact head, against Transformers bfloat16 with a float64 head",
+        lambda: close(get("exact", "logprob"), get("reference", "bf16_logprob"), *bf16_noise(lab)),
+    )
+    lab.check("bfloat16, as served, against prompt_logprobs=0", as_served)
+    lab.check("bfloat16, as served, first choices", first_choices)
+    lab.check("what rounding logits to bfloat16 moves", rounding)
+
+
+def check_chunks(lab: Lab) -> None:
+    get = lab.get
+    whole = partial(get, "f32-2048")
+
+    def cut(n: int) -> tuple[bool, str]:
+        passes = get(f"f32-{n}", "passes")
+        wanted = sum(-(-length // n) for length in (*LENGTHS, FREE_LENGTH))
+        figure = f"{len(passes)} passes ({wanted}), of {passes.max()} rows at most (≤ {n})"
+        return len(passes) == wanted and int(passes.max()) <= n, figure
+
+    for n in (64, 256, 2048):
+        lab.check(f"prompts are really cut into chunks of {n}, as the worker sees them", partial(cut, n))
+    for n in (64, 256):
+        for column in ("logprob", "entropy", "free_logprob"):
+            lab.check(
+                f"chunks of {n} tokens, float32, {column}",
+                lambda n=n, c=column: close(get(f"f32-{n}", c), whole(c), SPLIT_NATS / 10, SPLIT_NATS),  # type: ignore[misc]
+            )
+    for job in ("f32-64", "f32-256", "f32-2048"):
+        lab.check(
+            f"many prompts in flight, {job}",
+            lambda j=job: close(get(j, "flying_logprob"), whole("logprob"), SPLIT_NATS / 10, SPLIT_NATS),  # type: ignore[misc]
+        )
+    if lab.on_gpu:
+        lab.check(
+            "CUDA graphs and compilation against eager, bfloat16",
+            lambda: close(get("graphs", "logprob"), get("exact", "logprob"), *bf16_noise(lab)),
+        )
+
+
+def check_quantized(lab: Lab, names: list[str]) -> None:
+    get = lab.get
+
+    def as_served(name: str) -> tuple[bool, str]:
+        ours, theirs = get(f"served-{name}", "logprob"), get(f"stock-{name}", "logprob")
+        step = bf16_step(lab) if "reference" in lab.results else 0.25
+        good, figure = close(ours, theirs, SERVED_MEAN, step)
+        plain = perplexity(get("exact", "logprob"))
+        return good, f"{figure}; perplexity {perplexity(ours):.4f}, of bfloat16 {plain:.4f}"
+
+    def cache() -> tuple[bool, str]:
+        a, b = get("kv-fp8", "logprob"), get("exact", "logprob")
+        apart, shifted = difference(a, b).mean(), difference(np.roll(a, 1), b).mean()
+        good = bool(np.isfinite(a).all() and 0 < apart <= FP8_CACHE_MEAN and shifted > 5 * apart)
+        figure = f"mean {apart:.2e} (≤ {FP8_CACHE_MEAN}, > 0) nats; shifted by one: {shifted:.3g}"
+        return good, f"{figure}; perplexity {perplexity(a):.4f}, of bfloat16 {perplexity(b):.4f}"
+
+    for name in names:
+        lab.check(f"{name}, as served, against prompt_logprobs=0", partial(as_served, name))
+    if lab.on_gpu:
+        lab.check("kv_cache_dtype=fp8 against bfloat16", cache)
+
+
+def check_inert(lab: Lab) -> None:
+    def same() -> tuple[bool, str]:
+        a, b = lab.get("stock", "written"), lab.get("stock-no-plugin", "written")
+        apart = difference(lab.get("stock", "logprob"), lab.get("stock-no-plugin", "logprob")).max()
+        return bool(np.array_equal(a, b) and apart < 1e-3), (
+            f"{int((a != b).sum())} of {a.size} tokens differ (0), prompt_logprobs by {apart:.2g} nats (< 0.001)"
+        )
+
+    lab.check("generate with the plugin installed as without", same)
+
+
+# ── main ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def prompts_of(model: Path) -> tuple[list[list[int]], int]:
+    """Prompts of text where the model has a tokenizer, else what the model itself says; and the vocabulary."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    vocabulary = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    if (model / "tokenizer.json").exists():
+        from pydoc_data.topics import topics
+
+        from transformers import AutoTokenizer
+
+        text = "\n\n".join(topics[name] for name in sorted(topics))[:60_000]
+        stream = list(AutoTokenizer.from_pretrained(str(model))(text, add_special_tokens=False).input_ids)
+    else:
+        return babble(model, vocabulary), vocabulary
+    ends = np.cumsum(LENGTHS).tolist()
+    return [[int(i) for i in stream[end - n : end]] for end, n in zip(ends, LENGTHS, strict=True)], vocabulary
+
+
+def babble(model: Path, vocabulary: int) -> list[list[int]]:
+    """Samples of the model, seeded: random ids would be so unlikely that nothing ranks first."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network: Any = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32).eval()
+    torch.manual_seed(3)
+    first = torch.randint(3, vocabulary, (len(LENGTHS), 1))
+    with torch.inference_mode():
+        said = network.generate(
+            first,
+            attention_mask=torch.ones_like(first),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=max(LENGTHS) - 1,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return [row[:n].tolist() for row, n in zip(said, LENGTHS, strict=True)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a checkpoint's folder; else a small seeded Llama is made")
+    parser.add_argument("--quantized", type=Path, help=f"a folder of checkpoints named {', '.join(QUANTIZED)}")
+    parser.add_argument("--names", help="of quantized checkpoints to check; all by default")
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--jobs", type=int, default=0, help="engines at once; 0: 4 on a GPU, 1 on a CPU")
+    parser.add_argument("--timeout", type=float, default=180, help="seconds an engine may take")
+    parser.add_argument("--keep", type=Path, help="keep results and logs in this folder")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        return child(arguments.child)
+    begin = time.perf_counter()
+    lab, model = prepare(arguments)
+    groups = arguments.groups.split(",")
+    names = arguments.names.split(",") if arguments.names else list(QUANTIZED if lab.on_gpu else ON_CPU)
+    at_once = arguments.jobs or (4 if lab.on_gpu else 1)
+    folder = arguments.quantized or lab.work / "quantized"
+    jobs = jobs_of(lab, groups, str(model))
+    if "quantized" in groups:
+        if arguments.quantized is None:
+            made = Job("checkpoints", "checkpoints", str(model), {"folder": str(folder), "names": names})
+            lab.run([made], 1)
+        jobs += quantized_jobs(lab, folder, names)
+    say(f"{len(jobs)} processes, {at_once} at once")
+    lab.run(jobs, at_once)
+    checks: dict[str, Callable[[], None]] = {
+        "kernel": lambda: check_kernel(lab),
+        "model": lambda: check_model(lab),
+        "chunks": lambda: check_chunks(lab),
+        "quantized": lambda: check_quantized(lab, names),
+        "inert": lambda: check_inert(lab),
+    }
+    for group in groups:
+        print(f"── {group}", flush=True)
+        checks[group]()
+    failed = [name for name, good in lab.lines if not good]
+    print(f"{len(lab.lines) - len(failed)} of {len(lab.lines)} checks passed in {time.perf_counter() - begin:.0f} s")
+    for name in failed:
+        print(f"FAILED: {name}")
+    return int(bool(failed))
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Lab, Path]:
+    import torch
+
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
+    work = (arguments.keep or temporary_folder("checks")).resolve()
+    model = (arguments.model or make_small_llama(work / "small-llama")).resolve()
+    ids, vocabulary = prompts_of(model)
+    return Lab(work, ids, vocabulary, torch.cuda.is_available(), arguments.timeout), model
+
+
+def child(spec: Path) -> int:
+    job = Job(**json.loads(spec.read_text(encoding="utf-8")))
+    asked = json.loads((spec.parent / "ids.json").read_text(encoding="utf-8"))
+    found = CHILDREN[job.kind](job, asked["ids"], asked["vocabulary"])
+    np.savez(spec.with_suffix(".part.npz"), **found)  # type: ignore[arg-type]
+    spec.with_suffix(".part.npz").rename(spec.with_suffix(".npz"))  # whole, or not there
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,320 @@
+"""Score mode on vLLM against what stock vLLM offers, on the same prompts, a fresh process each.
+
+plain      generate one token, no log-probabilities: no way of scoring can be faster
+logprobs0  prompt_logprobs=0: log-probability and rank of each prompt token
+logprobs1  prompt_logprobs=1: what lm-evaluation-harness asks for
+flat       prompt_logprobs=0, flat_logprobs=True, detokenize=False: the leanest that stock vLLM has
+ours       every column: logprob, rank, entropy, top token and its logprob; exact head
+
+Weights are random (``load_format=dummy``) in the shapes named, or real with ``--model FOLDER``. No tokenizer is loaded,
+so no variant spends time on decoding text. Prefix caching is off, and so is compilation.
+
+``scoring MiB`` is what the scoring call itself allocates at its peak, measured inside the worker in a pass that is not
+timed; ``step MiB`` is the peak of whole steps above the idle engine (layers included). ``host µs`` is CPU time of the
+front-end process a token.
+
+    python benchmarks/vllm_engine.py [--shapes llama-8b,llama-8b-w4a16,qwen-0.5b] [--variants …] [--repeat 3] [--json]
+    python benchmarks/vllm_engine.py --shapes tiny --dtype float32 --context 256 --prompts 8        # anywhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import METER, child_environment, run_child, say, temporary_folder, write_config
+
+VARIANTS = ("plain", "logprobs0", "logprobs1", "flat", "ours")
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "logprobs0": {"prompt_logprobs": 0},
+    "logprobs1": {"prompt_logprobs": 1},
+    "flat": {"prompt_logprobs": 0, "flat_logprobs": True},
+}
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+W4A16 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "strategy": "group",
+                "group_size": 128,
+                "symmetric": True,
+                "dynamic": False,
+            },
+            "input_activations": None,
+            "output_activations": None,
+        }
+    },
+}
+QWEN = LLAMA | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+TINY = LLAMA | {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 8003,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-8b": LLAMA,
+    "llama-8b-w4a16": LLAMA | {"quantization_config": W4A16},
+    "qwen-0.5b": QWEN,
+    "tiny": TINY,
+}
+PROMPTS = {"qwen-0.5b": 256, "tiny": 8}  # else 64
+TARGETS = {"llama-8b": 0.87, "llama-8b-w4a16": 0.87, "qwen-0.5b": 0.60}  # × plain prefill, on an H200
+MEMORY_TARGET = 256  # MiB for scoring
+
+
+# ── in the child ─────────────────────────────────────────────────────────────────────────────────────────────────────
+class Contender:
+    """One variant, ready to score."""
+
+    llm: Any
+
+    def run(self, ids: Any) -> Any:
+        """One pass over prompts (n, context); returns what a caller would get."""
+        raise NotImplementedError
+
+    def mean_logprob(self, result: Any, ids: Any) -> float | None:
+        """Over the first prompts, so that a reader sees that variants agree. Not timed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop the engine."""
+
+
+class Stock(Contender):
+    def __init__(self, model: str, arguments: dict[str, Any], variant: str) -> None:
+        from vllm import LLM, SamplingParams
+
+        self.llm = LLM(model=model, skip_tokenizer_init=True, enable_prefix_caching=False, **arguments)
+        self.params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, **PARAMETERS[variant])
+
+    def run(self, ids: Any) -> Any:
+        prompts = [{"prompt_token_ids": row.tolist()} for row in ids]
+        return self.llm.generate(prompts, self.params, use_tqdm=False)
+
+    def mean_logprob(self, result: Any, ids: Any) -> float | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        return statistics.fmean(
+            output.prompt_logprobs[i][int(row[i])].logprob
+            for output, row in zip(result[:2], ids[:2], strict=True)
+            for i in range(1, len(row))
+        )
+
+
+class Ours(Contender):
+    def __init__(self, model: str, arguments: dict[str, Any]) -> None:
+        from scoremode.engines.vllm.engine import VllmEngine
+        from scoremode.engines.vllm.options import VllmOptions
+
+        named = {k: arguments.pop(k) for k in list(arguments) if k in VllmOptions.__slots__}
+        self.engine = VllmEngine(model, VllmOptions(**named, extra=arguments))
+        self.llm = self.engine.llm
+        say(f"head: {self.engine.facts.head}")
+
+    def run(self, ids: Any) -> Any:
+        import numpy as np
+
+        from scoremode.types import Window, WindowList
+
+        rows = np.arange(ids.shape[1] - 1, dtype=np.int32)
+        source = WindowList(tuple(Window(row, rows, row[1:, None]) for row in ids))
+        return dict(self.engine.score(source, np.zeros(len(ids), np.bool_)))
+
+    def mean_logprob(self, result: Any, ids: Any) -> float | None:
+        return statistics.fmean(float(result[i].logprob.mean()) for i in range(min(2, len(ids))))
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    import numpy as np
+
+    begin = time.perf_counter()
+    engine_arguments: dict[str, Any] = {
+        "dtype": arguments.dtype,
+        "enforce_eager": True,
+        "max_model_len": arguments.context + 16,
+        "max_num_batched_tokens": arguments.batch_tokens,
+        "gpu_memory_utilization": arguments.gpu_memory_utilization,
+        "load_format": "auto" if arguments.model else "dummy",
+        "worker_extension_cls": METER,
+    }
+    contender = Ours(model, engine_arguments) if variant == "ours" else Stock(model, engine_arguments, variant)
+    started = time.perf_counter() - begin
+    vocabulary = int(contender.llm.llm_engine.vllm_config.model_config.get_vocab_size())
+    random = np.random.default_rng(1)
+    ids = random.integers(0, vocabulary, (arguments.prompts, arguments.context), dtype=np.int32)
+    warm = ids[: max(1, arguments.prompts // 4)]
+    contender.run(warm)
+    seconds, host = [], []
+    result: Any = None
+    for _ in range(arguments.repeat):
+        result = None  # what the last pass made must not be freed inside the next one's time
+        used, begin = cpu_seconds(), time.perf_counter()
+        result = contender.run(ids)
+        seconds.append(time.perf_counter() - begin)
+        host.append(cpu_seconds() - used)
+    memory: dict[str, float] = {}
+    if all(contender.llm.collective_rpc("scoremode_meter_begin")):
+        contender.run(warm)
+        memory = contender.llm.collective_rpc("scoremode_meter_end")[0]
+    found = {
+        "tokens_per_second": ids.size / statistics.median(seconds),
+        "fastest": ids.size / min(seconds),
+        "seconds": seconds,
+        "host_us_per_token": 1e6 * statistics.median(host) / ids.size,
+        "mean_logprob": contender.mean_logprob(result, ids),
+        "start_seconds": started,
+        **memory,
+    }
+    contender.close()
+    return found
+
+
+def cpu_seconds() -> float:
+    """Of this process, all threads; the engine core and the workers are processes of their own."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+# ── in the parent ────────────────────────────────────────────────────────────────────────────────────────────────────
+def main() -> int:
+    arguments = parse()
+    if arguments.child:
+        result = child(arguments.child, arguments.folder, arguments)
+        Path(arguments.result).write_text(json.dumps(result), encoding="utf-8")
+        return 0
+    work = temporary_folder("benchmark")
+    shapes = ["model"] if arguments.model else arguments.shapes.split(",")
+    variants = arguments.variants.split(",")
+    check_names(shapes, variants, bool(arguments.model))
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    for shape in shapes:
+        folder = Path(arguments.model) if arguments.model else write_config(work / shape, SHAPES[shape])
+        results[shape] = {variant: measure(shape, variant, folder, work, arguments) for variant in variants}
+        if not arguments.json:
+            report(shape, results[shape], arguments)
+    if arguments.json:
+        print(json.dumps({"context": arguments.context, "dtype": arguments.dtype, "shapes": results}, indent=1))
+    return int(any("error" in r for variants_of in results.values() for r in variants_of.values()))
+
+
+def check_names(shapes: list[str], variants: list[str], real: bool) -> None:
+    for name, known in [(s, SHAPES) for s in shapes if not real] + [(v, dict.fromkeys(VARIANTS)) for v in variants]:
+        if name not in known:
+            sys.exit(f"error: {name} is not known: one of {', '.join(known)}")
+
+
+def measure(shape: str, variant: str, folder: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    result, log = work / "result.json", work / "log.txt"
+    result.unlink(missing_ok=True)
+    prompts = arguments.prompts or PROMPTS.get(shape, 64)
+    own = ["--child", variant, "--folder", str(folder), "--result", str(result), "--prompts", str(prompts)]
+    begin = time.perf_counter()
+    why = run_child([__file__, *sys.argv[1:], *own], child_environment(), log, arguments.timeout)
+    took = time.perf_counter() - begin
+    if not result.exists():
+        say(f"{shape} {variant}: FAILED after {took:.0f} s: {why}")
+        say("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-arguments.log_lines :]))
+        return {"error": why or "no result"}
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    say(f"{shape} {variant}: {found['tokens_per_second']:,.0f} tokens/s, {took:.0f} s in all")
+    return found
+
+
+def report(shape: str, results: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> None:
+    plain = results.get("plain", {}).get("tokens_per_second")
+    print(f"\n{shape}, {arguments.dtype}, prompts of {arguments.context} tokens, {arguments.batch_tokens} a batch")
+    titles = f"{'host µs':>8} {'scoring MiB':>12} {'step MiB':>9} {'mean logp':>10}"
+    print(f"{'':10} {'tokens/s':>10} {'× plain':>8} {titles}")
+    show: Callable[[Any, str], str] = lambda value, form: "-" if value is None else format(value, form)  # noqa: E731
+    for name, r in results.items():
+        if "error" in r:
+            print(f"{name:10} failed: {r['error']}")
+            continue
+        ratio = r["tokens_per_second"] / plain if plain else None
+        memory = f"{show(r.get('scoring_mib'), '.0f'):>12} {show(r.get('step_mib'), '.0f'):>9}"
+        print(
+            f"{name:10} {r['tokens_per_second']:10,.0f} {show(ratio, '.3f'):>8} {r['host_us_per_token']:8.2f} "
+            f"{memory} {show(r['mean_logprob'], '.4f'):>10}"
+        )
+    ours = results.get("ours", {})
+    if shape in TARGETS and plain and "tokens_per_second" in ours:
+        ratio, memory_used = ours["tokens_per_second"] / plain, ours.get("scoring_mib")
+        verdict = "reached" if ratio >= TARGETS[shape] else "MISSED"
+        print(f"ours: {ratio:.3f} × plain, wanted {TARGETS[shape]}: {verdict}")
+        if memory_used is not None:
+            verdict = "reached" if memory_used < MEMORY_TARGET else "MISSED"
+            print(f"ours: {memory_used:.0f} MiB for scoring, wanted below {MEMORY_TARGET}: {verdict}")
+    sys.stdout.flush()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", default="llama-8b,llama-8b-w4a16,qwen-0.5b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--model", help="a checkpoint's folder: real weights instead of shapes")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)}")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--prompts", type=int, default=0, help="a pass; 0: by shape")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--batch-tokens", type=int, default=8192, help="max_num_batched_tokens, the same for all")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.85)
+    parser.add_argument("--timeout", type=float, default=240, help="seconds a variant may take, start included")
+    parser.add_argument("--log-lines", type=int, default=15, help="of a variant that failed")
+    parser.add_argument("--json", action="store_true")
+    for hidden in ("--child", "--folder", "--result"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""scoremode doctor: versions, devices, and a self-test of every engine that is installed"""
+
+from __future__ import annotations
+
+import argparse
+
+from scoremode.cli import options
+
+EPILOG = "Exit code 2, with one line, where a self-test fails. vLLM takes about half a minute to start."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", help="test this one alone (default: all that are installed)")
+    options.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from scoremode.doctor import examine, require_good
+    from scoremode.report.doctor import doctor_table
+
+    found = examine(parsed.engine)
+    if parsed.json:
+        options.print_json(found)
+    else:
+        options.print_parts(doctor_table(found))
+    require_good(found)

@@ -1,0 +1,116 @@
+"""scoremode doctor: what it says, and that it fails when a number is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Command, Refused
+
+
+@pytest.fixture(autouse=True)
+def without_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start takes half a minute; one test below is for it."""
+    from scoremode.errors import ModelError
+
+    def missing() -> str:
+        raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]'")
+
+    if "slow" not in request.keywords:
+        monkeypatch.setattr("scoremode.engines.vllm.support.installed_version", missing)
+
+
+def test_json_has_the_facts(command: Command) -> None:
+    outcome = command("doctor", "--json")
+    assert outcome.code == 0, outcome.err
+    found = outcome.json
+    assert found["versions"].keys() >= {"scoremode", "python", "torch", "transformers"}
+    assert found["devices"][0]["device"] == "cpu"
+    assert found["devices"][0]["threads"] >= 1
+    assert found["head_reduction"]["cpu"]
+    assert found["cache"]["writable"] is True
+    assert found["vllm"]["installed"] is False
+    assert found["good"] is True
+    names = [check["name"] for check in found["self_tests"]]
+    assert "head on cpu" in names
+    assert names[-2:] == ["engine transformers", "engine table"]
+    assert all(check["error"] <= check["allowed"] for check in found["self_tests"])
+
+
+def test_the_table_is_for_people(command: Command) -> None:
+    outcome = command("doctor", "--engine", "table")
+    words = ("torch", "cpu", "cache folder", "vLLM plugin", "smollm2-135m", "self-test: engine table")
+    assert [word for word in words if word not in outcome.out] == []
+    assert "engine transformers" not in outcome.out
+
+
+def test_nothing_is_left_behind(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    command("doctor", "--engine", "transformers")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _wrong(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.engines.transformers import TransformersEngine
+
+    score = TransformersEngine.score
+
+    def changed(self: TransformersEngine, *arguments: Any) -> Any:
+        return ((index, change(answers)) for index, answers in score(self, *arguments))
+
+    monkeypatch.setattr(TransformersEngine, "score", changed)
+
+
+def test_scores_shifted_by_one_are_found_out(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    _wrong(lambda answers: replace(answers, logprob=np.roll(answers.logprob, 1, axis=0)), monkeypatch)
+    outcome = command("doctor", "--engine", "transformers")
+    assert outcome.code == 2
+    assert "FAILED" in outcome.out
+    assert outcome.err.startswith("scoremode: the self-test of engine transformers failed: ")
+    assert outcome.err.count("\n") == 1
+    assert ";" in outcome.err
+
+
+def test_nan_is_found_out_and_is_not_json(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    _wrong(lambda answers: replace(answers, entropy=answers.entropy * np.nan), monkeypatch)
+    outcome = command("doctor", "--engine", "transformers", "--json")
+    assert outcome.code == 2
+    assert outcome.json["good"] is False
+    assert outcome.json["self_tests"][-1]["error"] is None
+
+
+def test_an_engine_that_cannot_start_fails_its_self_test(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.errors import EngineError
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise EngineError("it died", fix="try again")
+
+    monkeypatch.setattr("scoremode.doctor.open_engine", dies)
+    outcome = command("doctor", "--engine", "transformers")
+    assert outcome.code == 2
+    assert "it died" in outcome.err
+
+
+def test_a_vllm_that_is_not_there_is_refused(refused: Refused) -> None:
+    assert "vLLM is not installed" in refused("doctor", "--engine", "vllm")
+
+
+def test_an_unknown_engine_is_refused(refused: Refused) -> None:
+    assert "did you mean 'transformers'" in refused("doctor", "--engine", "transformer")
+
+
+@pytest.mark.slow
+def test_vllm_passes(command: Command) -> None:
+    pytest.importorskip("vllm")
+    outcome = command("doctor", "--engine", "vllm", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["vllm"]["sees_plugin"] is True
+    assert outcome.json["self_tests"][-1]["name"] == "engine vllm"
