@@ -521,7 +521,7 @@ def check_model(lab: Lab) -> None:
 
     def rounding() -> tuple[bool, str]:
         apart = difference(get("exact", "logprob"), get("served", "logprob"))
-        return 0 < apart.mean() < 0.02, f"mean {apart.mean():.2e} (< 0.02, > 0), max {apart.max():.2e} nats"
+        return 0 < apart.mean() < 0.05, f"mean {apart.mean():.2e} (< 0.05, > 0), max {apart.max():.2e} nats"
 
     lab.check("which head is said", heads)
     lab.check("float32 against Transformers, logprob", lambda: float32("logprob"))

@@ -35,6 +35,7 @@ PRESETS = {
     "nvfp4a16": "NVFP4A16",
 }
 ON_CPU = ("w8a8", "fp8")
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def scheme_named(name: str) -> QuantizationScheme:
@@ -50,12 +51,23 @@ def grouped(weight: torch.Tensor, args: QuantizationArgs) -> torch.Tensor:
     return weight.reshape(len(weight), -1, size)
 
 
-def round_to_nearest(module: Any) -> None:
-    """Set a layer's scales (and zero points) from nothing but its own weight."""
+def fused_with(network: Any, name: str) -> list[Any]:
+    """The layers that a server joins into one matrix with this one, itself among them."""
+    parent, _, leaf = name.rpartition(".")
+    leaves = next((group for group in FUSED if leaf in group), (leaf,))
+    return [network.get_submodule(f"{parent}.{other}" if parent else other) for other in leaves]
+
+
+def round_to_nearest(module: Any, fused: list[Any]) -> None:
+    """Set a layer's scales (and zero points) from nothing but its own weight.
+
+    Only FP4's second scale, one a matrix, must be that of the whole fused matrix: a server keeps a single one for it.
+    """
     args = module.quantization_scheme.weights
     low, high = grouped(module.weight, args).aminmax(dim=-1)
     fourbit_float = args.num_bits == 4 and args.type == "float"
-    global_scale = generate_gparam(low.min(), high.max()) if fourbit_float else None
+    least, most = (min(m.weight.min() for m in fused), max(m.weight.max() for m in fused))
+    global_scale = generate_gparam(least, most) if fourbit_float else None
     scale, zero_point = calculate_qparams(low, high, args, global_scale)
     module.weight_scale.data.copy_(scale)
     if global_scale is not None:
@@ -77,9 +89,9 @@ def make(model: str, folder: Path, name: str) -> Path:
     )
     apply_quantization_config(network, config)
     with torch.no_grad():
-        for module in network.modules():
+        for layer, module in network.named_modules():
             if getattr(module, "quantization_scheme", None) is not None:
-                round_to_nearest(module)
+                round_to_nearest(module, fused_with(network, layer))
                 module.quantization_status = QuantizationStatus.FROZEN
     compressor = ModelCompressor.from_pretrained_model(network)
     compressor.compress_model(network)

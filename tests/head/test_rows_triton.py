@@ -1,0 +1,61 @@
+"""The one-pass kernel, run by Triton's interpreter: right on a CPU before it is fast on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+CHECK = """
+import torch
+from scoremode.head.definition import define_columns
+from scoremode.head.partials import Partials, combine, finish, target_logits
+from scoremode.head.rows_triton import reduce_rows
+
+def columns(x, targets, cuts=()):
+    edges = [0, *cuts, x.shape[1]]
+    slices = [x[:, a:b].clone() for a, b in zip(edges, edges[1:])]
+    at = torch.stack([target_logits(s, targets, a) for s, a in zip(slices, edges)]).amax(0)
+    return finish(combine([Partials(*reduce_rows(s, targets, at, a)) for s, a in zip(slices, edges)]), at)
+
+generator = torch.Generator().manual_seed(0)
+for v, k in ((1, 1), (2, 1), (300, 1), (2048, 1), (2053, 3), (4500, 1), (700, 9)):
+    for ties in (False, True):
+        x = torch.randn(3, v, generator=generator) * 5
+        x = x.round() if ties else x
+        targets = torch.randint(0, v, (3, k), generator=generator)
+        for cuts in ((), (v // 2,)) if v > 1 else ((),):
+            ours, truth = columns(x, targets, cuts), define_columns(x, targets)
+            for name in ("logprob", "entropy", "top_logprob"):
+                gap = (getattr(ours, name) - getattr(truth, name)).abs().max()
+                assert gap < 2e-5, (v, k, ties, cuts, name, gap)
+            assert torch.equal(ours.rank, truth.rank), (v, k, ties, cuts)
+            assert torch.equal(ours.top, truth.top), (v, k, ties, cuts)
+x = torch.full((2, 900), -torch.inf)
+x[0, 899] = 1.0
+x[1, :2] = 5.0
+targets = torch.tensor([[899], [1]])
+ours, truth = columns(x, targets), define_columns(x, targets)
+assert (ours.entropy - truth.entropy).abs().max() < 1e-6 and torch.equal(ours.rank, truth.rank)
+assert (ours.logprob - truth.logprob).abs().max() < 1e-6
+x[1, 700] = torch.nan
+assert columns(x, targets).logprob[1].isnan().all() and not columns(x, targets).logprob[0].isnan().any()
+print("all the same")
+"""
+
+
+def test_the_kernel_answers_to_the_definition() -> None:
+    """Shapes, ties, shards, several targets, minus infinity and NaN, in a process that interprets the kernel."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed: it comes with vLLM")
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "all the same\n", done.stderr[-2000:]
