@@ -15,7 +15,7 @@ from scoremode.engines.base import Engine, EngineFacts, EngineOptions
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.engines.vllm.start import one_line, start, stop
+from scoremode.engines.vllm.start import family, one_line, start, stop, watch
 from scoremode.engines.vllm.wire import Question, Words, join, unpack, width
 from scoremode.errors import EngineError, InputError, ScoremodeError
 from scoremode.models import ModelFacts
@@ -51,7 +51,10 @@ class VllmEngine(Engine):
         support.check_version(version, self.options.allow_untested_vllm)
         support.check_plugin()
         self.log = VllmLog()
+        before = {process.pid for process in family()}
         self.llm = start(self.model, arguments, self.options, self._tokenizer, self.log)
+        self._processes = [process for process in family() if process.pid not in before]
+        watch(self.llm)
         try:
             config = self.llm.llm_engine.vllm_config
             self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
@@ -247,7 +250,7 @@ class VllmEngine(Engine):
         """Stop every process that vLLM started, and wait for them."""
         llm, self.llm = self.llm, None
         if llm is not None:
-            stop(llm)
+            stop(llm, self._processes)
             if sys.exc_info()[0] is None:
                 self.log.discard()
 

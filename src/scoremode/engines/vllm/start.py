@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import threading
+from multiprocessing import connection
 from typing import Any
 
 from scoremode.engines.vllm import plugin, support
@@ -57,22 +60,63 @@ def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer
                 _forget_model_classes()
 
 
-def stop(llm: Any) -> None:
-    """Shut the engine core down and wait for its processes; never raises, because there is nothing left to save."""
+def watch(llm: Any) -> None:
+    """Tell whoever waits for answers when the engine's process is gone.
+
+    vLLM's own client waits for ever for a process that was killed outright and so could not say that it died.
+    """
+    queue = getattr(getattr(llm.llm_engine, "engine_core", None), "outputs_queue", None)
+    processes = [child for child in multiprocessing.active_children() if child.name.startswith("EngineCore")]
+    if queue is None or not processes:
+        return
+
+    def wait() -> None:
+        connection.wait([process.sentinel for process in processes])
+        with contextlib.suppress(Exception):
+            queue.put_nowait(RuntimeError("its engine process ended without a word: killed, or out of memory"))
+
+    threading.Thread(target=wait, name="scoremode-watch", daemon=True).start()
+
+
+def family() -> list[Any]:
+    """Processes that descend from this one now, those of multiprocessing's own housekeeping left out."""
+    import psutil  # vLLM needs it, so it is there
+
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if not any("resource_tracker" in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def stop(llm: Any, started: list[Any] | None = None) -> None:
+    """Shut the engine core down and wait for every process that it ``started``; never raises.
+
+    A worker whose engine core was killed is nobody's child any more, and would stay: it is known from the start.
+    """
     import gc
-    import multiprocessing
+
+    import psutil
 
     core = getattr(llm.llm_engine, "engine_core", None)
+    known = {process.pid: process for process in [*(started or []), *family()] if started or _is_vllm(process)}
     with contextlib.suppress(Exception):
         if core is not None:
             core.shutdown()
     del llm
     gc.collect()
-    for child in multiprocessing.active_children():
-        if child.name.startswith(("EngineCore", "VllmWorker", "Worker")):
-            child.join(timeout=10)
-            if child.is_alive():
-                child.kill()
+    _, alive = psutil.wait_procs(list(known.values()), timeout=10)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5)
+
+
+def _is_vllm(process: Any) -> bool:
+    with contextlib.suppress(Exception):
+        return "VLLM" in process.name() or "VLLM" in " ".join(process.cmdline())
+    return False
 
 
 def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
