@@ -115,3 +115,27 @@ def make_small_llama(folder: Path, vocabulary: int = 1003) -> Path:
                 parameter.normal_(0.0, 0.25 if "lm_head" in name else 0.08)
     model.save_pretrained(folder)
     return folder
+
+
+def make_family(kind: str, hidden: int = 32) -> Any:
+    """Seeded models whose heads differ: a cap, a divisor, a factor, a bias."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    common = {"vocab_size": VOCABULARY, "hidden_size": hidden, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 48, "initializer_range": 0.3}
+    if kind == "gemma2":
+        caps: dict[str, Any] = {"final_logit_softcapping": 3.0, "attn_logit_softcapping": None, "sliding_window": 8}
+        return t.Gemma2ForCausalLM(t.Gemma2Config(**common, **heads, **caps, head_dim=hidden // 2))
+    if kind == "granite":
+        return t.GraniteForCausalLM(t.GraniteConfig(**common, **heads, logits_scaling=4.0))
+    if kind == "cohere":
+        return t.CohereForCausalLM(t.CohereConfig(**common, **heads, logit_scale=0.25))
+    if kind == "gpt2":
+        sizes = {"n_embd": hidden, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, **sizes, initializer_range=0.3))
+    if kind == "phi":
+        model = t.PhiForCausalLM(t.PhiConfig(**common, **{**heads, "num_key_value_heads": 2}))
+        torch.nn.init.normal_(model.lm_head.bias)
+        return model
+    raise AssertionError(kind)

@@ -17,7 +17,7 @@ from scoremode.errors import ModelError, OptionError
 from scoremode.head.definition import define_columns
 from scoremode.models import inspect
 from scoremode.types import Answers, Ids, Window, WindowList, WindowSource
-from tests.makers import VOCABULARY, make_tiny_model
+from tests.makers import VOCABULARY, make_family, make_tiny_model
 
 
 def engine_for(folder: Path, **options: Any) -> TransformersEngine:
@@ -139,43 +139,17 @@ def test_tied_and_separate_heads(tmp_path: Path, tied: bool) -> None:
     assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
 
 
-def small(kind: str) -> Any:
-    """Seeded models whose heads differ: a cap, a divisor, a factor, a bias, a head of its own kind."""
-    import transformers as t
-
-    common = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 40, "initializer_range": 0.3}
-    torch.manual_seed(0)
-    if kind == "gemma2":
-        config: Any = t.Gemma2Config(**common, **heads, head_dim=16, final_logit_softcapping=3.0, sliding_window=8)
-        return t.Gemma2ForCausalLM(config)
-    if kind == "granite":
-        return t.GraniteForCausalLM(t.GraniteConfig(**common, **heads, logits_scaling=4.0))
-    if kind == "cohere":
-        return t.CohereForCausalLM(t.CohereConfig(**common, **heads, logit_scale=0.25))
-    if kind == "gpt2":
-        config = t.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3
-        )
-        return t.GPT2LMHeadModel(config)
-    if kind == "phi":
-        model = t.PhiForCausalLM(t.PhiConfig(**common, **{**heads, "num_key_value_heads": 2}))
-        torch.nn.init.normal_(model.lm_head.bias)
-        return model
-    raise AssertionError(kind)
-
-
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere", "gpt2", "phi"])
 @pytest.mark.parametrize("head", ["exact", "as-served"])
 def test_caps_scales_biases_and_other_families(kind: str, head: str) -> None:
-    engine = TransformersEngine(small(kind), options=EngineOptions(head=head))
+    engine = TransformersEngine(make_family(kind), options=EngineOptions(head=head))
     assert engine.facts.head == {"exact": "exact-fp32", "as-served": "as-served"}[head]
     window = own_tokens(random_ids(40))
     assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
 
 
 def test_a_head_that_is_more_than_a_matrix_is_asked_for_its_logits_and_said_to_be_as_served() -> None:
-    model = small("gpt2")
+    model = make_family("gpt2")
 
     class Twice(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -42,10 +42,10 @@ def test_one_rank_against_transformers(alone: list[Answers], windows: list[Windo
     "options",
     [
         {"tensor_parallel_size": 2, "max_num_batched_tokens": 96},
-        {"tensor_parallel_size": 2, "head": "as-served", "head_bytes": 4 * 502 * 7 + 1},
+        {"tensor_parallel_size": 4, "head": "as-served", "head_bytes": 4 * 251 * 7 + 1},
         {"pipeline_parallel_size": 2, "max_num_batched_tokens": 200},
     ],
-    ids=["tp2-chunked", "tp2-as-served-small-blocks", "pp2"],
+    ids=["tp2-chunked", "tp4-as-served-small-blocks", "pp2"],
 )
 def test_ranks_agree(small_llama: Path, windows: list[Window], alone: list[Answers], options: dict[str, Any]) -> None:
     with engine_of(small_llama, **options) as engine:
@@ -54,10 +54,10 @@ def test_ranks_agree(small_llama: Path, windows: list[Window], alone: list[Answe
         assert_same(score(engine, windows), alone, NATS)
 
 
-@pytest.mark.parametrize("tokens", [32, 50])
+@pytest.mark.parametrize("tokens", [50])
 def test_any_split_of_prompts(small_llama: Path, windows: list[Window], alone: list[Answers], tokens: int) -> None:
     """Many prompts in flight, so that chunks begin and end at every kind of place."""
-    extra = {"max_num_seqs": 7} if tokens == 32 else {}
+    extra = {"max_num_seqs": 7}
     with engine_of(small_llama, max_num_batched_tokens=tokens, extra=extra) as engine:
         assert_same(score(engine, windows), alone, NATS)
 

@@ -1,0 +1,80 @@
+"""Running out of memory: smaller batches, only what is missing, and an end to it. No engine is started here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.engines.table import TableEngine
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm.options import VllmOptions
+from scoremode.errors import EngineError
+from scoremode.types import Answers, Bools, Window, WindowList, WindowSource
+
+WORDS = "torch.OutOfMemoryError: CUDA out of memory."
+
+
+class Starved(VllmEngine):
+    """An engine that answers one window and dies, until its batches are small enough."""
+
+    def __init__(self, log: Path, enough: int, words: str) -> None:
+        self.options, self.llm = VllmOptions(max_num_batched_tokens=2048), None
+        self.path, self.enough, self.words = log, enough, words
+        self.asked: list[int] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self.log = VllmLog()
+        self._batch_tokens = self.options.max_num_batched_tokens or 0
+
+    def _stream(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        self.asked.append(int((~done).sum()))
+        for index, answers in TableEngine(np.zeros((1, 9))).score(source, done):
+            yield index, answers
+            if self._batch_tokens > self.enough:
+                self.path.write_text(self.words)
+                raise EngineError("vLLM stopped")
+
+
+def windows(count: int) -> WindowList:
+    one = Window(np.array([1, 2], np.int32), np.array([0], np.int32), np.array([[2]], np.int32))
+    return WindowList((one,) * count)
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SCOREMODE_VLLM_LOG", str(tmp_path / "v.log"))
+    return tmp_path / "v.log"
+
+
+def scores(engine: VllmEngine, source: WindowList) -> dict[int, Any]:
+    return dict(engine.score(source, np.zeros(len(source), np.bool_)))
+
+
+def test_batches_are_halved_and_only_what_is_missing_is_asked_again(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Starved(log, enough=512, words=WORDS)
+    assert sorted(scores(engine, windows(5))) == [0, 1, 2, 3, 4]
+    assert engine.asked == [5, 4, 3]
+    assert engine.options.max_num_batched_tokens == 512
+    assert capsys.readouterr().err.count("out of memory; vLLM starts again") == 2
+
+
+def test_below_the_smallest_batch_it_gives_up(log: Path) -> None:
+    engine = Starved(log, enough=1, words=WORDS)
+    with pytest.raises(EngineError):
+        scores(engine, windows(9))
+    assert engine.options.max_num_batched_tokens == 256
+
+
+def test_another_death_is_not_retried(log: Path) -> None:
+    engine = Starved(log, enough=1, words="ValueError: something else")
+    with pytest.raises(EngineError):
+        scores(engine, windows(3))
+    assert engine.asked == [3]
