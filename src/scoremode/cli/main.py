@@ -113,4 +113,10 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 def entry() -> NoReturn:
     """The console script."""
-    sys.exit(main())
+    code = main()
+    if code and "vllm" in sys.modules:
+        # vLLM's sockets may wait at exit for an engine that died; everything of ours is closed and written
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

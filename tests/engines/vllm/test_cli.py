@@ -16,7 +16,7 @@ import pytest
 import scoremode as sm
 from scoremode.runs import JOURNAL, MANIFEST
 
-TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 60
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 200
 FLAGS = ["--context-length", "64", "--stride", "32", "--engine", "vllm", "--max-num-batched-tokens", "64", "--json"]
 
 

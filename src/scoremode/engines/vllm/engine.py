@@ -133,6 +133,9 @@ class VllmEngine(Engine):
                         jobs.append(rest)
                     else:
                         yield job.index, job.answers()
+        except KeyboardInterrupt:
+            flying.clear()  # the engine was interrupted too, and may not listen any more: it is closed, not asked
+            raise
         finally:
             self._forget(flying)
 

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
 
@@ -14,6 +15,8 @@ from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import ModelError, ScoremodeError
+
+SHUTDOWN_SECONDS = 20.0
 
 
 def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer: bool, log: VllmLog) -> Any:
@@ -101,9 +104,8 @@ def stop(llm: Any, started: list[Any] | None = None) -> None:
 
     core = getattr(llm.llm_engine, "engine_core", None)
     known = {process.pid: process for process in [*(started or []), *family()] if started or _is_vllm(process)}
-    with contextlib.suppress(Exception):
-        if core is not None:
-            core.shutdown()
+    if core is not None:
+        _within(SHUTDOWN_SECONDS, core.shutdown)
     del llm
     gc.collect()
     _, alive = psutil.wait_procs(list(known.values()), timeout=10)
@@ -111,6 +113,18 @@ def stop(llm: Any, started: list[Any] | None = None) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(alive, timeout=5)
+
+
+def _within(seconds: float, action: Callable[[], object]) -> None:
+    """Try something for so long: a client whose engine is dying may wait for it without end."""
+
+    def attempt() -> None:
+        with contextlib.suppress(BaseException):
+            action()
+
+    thread = threading.Thread(target=attempt, name="scoremode-stop", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _is_vllm(process: Any) -> bool:
