@@ -16,6 +16,7 @@ import pytest
 import scoremode as sm
 from scoremode.journal import HEAD
 from scoremode.runs import JOURNAL, MANIFEST
+from tests.makers import obey_interrupts
 
 SLOWED = """
 import sys, time
@@ -43,7 +44,11 @@ def windows_kept(out: Path) -> int:
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SLOWED, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLOWED, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=obey_interrupts,
     )
 
 

@@ -54,7 +54,7 @@ class VllmEngine(Engine):
         before = {process.pid for process in family()}
         self.llm = start(self.model, arguments, self.options, self._tokenizer, self.log)
         self._processes = [process for process in family() if process.pid not in before]
-        watch(self.llm)
+        watch(self.llm, self._processes)
         try:
             config = self.llm.llm_engine.vllm_config
             self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)

@@ -63,13 +63,15 @@ def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer
                 _forget_model_classes()
 
 
-def watch(llm: Any) -> None:
+def watch(llm: Any, started: list[Any]) -> None:
     """Tell whoever waits for answers when the engine's process is gone.
 
     vLLM's own client waits for ever for a process that was killed outright and so could not say that it died.
     """
     queue = getattr(getattr(llm.llm_engine, "engine_core", None), "outputs_queue", None)
-    processes = [child for child in multiprocessing.active_children() if child.name.startswith("EngineCore")]
+    own = {process.pid for process in started}
+    children = [child for child in multiprocessing.active_children() if child.pid in own]
+    processes = [child for child in children if child.name.startswith("EngineCore")]
     if queue is None or not processes:
         return
 
@@ -93,8 +95,8 @@ def family() -> list[Any]:
     return found
 
 
-def stop(llm: Any, started: list[Any] | None = None) -> None:
-    """Shut the engine core down and wait for every process that it ``started``; never raises.
+def stop(llm: Any, started: list[Any]) -> None:
+    """Shut the engine core down and wait for every process that it ``started``, and for no other; never raises.
 
     A worker whose engine core was killed is nobody's child any more, and would stay: it is known from the start.
     """
@@ -102,12 +104,18 @@ def stop(llm: Any, started: list[Any] | None = None) -> None:
 
     import psutil
 
+    known = {process.pid: process for process in started}
+    for process in started:
+        with contextlib.suppress(psutil.Error):
+            known |= {child.pid: child for child in process.children(recursive=True)}
     core = getattr(llm.llm_engine, "engine_core", None)
-    known = {process.pid: process for process in [*(started or []), *family()] if started or _is_vllm(process)}
     if core is not None:
         _within(SHUTDOWN_SECONDS, core.shutdown)
     del llm
     gc.collect()
+    for child in multiprocessing.active_children():
+        if child.pid in known:
+            child.join(timeout=10)  # by multiprocessing's own hand, or it would count the dead as living
     _, alive = psutil.wait_procs(list(known.values()), timeout=10)
     for process in alive:
         with contextlib.suppress(psutil.Error):
@@ -125,12 +133,6 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
     thread = threading.Thread(target=attempt, name="scoremode-stop", daemon=True)
     thread.start()
     thread.join(seconds)
-
-
-def _is_vllm(process: Any) -> bool:
-    with contextlib.suppress(Exception):
-        return "VLLM" in process.name() or "VLLM" in " ".join(process.cmdline())
-    return False
 
 
 def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
