@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
 import torch
 
-
-def obey_interrupts() -> None:
-    """For a process about to start: a suite that runs in the background has SIGINT ignored, and hands that on."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
+# for the first line of a process: a suite that runs in the background has SIGINT ignored, and hands that on
+OBEY_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind.",

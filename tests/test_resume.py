@@ -16,9 +16,11 @@ import pytest
 import scoremode as sm
 from scoremode.journal import HEAD
 from scoremode.runs import JOURNAL, MANIFEST
-from tests.makers import obey_interrupts
+from tests.makers import OBEY_INTERRUPTS
 
-SLOWED = """
+SLOWED = (
+    OBEY_INTERRUPTS
+    + """
 import sys, time
 from scoremode import journal
 add = journal.Journal.add
@@ -29,6 +31,7 @@ journal.Journal.add = slow
 from scoremode.cli.main import entry
 entry()
 """
+)
 
 
 def command(folder: Path, out: Path) -> list[str]:
@@ -48,7 +51,6 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=obey_interrupts,
     )
 
 

@@ -15,21 +15,21 @@ import pytest
 
 import scoremode as sm
 from scoremode.runs import JOURNAL, MANIFEST
-from tests.makers import obey_interrupts
+from tests.makers import OBEY_INTERRUPTS
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 200
 FLAGS = ["--context-length", "64", "--stride", "32", "--engine", "vllm", "--max-num-batched-tokens", "64", "--json"]
+ENTRY = OBEY_INTERRUPTS + "from scoremode.cli.main import entry; entry()"
 
 
 def start(model: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "scoremode", "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out)]
+    command = [sys.executable, "-c", ENTRY, "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out)]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=obey_interrupts,
     )
 
 
