@@ -44,6 +44,7 @@ format: $(VENV)/.dev ## let ruff rewrite the files
 
 bench: $(VENV)/.dev ## benchmarks against what a user would use instead
 	$(BIN)/python benchmarks/transformers_engine.py
+	$(BIN)/python benchmarks/head.py --device cpu
 
 clean: ## remove the environment and caches of this checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -317,8 +317,9 @@ def head_errors(device: str) -> Arrays:
     """bf16 weights and hidden states: the exact head, and what rounding its logits to bf16 would cost."""
     import torch
 
-    from scoremode.head.chunked import Head, score_rows
+    from scoremode.head.chunked import score_rows
     from scoremode.head.definition import define_columns, define_logits
+    from scoremode.head.matrix import Head
 
     shapes = {"Llama-8B": (4096, 128256), "Qwen-0.5B": (896, 151936), "SmolLM2": (576, 49152), "small": (256, 1003)}
     cases: dict[str, tuple[int, int, float | None]] = {

@@ -64,7 +64,7 @@ def examine(engine: str | None = None) -> dict[str, Any]:
         "vllm": vllm_facts(),
         "cache": cache_facts(),
         "embedded_model": embedded_facts(),
-        "head_reduction": head_reduction(),
+        "head_kernels": head_kernels(),
         "self_tests": [asdict(check) for check in checks],
         "good": all(check.good for check in checks),
     }
@@ -145,16 +145,21 @@ def embedded_facts() -> dict[str, Any]:
     return {"name": EMBEDDED, "installed": usable, "made": made, "fix": None if usable else EMBEDDED_INSTALL}
 
 
-def head_reduction() -> dict[str, str]:
-    """How logits are reduced to scores, for each kind of device that is here."""
+def head_kernels() -> dict[str, str]:
+    """Which code turns hidden states into scores, for each kind of device and dtype, and why not a faster one."""
     import torch
 
-    from scoremode.head.partials import _row_kernel
+    from scoremode.head.kernels import choose
+    from scoremode.head.matrix import Head
 
-    found = {"cpu": "PyTorch, slices that stay in the cache"}
+    kinds = [("cpu", torch.float32)]
     if torch.cuda.is_available():
-        kernel = _row_kernel("cuda") is not None
-        found["cuda"] = "one-pass Triton kernel" if kernel else "PyTorch, several passes: no Triton that works here"
+        kinds += [("cuda", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+    found = {}
+    for device, dtype in kinds:
+        choice = choose(Head(torch.zeros(HEAD_VOCABULARY, 64, dtype=dtype, device=device), HEAD_VOCABULARY))
+        name = f"{device} {str(dtype).removeprefix('torch.')}"
+        found[name] = choice.kernel.name + (f" ({choice.note})" if choice.note else "")
     return found
 
 
@@ -197,24 +202,27 @@ def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> C
 
 
 def _head_error(kind: str) -> tuple[float, str]:
-    """Chunked float32 scores of random hidden states against the definition in float64."""
+    """Scores of random hidden states against the definition in float64."""
     import torch
 
-    from scoremode.head.chunked import Head, score_rows
     from scoremode.head.definition import define_columns, define_logits
+    from scoremode.head.kernels import choose
+    from scoremode.head.matrix import Head
 
     random = torch.Generator().manual_seed(0)
-    hidden = torch.randn(HEAD_ROWS, HEAD_WIDTH, generator=random).to(kind)
-    weight = (torch.randn(HEAD_VOCABULARY, HEAD_WIDTH, generator=random) / 4).to(kind)
+    dtype = torch.bfloat16 if kind == "cuda" else torch.float32
+    hidden = torch.randn(HEAD_ROWS, HEAD_WIDTH, generator=random).to(kind, dtype)
+    weight = (torch.randn(HEAD_VOCABULARY, HEAD_WIDTH, generator=random) / 4).to(kind, dtype)
     targets = torch.randint(0, HEAD_VOCABULARY, (HEAD_ROWS, 2), generator=random).to(kind)
     head = Head(weight, HEAD_VOCABULARY)
-    ours = score_rows(hidden, head.logits, targets, HEAD_VOCABULARY, budget=4 * HEAD_VOCABULARY * 7)
+    kernel = choose(head).kernel
+    ours = kernel.score(hidden, head, targets)
     truth = define_columns(define_logits(hidden, weight), targets)
     error = max(float((getattr(ours, n).double() - getattr(truth, n)).abs().max()) for n in COLUMNS)
     ranks = int((ours.rank - truth.rank).abs().max())
     if ranks > 2:  # neighbours closer than float32 tells apart may change places
         raise EngineError(f"ranks differ by {ranks} places", fix="report this device")
-    return error, f"{HEAD_ROWS} rows in chunks of 7, {HEAD_VOCABULARY:,} ids, against float64"
+    return error, f"kernel {kernel.name}, {HEAD_ROWS} rows, {HEAD_VOCABULARY:,} ids, against float64"
 
 
 def _table_error() -> tuple[float, str]:

@@ -174,6 +174,8 @@ def describe(
     plan, facts = asked.plan, asked.subject.facts
     zero = int(np.isneginf(scores.logprob).sum())
     notes = list(plan.notes) + ([f"{zero} targets have probability zero"] if zero else [])
+    if passed_over := engine.settings.get("head_kernel_note"):
+        notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
     return {
         "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
         "windows": len(plan),

@@ -30,7 +30,7 @@ def test_json_has_the_facts(command: Command) -> None:
     assert found["versions"].keys() >= {"scoremode", "python", "torch", "transformers"}
     assert found["devices"][0]["device"] == "cpu"
     assert found["devices"][0]["threads"] >= 1
-    assert found["head_reduction"]["cpu"]
+    assert found["head_kernels"]["cpu float32"] == "blocked"
     assert found["cache"]["writable"] is True
     assert found["vllm"]["installed"] is False
     assert found["good"] is True

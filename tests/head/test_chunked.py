@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from scoremode.head.chunked import Head, product_in_float32, reduce_logits, score_rows
+from scoremode.head.chunked import reduce_logits, score_rows
 from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.matrix import Head, product_in_float32
 
 SHAPES = [
     (0, 7, 11, 1),

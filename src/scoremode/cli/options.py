@@ -32,6 +32,7 @@ ENGINE = (
     "device",
     "batch_tokens",
     "head",
+    "head_kernel",
     "quantization",
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -87,6 +88,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--device", help="cpu, cuda, cuda:N, or auto for several GPUs")
     engine.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward pass")
     engine.add_argument("--head", choices=("exact", "as-served"), help="logits in float32, or as the model rounds them")
+    engine.add_argument(
+        "--head-kernel", metavar="NAME", help="fused, rows, blocked or plain (default: the fastest that is right here)"
+    )
     engine.add_argument(
         "--trust-remote-code", action="store_true", help="run code that the model brings; off unless given"
     )

@@ -19,6 +19,7 @@ class EngineOptions:
     device: str | None = None
     batch_tokens: int | None = None
     head: str | None = None  # "exact" or "as-served"
+    head_kernel: str | None = None  # the code that turns hidden states into scores: one of head.budget.KERNELS
     quantization: str | None = None
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None

@@ -19,12 +19,14 @@ from torch import Tensor
 from scoremode.engines.base import Engine, EngineFacts, EngineOptions, refuse_options
 from scoremode.engines.batching import batches_by_length
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.head.chunked import Head, LogitsOf, score_rows
+from scoremode.head.chunked import score_rows
 from scoremode.head.definition import Columns
+from scoremode.head.kernels import Choice, choose, describe_kernel
+from scoremode.head.matrix import Head
 from scoremode.models import ModelFacts
 from scoremode.types import Answers, Bools, Ids, Ints, Window, WindowSource
 
-ACCEPTED = {"dtype", "device", "batch_tokens", "head", "trust_remote_code", "shares_prompts"}
+ACCEPTED = {"dtype", "device", "batch_tokens", "head", "head_kernel", "trust_remote_code", "shares_prompts"}
 ELSEWHERE = {
     "tensor_parallel_size": "several GPUs are used through --device auto; tensor parallelism needs --engine vllm",
     "gpu_memory_utilization": "use --batch-tokens N to bound memory; --gpu-memory-utilization needs --engine vllm",
@@ -50,14 +52,15 @@ class TransformersEngine(Engine):
             )
         self.batch_tokens = _choose_batch_tokens(options.batch_tokens, model.device.type)
         self._output_type: Any = None  # what the body returns, learnt on the first pass
-        self.logits_of, self.vocabulary, label = self._choose_head(options.head or "exact")
+        self.choice: Choice | None = None  # the code that scores; None where the model gives its own logits
+        self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
         self.shares_prefixes = not getattr(model, "_is_stateful", False)
         config = model.config.get_text_config()
         self.facts = EngineFacts(
             engine="transformers",
             dtype=str(model.dtype).removeprefix("torch."),
             device=_describe_device(model.device),
-            head=label,
+            head="exact-fp32" if self.head else "as-served",
             vocabulary=self.vocabulary,
             context_length=facts.context_length if facts else getattr(config, "max_position_embeddings", None),
             versions=_versions(),
@@ -65,6 +68,7 @@ class TransformersEngine(Engine):
                 "batch_tokens": self.batch_tokens,
                 "attention": str(getattr(config, "_attn_implementation", None)),
                 "threads": torch.get_num_threads() if model.device.type == "cpu" else None,
+                **describe_kernel(self.choice),
             },
         )
 
@@ -79,8 +83,8 @@ class TransformersEngine(Engine):
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
     @torch.inference_mode()
-    def _choose_head(self, wanted: str) -> tuple[LogitsOf, int, str]:
-        """The head that gives the model's own logits on a probe: ours in float32, else the model's."""
+    def _choose_head(self, wanted: str, kernel: str | None) -> tuple[Head | None, int]:
+        """The matrix that gives the model's own logits on a probe; None where the model must be asked for them."""
         if wanted not in ("exact", "as-served"):
             raise OptionError(f"--head {wanted} is not known", fix="give exact or as-served")
         served = self._served_logits
@@ -92,12 +96,15 @@ class TransformersEngine(Engine):
         self._require_causal(ids, hidden)
         head = find_head(self.model)
         if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
-            return head.logits, head.vocabulary, "exact-fp32"
+            self.choice = choose(head, kernel)
+            return head, head.vocabulary
         if not _agree(served(hidden).float(), expected, self.model.dtype):
             raise EngineError(
                 f"{type(self.model).__name__} gives other logits when asked row by row", fix="report this model"
             )
-        return served, expected.shape[1], "as-served"
+        if kernel is not None:
+            raise OptionError(f"--head-kernel {kernel}: the model's own logits are used", fix="leave --head-kernel out")
+        return None, expected.shape[1]
 
     def _require_causal(self, ids: Tensor, hidden: Tensor) -> None:
         """Another last token must leave every row before it as it was, or a target would have been seen."""
@@ -118,11 +125,6 @@ class TransformersEngine(Engine):
             ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
         return logits
-
-    def _logits(self, vocabulary: int | None) -> tuple[LogitsOf, int]:
-        if vocabulary is None or vocabulary >= self.vocabulary:
-            return self.logits_of, self.vocabulary
-        return (lambda hidden: self.logits_of(hidden)[:, :vocabulary]), vocabulary
 
     # ── the body ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _hidden(self, ids: Tensor, cache: Any = None) -> Tensor:
@@ -212,15 +214,19 @@ class TransformersEngine(Engine):
         return torch.from_numpy(ids).to(self.model.device)
 
     def _answers(self, rows: Tensor, windows: list[Window], vocabulary: int | None) -> list[Answers]:
-        logits_of, size = self._logits(vocabulary)
         widths = {w.targets.shape[1] for w in windows}
         if len(widths) > 1:
             parts = torch.split(rows, [len(w.rows) for w in windows])
             return [a for part, w in zip(parts, windows, strict=True) for a in self._answers(part, [w], vocabulary)]
         targets = torch.from_numpy(np.concatenate([w.targets for w in windows]).astype(np.int64)).to(rows.device)
-        columns = score_rows(rows, logits_of, targets, size)
+        columns = self._columns(rows, targets, min(vocabulary or self.vocabulary, self.vocabulary))
         ends = np.cumsum([len(w.rows) for w in windows])
         return split_columns(columns, ends)
+
+    def _columns(self, rows: Tensor, targets: Tensor, vocabulary: int) -> Columns:
+        if self.head is not None and self.choice is not None:
+            return self.choice.kernel.score(rows, self.head.within(vocabulary), targets)
+        return score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :vocabulary], targets, vocabulary)
 
 
 def split_columns(columns: Columns, ends: Ints) -> list[Answers]:

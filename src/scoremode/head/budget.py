@@ -1,8 +1,20 @@
-"""How many rows of logits may be alive at once. Apart, so that a dry run knows it without importing torch."""
+"""How many rows of logits may be alive at once, and which kernels there are: known without importing torch."""
+
+from scoremode.errors import OptionError
+
+KERNELS = ("fused", "rows", "blocked", "plain")
+"""``fused``: Triton, product and reduction in one pass, no logits anywhere. ``rows``: the library's product of a few
+rows, reduced by Triton in one pass. ``blocked``: for CPUs, blocks that stay in the cache. ``plain``: PyTorch anywhere.
+"""
 
 CPU_BUDGET = 24 << 20  # below what glibc gives back to the system at each free, so that pages are not faulted in again
 DEVICE_BUDGET = 224 << 20  # rows enough to keep a large GPU busy, and less than a quarter of a GiB beside the model
 TILE = 128  # rows that matrix kernels of GPUs take at a time
+
+
+def check_kernel_name(name: str | None) -> None:
+    if name is not None and name not in KERNELS:
+        raise OptionError(f"--head-kernel {name} is not known", fix=f"give one of {', '.join(KERNELS)}")
 
 
 def default_budget(device: str) -> int:

@@ -5,58 +5,34 @@ Logits of a chunk of rows are made in float32 under a byte budget, then reduced 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_within
 from scoremode.head.definition import Columns
-from scoremode.head.partials import finish, partials, target_logits
+from scoremode.head.divergence import DivergencePartials, divergence_partials
+from scoremode.head.matrix import Head
+from scoremode.head.partials import Partials, finish, partials, target_logits
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states (n, d) -> logits (n, vocabulary)."""
 
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The last matrix of a model, and what the model does to its product.
-
-    ``vocabulary`` is the number of real rows: rows behind it are padding and get no probability.
-    """
-
-    weight: Tensor  # (padded vocabulary, d)
-    vocabulary: int
-    bias: Tensor | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 logits (n, vocabulary), accumulated in float32 whatever the dtype of the weights."""
-        weight = self.weight[: self.vocabulary]
-        x = product_in_float32(hidden, weight)
-        if self.bias is not None:
-            x += self.bias[: self.vocabulary].float()
-        if self.scale != 1.0:
-            x *= self.scale
-        if self.softcap is not None:
-            x.div_(self.softcap).tanh_().mul_(self.softcap)
-        return x
+Share = Callable[[Tensor], Tensor]
+"""The targets' logits (n, k) of one slice -> of the whole vocabulary. Ranks exchange them; a whole head need not."""
 
 
-def product_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``hidden @ weight.T``, kept in float32 to the end: low-precision inputs, but never a low-precision output."""
-    if weight.dtype == torch.float32:
-        return torch.mm(hidden.float(), weight.T)
-    if weight.is_cuda and hidden.dtype == weight.dtype:
-        # the tensor cores accumulate in float32; this keeps what they have instead of rounding it to bf16
-        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    return torch.cat([torch.mm(hidden.float(), block.float().T) for block in torch.split(weight, 8192)], dim=1)
+def keep_own(at_target: Tensor) -> Tensor:
+    """The ``Share`` of a head that is whole."""
+    return at_target
 
 
 def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary: int, budget: int = 0) -> Columns:
-    """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k); ``budget`` bytes of logits at most."""
+    """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k); ``budget`` bytes of logits at most.
+
+    For a head that is known only as a function. One that is a matrix is scored faster (kernels.py).
+    """
     rows = rows_within(budget, vocabulary, hidden.device.type)
     parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
     if not parts:
@@ -74,3 +50,44 @@ def reduce_logits(logits: Tensor, targets: Tensor) -> Columns:
     """Columns of a block of logits (n, vocabulary), in float32. May overwrite the block."""
     at_target = target_logits(logits, targets)
     return finish(partials(logits, targets, at_target), at_target)
+
+
+def reduce_in_chunks(
+    hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own, budget: int = 0, one_pass: bool = True
+) -> tuple[Partials, Tensor]:
+    """Partials of a head's slice, and the targets' logits, on any device. See ``kernels.Reduce``."""
+    parts, logits = [], []
+    for rows in _chunks(hidden, head, budget):
+        x = head.logits(hidden[rows])
+        at_target = share(target_logits(x, targets[rows], head.first_id))
+        parts.append(partials(x, targets[rows], at_target, head.first_id, one_pass))
+        logits.append(at_target)
+    return Partials.cat(parts), torch.cat(logits)
+
+
+def diverge_in_chunks(
+    hidden_p: Tensor,
+    head_p: Head,
+    hidden_q: Tensor,
+    head_q: Head,
+    targets: Tensor,
+    share: Share = keep_own,
+    budget: int = 0,
+    one_pass: bool = True,
+) -> tuple[DivergencePartials, Tensor, Tensor]:
+    """Partials of a slice of two heads, and the targets' logits of both. See ``kernels.Diverge``."""
+    parts, all_p, all_q = [], [], []
+    for rows in _chunks(hidden_p, head_p, budget):
+        x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])
+        at_p, at_q = (share(target_logits(x, targets[rows], head_p.first_id)) for x in (x_p, x_q))
+        parts.append(divergence_partials(x_p, x_q, targets[rows], at_p, at_q, head_p.first_id, one_pass))
+        all_p.append(at_p)
+        all_q.append(at_q)
+    return DivergencePartials.cat(parts), torch.cat(all_p), torch.cat(all_q)
+
+
+def _chunks(hidden: Tensor, head: Head, budget: int) -> Iterator[slice]:
+    """Rows that may be together. One empty chunk at least, so that ranks always exchange as often as each other."""
+    step = rows_within(budget, max(1, head.weight.shape[0]), hidden.device.type)
+    for begin in range(0, max(1, len(hidden)), step):
+        yield slice(begin, begin + step)

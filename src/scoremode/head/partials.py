@@ -21,6 +21,7 @@ MANY_TARGETS = 64  # a row: from here on counting for each of them costs more th
 FEW_TARGETS = 4  # a row: up to here counting beats sorting on a CPU
 CACHE_SLICE = 3 << 19  # bytes of logits reduced at a time on a CPU: 1.5 MiB, under the usual L2
 FAR_BELOW = -1e4  # exp() of it is 0 in float32: stands for -inf where -inf · 0 would give NaN
+LOWEST = torch.finfo(torch.float32).min  # stands for the largest logit where there is none: -inf - -inf would give NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,20 @@ def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
     return x.gather(1, local.clamp(0, width - 1)).float().masked_fill(~inside, float("-inf"))
 
 
-def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0) -> Partials:
-    """Reduce a block of logits (n, width), whose columns are the ids from ``first_id`` on. May overwrite ``x``."""
+def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, one_pass: bool = True) -> Partials:
+    """Reduce a block of logits (n, width), whose columns are the ids from ``first_id`` on. May overwrite ``x``.
+
+    ``one_pass`` allows the Triton kernel where there is one.
+    """
     if x.shape[1] == 0 or x.shape[0] == 0:
-        return _nothing(x, targets)
+        return nothing_of(x, targets)
     if x.device.type == "cpu":
         rows = max(1, CACHE_SLICE // (4 * x.shape[1]))
         starts = range(0, len(x), rows)
         return Partials.cat(
             [_on_cpu(x[i : i + rows].float(), targets[i : i + rows], at_target[i : i + rows], first_id) for i in starts]
         )
-    if targets.shape[1] <= MANY_TARGETS and (reduce_rows := _row_kernel(x.device.type)) is not None:
+    if one_pass and targets.shape[1] <= MANY_TARGETS and (reduce_rows := _row_kernel(x.device.type)) is not None:
         return Partials(*reduce_rows(x, targets, at_target, first_id))
     return _on_device(x.float(), targets, at_target, first_id)
 
@@ -91,9 +95,10 @@ def combine(parts: list[Partials]) -> Partials:
         return parts[0]
     each = torch.stack([p.largest for p in parts])  # (slices, n)
     largest, winner = each.max(dim=0)  # the first of equals: the slice with the lower ids
-    drop = (each - largest).clamp_min(FAR_BELOW)  # clamp passes NaN on, and makes an empty slice count nothing
-    share = drop.exp()
     totals = torch.stack([p.total for p in parts])
+    # clamp passes NaN on, and makes an empty slice count nothing; a divergence has its totals in float64
+    drop = (each.to(totals.dtype) - largest.to(totals.dtype)).clamp_min(FAR_BELOW)
+    share = drop.exp()
     weighted = torch.stack([p.weighted for p in parts])
     return Partials(
         largest=largest,
@@ -116,7 +121,8 @@ def finish(whole: Partials, at_target: Tensor) -> Columns:
     )
 
 
-def _nothing(x: Tensor, targets: Tensor) -> Partials:
+def nothing_of(x: Tensor, targets: Tensor) -> Partials:
+    """What an empty slice of the vocabulary contributes to the rows of ``x``."""
     n = len(x)
     zeros = torch.zeros(n, device=x.device)
     return Partials(
@@ -134,7 +140,7 @@ def _on_device(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> 
         [_before_without_waiting(x, at_target[:, j], targets[:, j] - first_id) for j in range(targets.shape[1])], dim=1
     )
     largest, where = x.max(dim=1)
-    x.sub_(largest[:, None]).clamp_min_(FAR_BELOW)
+    x.sub_(largest.clamp_min(LOWEST)[:, None]).clamp_min_(FAR_BELOW)
     p = x.exp()
     total = p.sum(1)
     return Partials(largest, where + first_id, total, p.mul_(x).sum(1), before)
@@ -149,7 +155,7 @@ def _before_without_waiting(x: Tensor, at_target: Tensor, target: Tensor) -> Ten
 def _on_cpu(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Partials:
     where, largest = _first_choice(x)
     before = _before(x, at_target, targets - first_id)
-    below = x - largest[:, None]
+    below = x - largest.clamp_min(LOWEST)[:, None]
     p = below.exp()
     total = p.sum(1)
     weighted = torch.linalg.vecdot(p, below)

@@ -18,7 +18,7 @@ LANES = 2048
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _reduce_row(  # type: ignore[no-untyped-def]  # noqa: PLR0917  # a kernel takes pointers one by one
+def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one by one
     logits,
     row_stride,
     width,

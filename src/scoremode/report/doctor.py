@@ -17,8 +17,8 @@ def doctor_table(found: dict[str, Any]) -> list[Any]:
     table.line("", "")
     for device in found["devices"]:
         table.line(device["device"], shown(_device(device)))
-    for kind, how in found["head_reduction"].items():
-        table.line(f"head on {kind}", how)
+    for kind, kernel in found["head_kernels"].items():
+        table.line(f"head kernel, {kind}", shown(kernel))
     table.line("vLLM plugin", Text(shown(_plugin(found["vllm"])), "yellow" * bool(found["vllm"]["problem"])))
     cache, embedded = found["cache"], found["embedded_model"]
     table.line("cache folder", shown(cache["folder"]) + ("" if cache["writable"] else " (cannot be written)"))

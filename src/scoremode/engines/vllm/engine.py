@@ -16,8 +16,8 @@ from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.start import family, one_line, start, stop, watch
-from scoremode.engines.vllm.wire import Question, Words, join, unpack, width
-from scoremode.errors import EngineError, InputError, ScoremodeError
+from scoremode.engines.vllm.wire import KERNEL_WORDS, Question, Words, join, unpack, unpack_words, width
+from scoremode.errors import EngineError, InputError, OptionError, ScoremodeError
 from scoremode.models import ModelFacts
 from scoremode.types import Answers, Bools, Ids, Window, WindowSource
 
@@ -65,8 +65,8 @@ class VllmEngine(Engine):
             self._dtype = str(config.model_config.dtype).removeprefix("torch.")
             self._asked = 0
             self._gather = False
-            exact, vocabulary = self._self_test(version)
-            self.facts = self._facts(version, exact, vocabulary)
+            self.facts = self._facts(version, self._self_test(version))
+            self._require_kernel()
         except BaseException:
             self.close()
             raise
@@ -198,22 +198,22 @@ class VllmEngine(Engine):
                 self.llm.llm_engine.abort_request(list(flying))
 
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _self_test(self, version: str) -> tuple[bool, int]:
-        """Our rows against those of the model's own ``compute_logits``: (exact head?, vocabulary), or an error."""
+    def _self_test(self, version: str) -> Verdict:
+        """Our rows against those of the model's own ``compute_logits``: what they say of the head, or an error."""
         verdicts = []
         for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
-            error, allowed, exact, vocabulary = self._try_head(gather)
-            if error <= allowed:
+            found = self._try_head(gather)
+            if found.error <= found.allowed:
                 # models that mask logits by index are wrong on shards but right on gathered logits
                 self._gather = gather
-                return exact, vocabulary
-            verdicts.append(f"{error:.3g} nats (allowed: {allowed:.3g})")
+                return found
+            verdicts.append(f"{found.error:.3g} nats (allowed: {found.allowed:.3g})")
         raise EngineError(
             f"self-test failed: our rows differ from compute_logits of vLLM {version} by {', '.join(verdicts)}",
             fix="use --head as-served or --engine transformers, and please report model and version",
         )
 
-    def _try_head(self, gather: bool) -> tuple[float, float, bool, int]:
+    def _try_head(self, gather: bool) -> Verdict:
         ids = np.linspace(1, self._vocabulary - 1, min(TEST_TOKENS, self._longest)).astype(np.int32)
         rows = np.arange(len(ids), dtype=np.int32)  # the last row too
         targets = np.stack([np.roll(ids, -1), ids, np.roll(ids, 3)], axis=1)
@@ -223,7 +223,7 @@ class VllmEngine(Engine):
             outputs = [o for o in self._step() if o.request_id == name]
         return compare(np.asarray(outputs[0].outputs.data), self._dtype)
 
-    def _facts(self, version: str, exact: bool, vocabulary: int) -> EngineFacts:
+    def _facts(self, version: str, head: Verdict) -> EngineFacts:
         import torch
         import transformers
         from vllm.platforms import current_platform
@@ -233,8 +233,8 @@ class VllmEngine(Engine):
             engine="vllm",
             dtype=self._dtype,
             device=str(current_platform.get_device_name()),
-            head="exact-fp32" if exact else "as-served",
-            vocabulary=vocabulary,
+            head="exact-fp32" if head.exact else "as-served",
+            vocabulary=head.vocabulary,
             context_length=self._longest,
             versions={"vllm": version, "torch": torch.__version__, "transformers": transformers.__version__},
             settings={
@@ -246,8 +246,17 @@ class VllmEngine(Engine):
                 "enforce_eager": bool(config.model_config.enforce_eager),
                 "prefix_caching": self.options.prefix_caching,
                 "gathered_logits": self._gather,
+                **head.kernel,
             },
         )
+
+    def _require_kernel(self) -> None:
+        wanted, used = self.options.head_kernel, self.facts.settings["head_kernel"]
+        if wanted not in (None, used):
+            raise OptionError(
+                f"--head-kernel {wanted}: this model's head is no plain matrix, its logits are used",
+                fix="leave --head-kernel out",
+            )
 
     def close(self) -> None:
         """Stop every process that vLLM started, and wait for them."""
@@ -294,10 +303,21 @@ class _Job:
         return self.back
 
 
-def compare(words: Words, dtype: str) -> tuple[float, float, bool, int]:
-    """Self-test words -> (largest difference in nats, what rounding allows, exact head?, vocabulary)."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the self-test found."""
+
+    error: float  # nats between our rows and the model's own logits
+    allowed: float  # what their rounding explains
+    exact: bool  # are logits kept in float32?
+    vocabulary: int
+    kernel: dict[str, str]  # for the run's settings
+
+
+def compare(words: Words, dtype: str) -> Verdict:
+    """What the words of a self-test say."""
     line = width(TEST_TARGETS)
-    if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3:
+    if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
         raise EngineError(
             f"self-test failed: vLLM answered with {words.dtype} {words.shape} instead of scores",
             fix="this architecture has a pooler of its own; use --engine transformers",
@@ -309,7 +329,9 @@ def compare(words: Words, dtype: str) -> tuple[float, float, bool, int]:
     error = float(np.max(gaps))
     allowed = 2e-3 + 4 * step * size
     # NaN compares false, and a NaN gap must fail
-    return (error if np.isfinite(error) else float("inf")), allowed, bool(words[0, -2]), int(words[0, -1])
+    exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
+    kernel = unpack_words(words[0, 2 * line + 3 :])
+    return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel)
 
 
 def _order(source: WindowSource, done: Bools) -> list[int]:

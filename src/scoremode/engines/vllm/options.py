@@ -8,11 +8,13 @@ from typing import Any, Literal
 from scoremode.engines.base import EngineOptions, refuse_options
 from scoremode.engines.vllm import support
 from scoremode.errors import OptionError
+from scoremode.head.budget import check_kernel_name
 
 HeadChoice = Literal["exact", "as-served"]
 SHORTEST = 16  # tokens of the start-up self-test, and a little room
 SAME = {
     "head",
+    "head_kernel",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "quantization",
@@ -35,6 +37,7 @@ class VllmOptions:
     """What can be asked of the engine. None means: vLLM's own choice, but for ``dtype`` (see ``choose_dtype``)."""
 
     head: HeadChoice = "exact"
+    head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest that is right
     dtype: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -75,6 +78,9 @@ class VllmOptions:
         refuse_options("vllm", given, ACCEPTED, ELSEWHERE)
         if given.head not in (None, "exact", "as-served"):
             raise OptionError(f"--head {given.head} is not known", fix="give exact or as-served")
+        check_kernel_name(given.head_kernel)
+        if given.head_kernel and given.head == "as-served":
+            raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
         taken = {name: value for name, value in given.given().items() if name in SAME}
         dtype = None if given.dtype == "auto" else given.dtype
         room = max(longest, SHORTEST) if longest is not None and given.max_model_len is None else given.max_model_len

@@ -19,9 +19,12 @@ from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.vllm.tap import Shard, Tap
-from scoremode.engines.vllm.wire import KEY, Question, width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Question, pack_words, width
 from scoremode.head.budget import rows_within
+from scoremode.head.chunked import keep_own
 from scoremode.head.definition import Columns, define_columns
+from scoremode.head.kernels import Choice, choose, describe_kernel
+from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, combine, finish, partials, target_logits
 
 logger = logging.getLogger("vllm.scoremode")  # below vLLM's own logger, which is the one its workers print
@@ -34,6 +37,7 @@ class Settings:
 
     exact: bool = True
     head_bytes: int = 0  # bytes of float32 logits alive at once; 0: by device
+    head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest that is right
 
     @staticmethod
     def read(vllm_config: Any) -> Settings:
@@ -76,6 +80,8 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._settings = settings
         self._shard: Shard | None = None
         self._rows = 0  # a step forced by lack of memory; 0: as the settings say
+        self._choice: Choice | None = None
+        self._asks_for_logits = not settings.exact
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -102,7 +108,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         targets = to_device(np.concatenate([p.targets for p in parts]).astype(np.int64), hidden_states.device)
         if len(index) == 0:
             return torch.empty(0, width(k), dtype=torch.int32, device=hidden_states.device)
-        step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
+        if self._kernel_of(hidden_states) is not None and not gather:
+            step = self._rows or len(index)  # a kernel cuts its rows itself
+        else:
+            step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
         answer = self._self_test if self_test else self._answer
         while True:
             try:
@@ -122,31 +131,76 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             self._shard = self._tap.describe(hidden_states)
         return self._shard
 
+    def _kernel_of(self, hidden_states: Tensor) -> Choice | None:
+        """The kernel for this model's head; None where its head is no matrix, and logits are asked for."""
+        if self._choice is None and not self._asks_for_logits:
+            found = self._tap.matrix(self._probe(hidden_states))
+            if _every_rank(found is not None and self._is_all(hidden_states)) and found is not None:
+                self._choice = self._same_everywhere(found[1])
+            else:
+                if self._settings.head_kernel:
+                    logger.warning("scoremode: this model's head is no plain matrix, its logits are used")
+                self._asks_for_logits = True
+        return self._choice
+
+    def _probe(self, like: Tensor) -> Tensor:
+        """A few rows of random numbers, the same on every rank."""
+        random = torch.Generator().manual_seed(0)
+        return torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
+
+    def _is_all(self, like: Tensor) -> bool:
+        """Is the matrix, with its scale and cap, all that the model does to make logits?"""
+        probe = self._probe(like)
+        found = self._tap.matrix(probe)
+        if found is None:
+            return False
+        x, _ = self._tap.logits(probe, gather=False)
+        ours = found[1].logits(found[0])
+        return x.shape == ours.shape and bool(((ours - x).abs() <= 1e-3 * (1 + x.abs())).all())
+
+    def _same_everywhere(self, head: Head) -> Choice:
+        """Ranks must run the same kernel, or their exchanges do not match."""
+        choice = choose(head, self._settings.head_kernel)
+        if _every_rank(choice.kernel.name == "fused") or not _any_rank(choice.kernel.name == "fused"):
+            return choice
+        return Choice(choose(head, "plain").kernel, "ranks disagreed on the fused kernel")
+
     def _answer(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
         return to_words(self._columns_of(hidden, targets, gather, vocabulary))
 
     def _columns_of(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Columns:
-        x, shard = self._tap.logits(hidden, gather)
-        if vocabulary:  # of the tokenizer: what the head has behind it is padding
-            x = x[:, : max(0, vocabulary - shard.first_id)]
-        at_target = target_logits(x, targets, shard.first_id)
-        if shard.ranks > 1:
-            at_target = torch.stack(across_ranks(at_target)).amax(0)
-        own = partials(x, targets, at_target, shard.first_id)
+        choice = None if gather else self._kernel_of(hidden)
+        found = None if choice is None else self._tap.matrix(hidden)
+        if choice is not None and found is not None:
+            rows, head, shard = found
+            head = head.within(vocabulary) if vocabulary else head
+            own, at_target = choice.kernel.reduce(
+                rows, head, targets, largest_of_ranks if shard.ranks > 1 else keep_own
+            )
+        else:
+            x, shard = self._tap.logits(hidden, gather)
+            if vocabulary:  # of the tokenizer: what the head has behind it is padding
+                x = x[:, : max(0, vocabulary - shard.first_id)]
+            at_target = target_logits(x, targets, shard.first_id)
+            if shard.ranks > 1:
+                at_target = largest_of_ranks(at_target)
+            own = partials(x, targets, at_target, shard.first_id)
         whole = own if shard.ranks == 1 else combine([unpack_partials(w) for w in across_ranks(pack_partials(own))])
         return finish(whole, at_target)
 
     def _self_test(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
-        """Our line; the line of ``compute_logits`` as served, in float64; largest |logit|; exact?; vocabulary."""
+        """Our line; that of ``compute_logits`` as served, in float64; largest |logit|; exact?; vocabulary; kernel."""
         ours = self._answer(hidden, targets, gather, vocabulary)
         served = self._tap.served_logits(hidden)
         if served is None:  # only one rank is given the gathered logits, and only its answer is read
-            return torch.zeros(len(hidden), 2 * ours.shape[1] + 3, dtype=torch.int32, device=hidden.device)
+            blank = 2 * ours.shape[1] + 3 + KERNEL_WORDS
+            return torch.zeros(len(hidden), blank, dtype=torch.int32, device=hidden.device)
         theirs = to_words(define_columns(served, targets))
         size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
         shard = self._shard_of(hidden)
-        facts = torch.tensor([[shard.exact, shard.vocabulary]], dtype=torch.int32, device=hidden.device)
-        return torch.cat([ours, theirs, bits(size), facts.expand(len(hidden), 2)], dim=1)
+        kernel = pack_words(describe_kernel(None if gather else self._kernel_of(hidden)))
+        facts = torch.tensor([[shard.exact, shard.vocabulary, *kernel]], dtype=torch.int32, device=hidden.device)
+        return torch.cat([ours, theirs, bits(size), facts.expand(len(hidden), -1)], dim=1)
 
 
 def read_parts(metadata: Any) -> Iterator[Part]:
@@ -226,6 +280,23 @@ def across_ranks(own: Tensor) -> list[Tensor]:
     group = get_tp_group()
     gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
     return list(torch.split(gathered, len(own)))
+
+
+def largest_of_ranks(at_target: Tensor) -> Tensor:
+    """The targets' logits, known to the rank that holds them, for every rank."""
+    return torch.stack(across_ranks(at_target)).amax(0)
+
+
+def _every_rank(mine: bool) -> bool:
+    return not _any_rank(not mine)
+
+
+def _any_rank(mine: bool) -> bool:
+    group = get_tp_group()
+    if group.world_size == 1:
+        return mine
+    flag = torch.full((1, 1), float(mine), device=group.device)
+    return bool(torch.cat(across_ranks(flag)).amax() > 0)
 
 
 def as_score_model(model_class: type) -> type:

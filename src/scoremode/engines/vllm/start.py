@@ -51,7 +51,13 @@ def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer
                     hf_overrides=hf_overrides,
                     pooler_config=PoolerConfig(task="token_classify", seq_pooling_type="LAST", tok_pooling_type="ALL"),
                     enable_prefix_caching=options.prefix_caching,  # explicit: the default differs by architecture
-                    additional_config={KEY: {"exact": options.head == "exact", "head_bytes": options.head_bytes}},
+                    additional_config={
+                        KEY: {
+                            "exact": options.head == "exact",
+                            "head_bytes": options.head_bytes,
+                            "head_kernel": options.head_kernel,
+                        }
+                    },
                     **({"use_tqdm_on_load": False, "enable_chunked_prefill": True} | arguments),
                 )
             except ScoremodeError:

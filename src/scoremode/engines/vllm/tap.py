@@ -18,7 +18,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from scoremode.head.chunked import product_in_float32
+from scoremode.head.matrix import Head, product_in_float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,14 @@ class Shard:
         return -(-self.vocabulary // self.ranks)
 
 
+class _Reached(Exception):  # noqa: N818  # not an error
+    """Ends ``compute_logits`` where the head's matrix would be applied, and says to what."""
+
+    def __init__(self, hidden: Tensor, head: Head | None, shard: Shard) -> None:
+        super().__init__()
+        self.hidden, self.head, self.shard = hidden, head, shard
+
+
 class Tap:
     """A model's head, a few rows at a time.
 
@@ -47,7 +55,7 @@ class Tap:
     def __init__(self, model: Any, exact: bool) -> None:
         self._model = model
         self._exact = exact
-        self._mode = "stock"  # "shard" and "gather" while logits() runs; a worker is single-threaded
+        self._mode = "stock"  # "shard", "gather" or "matrix" while we ask; a worker is single-threaded
         self._shard: Shard | None = None
         processors = [m for m in model.modules() if isinstance(m, LogitsProcessor)]
         for processor in processors:
@@ -70,6 +78,20 @@ class Tap:
             self._shard = Shard(0, x.shape[-1], x.shape[-1], 1, exact=False)
         return x.float(), self._shard
 
+    def matrix(self, hidden: Tensor) -> tuple[Tensor, Head, Shard] | None:
+        """The head as a matrix, and the rows that it is applied to (a model may norm them before); None if it is not.
+
+        What a model does to logits afterwards in code of its own is not seen here: ``ScorePooler`` makes sure.
+        """
+        self._mode = "matrix"
+        try:
+            self._model.compute_logits(hidden)
+        except _Reached as found:
+            return None if found.head is None else (found.hidden, found.head, found.shard)
+        finally:
+            self._mode = "stock"
+        return None
+
     def served_logits(self, hidden: Tensor) -> Tensor | None:
         """What ``compute_logits`` gives when vLLM serves: whole, in the model's dtype; None on ranks without."""
         x: Tensor | None = self._model.compute_logits(hidden)
@@ -87,6 +109,8 @@ class Tap:
             served: Tensor | None = stock(hidden, lm_head, bias, *rest)
             return served
         shard = _shard_of(processor, lm_head, self._exact and _is_plain(lm_head))
+        if self._mode == "matrix":
+            raise _Reached(hidden, _head_of(processor, lm_head, bias, shard), shard)
         if shard.exact:
             x = _exact_product(hidden, lm_head, bias, shard.width)
         else:
@@ -115,6 +139,13 @@ def _shard_of(processor: Any, lm_head: Any, exact: bool) -> Shard:
     # the processor may know of fewer ids than the matrix has rows for: it cuts the rest off when it serves
     width = max(0, min(int(indices.org_vocab_end_index), vocabulary) - first)
     return Shard(first, width, vocabulary, int(lm_head.tp_size), exact)
+
+
+def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) -> Head | None:
+    scale, cap = float(processor.scale), processor.soft_cap
+    if not shard.exact or (scale != 1.0 and cap is not None):  # vLLM caps first and scales then, a Head the other way
+        return None
+    return Head(lm_head.weight, shard.width, bias, scale, None if cap is None else float(cap), shard.first_id)
 
 
 def _exact_product(hidden: Tensor, lm_head: Any, bias: Tensor | None, width: int) -> Tensor:

@@ -8,6 +8,7 @@ is one int32 tensor, a line per row, floats stored by their bits so that ids and
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,25 @@ import numpy.typing as npt
 from scoremode.types import Answers, Ids
 
 KEY = "scoremode"
+KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes a word
 Words = npt.NDArray[np.int32]
+
+
+def pack_words(facts: dict[str, str]) -> list[int]:
+    """A small dictionary as int32 words, cut to ``KERNEL_WORDS`` where a note is too long."""
+    room = 4 * KERNEL_WORDS
+    text = json.dumps(facts)
+    while len(text) > room:
+        longest = max(facts, key=lambda name: len(facts[name]))
+        facts = facts | {longest: facts[longest][: len(facts[longest]) // 2]}
+        text = json.dumps(facts)
+    words: list[int] = np.frombuffer(text.encode("ascii").ljust(room), "<i4").tolist()
+    return words
+
+
+def unpack_words(words: Words) -> dict[str, str]:
+    facts: dict[str, str] = json.loads(np.ascontiguousarray(words, "<i4").tobytes().decode("ascii"))
+    return facts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

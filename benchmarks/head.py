@@ -1,0 +1,297 @@
+"""What scores cost, from hidden states (n, D) and a head (V, D) on: ways side by side, in one run.
+
+matmul                      hidden @ weight.T alone, in the dtype of the inputs: the unit
+naive                       log_softmax of all logits in float32, gather, rank by comparison
+vllm                        the same, 1,024 rows at a time: what vLLM does
+compiled                    torch.compile'd reduction to every column, 2,048 rows at a time
+liger                       Liger-Kernel's fused linear cross entropy, a loss a token
+cut-cross-entropy           Apple's, a loss a token
+torch linear_cross_entropy  PyTorch's own, a loss a token
+scoremode                   logprob, rank, entropy, top token and its logprob, by the kernel that is chosen here
+naive KL                    KL(p‖q) of two models, log_softmax of both in float32, 1,024 rows at a time
+scoremode KL                KL(p‖q) and every column of both models
+
+``ms`` is a median over interleaved rounds; ``× matmul`` divides it by matmul's in the same rounds (a divergence needs
+two products). ``peak MiB`` is what a warm call takes beyond its inputs and the columns it returns: allocator's peak on
+a GPU, growth of a process of its own on a CPU. ``max error`` is the largest distance from float64 over 256 rows spread
+over the batch, in nats of log-probability, or of KL. What cannot run here is skipped with the reason.
+
+    python benchmarks/head.py [--device cpu] [--shapes llama-8b,896:151936] [--only naive,scoremode] [--kernels]
+    python benchmarks/head.py --json head.json --scaling --plot head.svg
+    python benchmarks/head.py --from head.json --plot head.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from common import say
+from head_ways import BUILDERS, OTHER_KERNELS, Problem, Size, Way, build
+from measure import memory_on_cpu, prepare_way, reason, release, spread, time_together
+from plot import draw
+
+import scoremode
+
+SHAPES = {
+    "llama-8b": (4096, 128256),
+    "qwen-0.5b": (896, 151936),
+    "gemma-4b": (2560, 262144),
+    "smollm2": (576, 49152),
+}
+DEFAULT_SHAPES = {"cuda": "llama-8b,qwen-0.5b,gemma-4b", "cpu": "smollm2,1024:49152"}
+DEFAULT_ROWS = {"cuda": 8192, "cpu": 2048}
+DEFAULT_DTYPE = {"cuda": "bfloat16", "cpu": "float32"}
+MIDDLE = {"cuda": "8192:4096:131072", "cpu": "512:576:49152"}
+FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)  # of the middle, an axis at a time
+PACKAGES = ("triton", "liger-kernel", "cut-cross-entropy")
+
+Row = dict[str, Any]
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def measure_shape(size: Size, names: list[str], rounds: int) -> tuple[list[Row], list[Row]]:
+    """A row for each way that runs, and for each that does not, why."""
+    problem = Problem(size)
+    ready: dict[str, tuple[Way, float, float | None]] = {}
+    skipped: list[Row] = []
+    for name in names:
+        if "scoremode" in ready and name == f"scoremode ({ready['scoremode'][0].kernel})":
+            continue  # the kernel that was chosen anyway
+        say(f"{size.label} {name}")
+        try:
+            ready[name] = _prepare(name, problem)
+        except Exception as error:  # a library that fails here must not end the others' measurement
+            skipped.append({"implementation": name, "shape": size.label, "reason": reason(error)})
+        release()
+    times = time_together({name: way.call for name, (way, _, _) in ready.items()}, rounds, size.device)
+    unit = statistics.median(times["matmul"]) if "matmul" in times else None
+    rows = []
+    for name, (way, peak, largest_error) in ready.items():
+        milliseconds = statistics.median(times[name])
+        rows.append(
+            {
+                "implementation": name,
+                "shape": size.label,
+                "milliseconds": milliseconds,
+                "x_matmul": milliseconds / unit if unit else None,
+                "peak_mib": peak,
+                "max_error": largest_error,
+                "columns": way.columns,
+                "calls": len(times[name]),
+                "spread": spread(times[name]),
+            }
+        )
+    return rows, skipped
+
+
+def _prepare(name: str, problem: Problem) -> tuple[Way, float, float | None]:
+    on_cpu = memory_on_cpu(name, problem.size) if problem.size.device == "cpu" else None
+    way, peak, error = prepare_way(name, problem)
+    if error is not None and not error < float("inf"):
+        raise ValueError("its answers are not finite")
+    return way, peak if on_cpu is None else on_cpu, error
+
+
+# ── scaling ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def measure_scaling(middle: Size, rounds: int) -> list[Row]:
+    """Times of the product and of scoremode, one axis changed at a time."""
+    known: dict[Size, Row] = {}
+    found = []
+    for axis, size in _around(middle):
+        if size not in known:
+            say(f"scaling: {size.rows} rows, {size.label}")
+            try:
+                known[size] = _times_at(size, rounds)
+            except torch.OutOfMemoryError as error:
+                say(f"skipped: {reason(error)}")
+            release()
+        if size in known:
+            found.append({"axis": axis, **known[size]})
+    return found
+
+
+def _around(middle: Size) -> Iterator[tuple[str, Size]]:
+    for axis in ("rows", "vocabulary", "width"):
+        for factor in FACTORS:
+            numbers = {name: getattr(middle, name) for name in ("rows", "vocabulary", "width")}
+            numbers[axis] = max(1, round(numbers[axis] * factor))
+            yield axis, Size(**numbers, dtype=middle.dtype, device=middle.device)
+
+
+def _times_at(size: Size, rounds: int) -> Row:
+    problem = Problem(size)
+    calls = {name: build(name, problem).call for name in ("matmul", "scoremode")}
+    times = time_together(calls, rounds, size.device)
+    medians = {f"{name}_ms": statistics.median(times[name]) for name in calls}
+    return {"rows": size.rows, "vocabulary": size.vocabulary, "width": size.width, **medians}
+
+
+# ── what is printed and kept ─────────────────────────────────────────────────────────────────────────────────────────
+def hardware(device: str) -> str:
+    if device == "cuda":
+        return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    model = platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    return f"{model}, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "scoremode": scoremode.__version__,
+        "torch": str(torch.__version__),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def print_table(title: str, rows: list[Row], skipped: list[Row], to: TextIO) -> None:
+    wide = max(len(r["implementation"]) for r in [*rows, *skipped])
+    print(f"\n{title}", file=to)
+    print(f"{'':{wide}} {'ms':>10} {'× matmul':>9} {'peak MiB':>9} {'max error':>10}  columns", file=to)
+    for row in rows:
+        ratio = "-" if row["x_matmul"] is None else f"{row['x_matmul']:.3f}"
+        error = "-" if row["max_error"] is None else f"{row['max_error']:.1e}"
+        numbers = f"{row['milliseconds']:10.3f} {ratio:>9} {row['peak_mib']:9,.0f} {error:>10}"
+        print(f"{row['implementation']:{wide}} {numbers}  {row['columns']}", file=to)
+    for row in skipped:
+        print(f"{row['implementation']:{wide}} skipped: {row['reason']}", file=to)
+    to.flush()
+
+
+def print_scaling(points: list[Row], to: TextIO) -> None:
+    print(f"\n{'':11} {'rows':>7} {'D':>6} {'V':>8} {'matmul ms':>11} {'scoremode ms':>13} {'× matmul':>9}", file=to)
+    for p in points:
+        ratio = p["scoremode_ms"] / p["matmul_ms"]
+        times = f"{p['matmul_ms']:11.3f} {p['scoremode_ms']:13.3f} {ratio:9.3f}"
+        print(f"{p['axis']:11} {p['rows']:7} {p['width']:6} {p['vocabulary']:8} {times}", file=to)
+    to.flush()
+
+
+def write_plot(document: dict[str, Any], file: Path) -> None:
+    if not document.get("scaling"):
+        sys.exit("error: nothing to draw: the document has no scaling (measure it with --scaling)")
+    caption = f"{document['hardware']}, torch {document['versions']['torch']}, {document['dtype']}"
+    file.write_text(draw(document["scaling"], caption), encoding="utf-8")
+    say(f"drawn: {file}")
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", type=int, help="hidden states; default 8192 on a GPU, 2048 on a CPU")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default bfloat16 on a GPU")
+    parser.add_argument("--shapes", help=f"of {', '.join(SHAPES)}, or D:V; none: no table")
+    parser.add_argument("--only", help=f"of {', '.join(BUILDERS)}; matmul is always measured")
+    parser.add_argument("--kernels", action="store_true", help="a row for each of scoremode's other kernels")
+    parser.add_argument("--repeats", type=int, default=5, help="interleaved rounds of about 0.3 s in all")
+    parser.add_argument("--json", metavar="FILE", help="write the document; - for standard output")
+    parser.add_argument("--scaling", action="store_true", help="how time grows with rows, V and D")
+    parser.add_argument("--middle", metavar="ROWS:D:V", help="the point that scaling goes out from")
+    parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw the scaling, which is measured then")
+    parser.add_argument("--from", dest="source", metavar="FILE", type=Path, help="draw what an earlier --json kept")
+    arguments = parser.parse_args()
+    if arguments.plot and arguments.plot.suffix != ".svg":
+        parser.error(f"--plot draws SVG only, and {arguments.plot} does not end in .svg")
+    if arguments.source and not arguments.plot:
+        parser.error("--from needs --plot")
+    if arguments.repeats < 1 or (arguments.rows is not None and arguments.rows < 1):
+        parser.error("--repeats and --rows must be at least 1")
+    arguments.rows = arguments.rows or DEFAULT_ROWS[arguments.device]
+    arguments.dtype = arguments.dtype or DEFAULT_DTYPE[arguments.device]
+    return arguments
+
+
+def wanted_names(only: str | None, kernels: bool) -> list[str]:
+    """What to measure, in the order of the table: kernels beside the one that is chosen, divergences last."""
+    order = [*list(BUILDERS)[:-2], *OTHER_KERNELS, *list(BUILDERS)[-2:]]
+    if only is None:
+        asked = set(BUILDERS)
+    else:
+        asked = {name.strip() for name in only.split(",")} | {"matmul"}
+        if unknown := asked - set(order):
+            sys.exit(f"error: {', '.join(sorted(unknown))} is not known: of {', '.join(order)}")
+    return [name for name in order if name in asked | (set(OTHER_KERNELS) if kernels else set())]
+
+
+def wanted_sizes(arguments: argparse.Namespace) -> list[tuple[str, Size]]:
+    text = arguments.shapes or DEFAULT_SHAPES[arguments.device]
+    found = []
+    for name in [] if text == "none" else text.split(","):
+        width, vocabulary = SHAPES[name] if name in SHAPES else _numbers(name, 2)
+        found.append((name, Size(arguments.rows, width, vocabulary, arguments.dtype, arguments.device)))
+    return found
+
+
+def _numbers(text: str, count: int) -> tuple[int, ...]:
+    parts = text.split(":")
+    if len(parts) != count or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        sys.exit(f"error: {text} is neither a name ({', '.join(SHAPES)}) nor {count} numbers with colons between")
+    return tuple(int(p) for p in parts)
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.source:
+        write_plot(json.loads(arguments.source.read_text(encoding="utf-8")), arguments.plot)
+        return 0
+    document = measure(arguments)
+    if arguments.json:
+        text = json.dumps(document, indent=1, allow_nan=False)
+        if arguments.json == "-":
+            print(text)
+        else:
+            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+    if arguments.plot:
+        write_plot(document, arguments.plot)
+    ours = [row for row in document["skipped"] if row["implementation"] in ("scoremode", "scoremode KL")]
+    return int(bool(ours))
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    names, sizes = wanted_names(arguments.only, arguments.kernels), wanted_sizes(arguments)
+    rows, width, vocabulary = _numbers(arguments.middle or MIDDLE[arguments.device], 3)
+    middle = Size(rows, width, vocabulary, arguments.dtype, arguments.device)
+    table_goes_to = sys.stderr if arguments.json == "-" else sys.stdout
+    document: dict[str, Any] = {
+        "hardware": hardware(arguments.device),
+        "versions": versions(),
+        "dtype": arguments.dtype,
+        "hidden_rows": arguments.rows,
+        "rows": [],
+        "skipped": [],
+        "scaling": [],
+    }
+    print(f"{document['hardware']}", file=table_goes_to)
+    print(", ".join(f"{name} {v}" for name, v in document["versions"].items() if v), file=table_goes_to, flush=True)
+    with torch.no_grad():
+        for name, size in sizes:
+            measured, skipped = measure_shape(size, names, arguments.repeats)
+            print_table(f"{name}: {size.label}, {size.rows} rows, {size.dtype}", measured, skipped, table_goes_to)
+            document["rows"] += measured
+            document["skipped"] += skipped
+        if arguments.scaling or arguments.plot:
+            document["scaling"] = measure_scaling(middle, arguments.repeats)
+            print_scaling(document["scaling"], table_goes_to)
+    return document
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""Scores from hidden states on a CPU: the product in blocks, each reduced while it is still in the cache.
+
+              columns of the product, a block at a time
+            ┌─────────┬──────────┬──────────┬─────┬──────────┐
+ rows of    │ targets │ ids 0 …  │          │  …  │    … ids │
+ hidden     └─────────┴──────────┴──────────┴─────┴──────────┘
+              read first ─▶ share ─▶ the rest counted and added up, block by block ─▶ Partials
+
+A target's logit must be known before its rank can be counted, and it must be the very number that the product gives
+for it: a matrix kernel adds up in another order for another shape. So the weights of the targets lead the columns, and
+all blocks have one shape. Then equal weights give equal logits, and ties are seen.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from scoremode.head.chunked import Share, keep_own, reduce_in_chunks
+from scoremode.head.divergence import DivergencePartials
+from scoremode.head.matrix import Head
+from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, nothing_of
+
+ROWS = 512  # together: matrix kernels are at their best from about here on
+COLUMNS = 4096  # together, at most: more would not make the product faster
+FEW_ROWS = 128  # up to here blocks of columns cost more than they save
+CHUNK = 256  # logits among which the largest is looked for first: its place is looked for in one chunk only
+BLOCK = 3 << 18  # logits of a block: 3 MiB. Smaller ones lose more to each call than the cache gains
+BLOCK_OF_TWO = 1 << 18  # logits of a block of a divergence, whose sums take four blocks in float64
+ASIDE = 3 << 19  # numbers that may be copied and kept, of logits and of weights: 6 MiB
+ASIDE_OF_TWO = 1 << 19  # for either side of a divergence
+
+
+def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
+    """Partials of a head's slice, and the targets' logits, on a CPU. See ``kernels.Reduce``."""
+    if len(targets) <= FEW_ROWS:
+        return reduce_in_chunks(hidden, head, targets, share)
+    parts, logits = [], []
+    for rows in _row_blocks(targets, ROWS):
+        plan = _plan(targets[rows], head, head.weight.shape[1], BLOCK, ASIDE)
+        side = _Side(hidden[rows], head, targets[rows], plan, _SPACE)
+        side.rank_against(share(side.target_logits()))
+        parts.append(side.partials(_sums(side)))
+        logits.append(side.at_target)
+    return Partials.cat(parts), torch.cat(logits)
+
+
+def diverge_blocked(
+    hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+) -> tuple[DivergencePartials, Tensor, Tensor]:
+    """Partials of a slice of two heads, and the targets' logits of both, on a CPU. See ``kernels.Diverge``."""
+    parts, all_p, all_q = [], [], []
+    depth = max(head_p.weight.shape[1], head_q.weight.shape[1])
+    for rows in _row_blocks(targets, ROWS // 4):  # fewer: there are two of everything, and blocks in float64 besides
+        plan = _plan(targets[rows], head_p, depth, BLOCK_OF_TWO, ASIDE_OF_TWO)
+        p = _Side(hidden_p[rows], head_p, targets[rows], plan, _SPACE)
+        q = _Side(hidden_q[rows], head_q, targets[rows], plan, _SPACE_OF_Q)
+        p.rank_against(share(p.target_logits()))
+        q.rank_against(share(q.target_logits()))
+        parts.append(_diverge(p, q))
+        all_p.append(p.at_target)
+        all_q.append(q.at_target)
+    return DivergencePartials.cat(parts), torch.cat(all_p), torch.cat(all_q)
+
+
+def _row_blocks(targets: Tensor, most: int) -> Iterator[slice]:
+    """Rows that are scored together, blocks of about equal size. One empty block at least.
+
+    They depend on the shape of the targets only: ranks whose slices differ must exchange equally often.
+    """
+    n, k = targets.shape
+    together = max(1, min(most, 4 * most // max(1, k)))
+    blocks = max(1, -(-n // together))
+    step = max(1, -(-n // blocks))
+    for begin in range(0, max(1, n), step):
+        yield slice(begin, begin + step)
+
+
+class _Space(threading.local):
+    """Memory that a thread uses again for its next block, and for its next call.
+
+    New pages would have to be faulted in each time.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def __call__(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        size = math.prod(shape)
+        held = self._held.get((name, dtype))
+        if held is None or held.numel() < size:
+            with torch.inference_mode(False):  # memory from inside of that mode could not be written outside of it
+                held = self._held[name, dtype] = torch.empty(size, dtype=dtype)
+        return held[:size].view(shape)
+
+
+_SPACE, _SPACE_OF_Q = _Space(), _Space()
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Columns ``begin .. end`` of the product: first the targets' (one per row and target), then one per id."""
+
+    begin: int
+    end: int
+    fresh: int  # from ``begin``: where the ids begin that no earlier block had
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Blocks of one shape. The last one begins early, and what it repeats is left out."""
+
+    lead: int  # columns of targets
+    columns: int  # of a block
+    blocks: list[_Block]
+
+    @property
+    def chunk(self) -> int:
+        """Columns among which the largest logit is looked for; a block is made of whole chunks."""
+        return CHUNK if self.columns % CHUNK == 0 else self.columns
+
+    @property
+    def with_ids(self) -> list[int]:
+        """The blocks that are not all targets."""
+        return [i for i, block in enumerate(self.blocks) if block.fresh < self.columns]
+
+
+def _plan(targets: Tensor, head: Head, depth: int, area: int, aside: int) -> _Plan:
+    lead = targets.numel()
+    width = min(head.vocabulary, len(head.weight))
+    if width == 0 or len(targets) == 0:
+        return _Plan(lead, 0, [])
+    whole = lead + width
+    most = max(
+        CHUNK, min(COLUMNS, area // len(targets), aside // max(1, lead), aside // max(1, depth)) // CHUNK * CHUNK
+    )
+    # of the sizes near the largest, the one that repeats least
+    columns = whole if whole <= most else min(range(most, most * 3 // 4 - 1, -CHUNK), key=lambda size: -whole % size)
+    blocks = []
+    for begin in range(0, whole, columns):
+        early = min(begin, whole - columns)
+        blocks.append(_Block(early, early + columns, max(begin, min(lead, early + columns)) - early))
+    return _Plan(lead, columns, blocks)
+
+
+class _Side:
+    """A block of rows and one head: its product, a block of columns at a time, and ranks and first choices of it."""
+
+    def __init__(self, hidden: Tensor, head: Head, targets: Tensor, plan: _Plan, space: _Space) -> None:
+        self.n, self.k = targets.shape
+        self.head, self.plan, self.space = head, plan, space
+        self.weight = head.weight[: head.vocabulary]
+        self.hidden = hidden.float()
+        self.targets = targets - head.first_id
+        self.inside = (self.targets >= 0) & (self.targets < len(self.weight))
+        self.begins, self.fresh = (torch.tensor([getattr(b, f) for b in plan.blocks]) for f in ("begin", "fresh"))
+        self.held = -1  # the block whose product is in the buffer
+
+    def product(self, index: int) -> Tensor:
+        """All columns of a block, (n, columns)."""
+        x = self.space("product", self.n, self.plan.columns)
+        if self.held != index:
+            weight, bias = self._weights(self.plan.blocks[index])
+            torch.mm(self.hidden, weight.T, out=x)
+            replace(self.head, weight=weight, bias=bias, vocabulary=len(weight)).shaped(x)
+            self.held = index
+        return x
+
+    def _weights(self, block: _Block) -> tuple[Tensor, Tensor | None]:
+        lead, bias = self.plan.lead, self.head.bias
+        ids = slice(max(0, block.begin - lead), max(0, block.end - lead))
+        if block.begin >= lead and self.weight.dtype == torch.float32:
+            return self.weight[ids], None if bias is None else bias[ids]
+        chosen = self.targets.reshape(-1)[block.begin : block.end].clamp(0, len(self.weight) - 1)
+        weight = self.space("weight", self.plan.columns, self.weight.shape[1])
+        weight[: len(chosen)] = self.weight[chosen]
+        weight[len(chosen) :] = self.weight[ids]
+        return weight, None if bias is None else torch.cat([bias[chosen], bias[ids]])
+
+    def target_logits(self) -> Tensor:
+        """The targets' logits (n, k); -inf for a target that lies outside the slice."""
+        flat = torch.empty(self.plan.lead)
+        for index, block in enumerate(self.plan.blocks):
+            if block.begin < self.plan.lead:
+                column = torch.arange(block.begin, min(block.end, self.plan.lead))
+                flat[column] = self.product(index)[column // self.k, column - block.begin]
+        return flat.view(self.n, self.k).masked_fill_(~self.inside, float("-inf"))
+
+    def rank_against(self, at_target: Tensor) -> None:
+        """Get ready to count the ids that rank before these logits."""
+        self.at_target = at_target
+        self.above = torch.nextafter(at_target, torch.tensor(float("inf")))  # x > t is x >= the next number after t
+        self.before = torch.zeros(self.n, self.k)  # exact in float32 below 2**24 ids, and fastest
+        self.largest = torch.full((self.n,), float("-inf"))
+        if not self.plan.blocks:
+            return
+        self.best = torch.full((self.n, self.plan.chunk), float("-inf"))  # the chunk with the largest logit
+        self.best_begin = torch.full((self.n,), self.plan.lead)  # its first column
+        flat = self.targets.reshape(-1)
+        home = torch.searchsorted(self.begins + self.fresh, flat + self.plan.lead, right=True) - 1
+        home = home.masked_fill(~self.inside.reshape(-1), len(self.plan.blocks))
+        self.at_home = torch.argsort(home, stable=True)  # the targets, in order of the blocks that they lie in
+        self.homes = torch.searchsorted(home[self.at_home], torch.arange(len(self.plan.blocks) + 1)).tolist()
+        self.at_home = self.at_home[: self.homes[-1]]
+        self.rows_at_home = self.at_home // self.k
+        self.aside = self.space("aside", len(self.at_home), self.plan.columns)
+
+    def ids(self, index: int) -> Tensor:
+        """The logits of the ids that a block adds, (n, ids), counted. They may be overwritten."""
+        block, whole = self.plan.blocks[index], self.product(index)
+        x = whole[:, block.fresh :]
+        begin, end = self.homes[index : index + 2]
+        if begin < end:
+            torch.index_select(whole, 0, self.rows_at_home[begin:end], out=self.aside[begin:end])
+        if block.fresh:
+            whole[:, : block.fresh] = float("-inf")
+        self._choose(block.begin, whole.view(self.n, -1, self.plan.chunk))
+        # equal logits rank before the target where their ids are lower; in its own block they are looked at later
+        limit = torch.where(self.targets >= block.end - self.plan.lead, self.at_target, self.above)
+        counted = self.space("scratch", *x.shape)
+        for j in range(self.k):
+            self.before[:, j] += torch.ge(x, limit[:, j : j + 1], out=counted).sum(1)
+        return x
+
+    def _choose(self, begin: int, chunks: Tensor) -> None:
+        """Keep the chunk with the largest logit so far, the first of equals. Chunks (n, chunks, logits)."""
+        here, chunk = torch.amax(chunks, 2).max(1)
+        better = (here > self.largest).nonzero()[:, 0]
+        if len(better):
+            chosen = chunk[better]
+            self.best[better] = chunks[better, chosen]
+            self.best_begin[better] = begin + self.plan.chunk * chosen
+        torch.maximum(self.largest, here, out=self.largest)
+
+    def partials(self, sums: _Sums) -> Partials:
+        """Of the slice, after all its blocks were counted."""
+        if not self.plan.blocks:
+            return nothing_of(self.hidden, self.targets)
+        drop = sums.drop(self.largest)
+        share = drop.exp()
+        return Partials(
+            largest=self.largest,
+            where=self.best_begin + self.best.argmax(1) + self.head.first_id - self.plan.lead,
+            total=(share * sums.total).sum(0).to(sums.total.dtype),
+            weighted=(share * (sums.weighted + drop * sums.total)).sum(0).to(sums.total.dtype),
+            before=self.before.long() + self._ties_at_home(),
+        )
+
+    def _ties_at_home(self) -> Tensor:
+        """Equal logits of lower ids in the target's own block, (n, k)."""
+        extra = torch.zeros(self.plan.lead, dtype=torch.int64)
+        blocks = torch.arange(len(self.plan.blocks)).repeat_interleave(torch.tensor(self.homes).diff())
+        column = self.targets.reshape(-1)[self.at_home] + self.plan.lead - self.begins[blocks]
+        for first in range(0, len(self.at_home), self.n):
+            lines = slice(first, first + self.n)
+            x, at, place = self.aside[lines], self.at_home[lines], column[lines, None]
+            wanted = self.at_target.reshape(-1)[at, None]
+            itself = x.gather(1, place)
+            extra[at] -= (itself > wanted)[:, 0].long()  # never, unless a kernel has not the same bits everywhere
+            equal = torch.eq(x, wanted, out=self.space("scratch", *x.shape)).sum(1, keepdim=True)
+            tied = (equal > (itself == wanted)).nonzero()[:, 0]
+            if len(tied):  # rare: only those are looked at again
+                numbers = torch.arange(self.plan.columns)
+                lower = (numbers < place[tied]) & (numbers >= self.fresh[blocks[lines]][tied, None])
+                extra[at[tied]] += (lower & (x[tied] == wanted[tied])).sum(1)
+        return extra.view(self.n, self.k)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """A line per block of columns, relative to the largest logit up to there."""
+
+    reference: Tensor  # (blocks, n) float32, finite
+    total: Tensor  # (blocks, n), Σ exp(x - reference)
+    weighted: Tensor  # (blocks, n), Σ exp(x - reference) · (x - reference)
+
+    @staticmethod
+    def zeros(blocks: int, n: int, dtype: torch.dtype) -> _Sums:
+        return _Sums(torch.zeros(blocks, n), *(torch.zeros(blocks, n, dtype=dtype) for _ in range(2)))
+
+    def drop(self, largest: Tensor) -> Tensor:
+        """How far each block's reference lies below the largest logit of all, (blocks, n) in float64."""
+        return (self.reference.double() - largest.double().clamp_min(LOWEST)).clamp_min(FAR_BELOW)
+
+
+def _sums(side: _Side) -> _Sums:
+    """Count and add up all blocks, in float32."""
+    with_ids = side.plan.with_ids
+    sums = _Sums.zeros(len(with_ids), side.n, torch.float32)
+    for line, index in enumerate(with_ids):
+        x = side.ids(index)
+        reference = torch.clamp_min(side.largest, LOWEST, out=sums.reference[line])
+        below = x.sub_(reference[:, None])
+        p = torch.exp(below, out=side.space("scratch", *x.shape))
+        torch.sum(p, 1, out=sums.total[line])
+        weighted = torch.sum(p.mul_(below), 1, out=sums.weighted[line])
+        if math.isnan(float(weighted.sum())):  # a logit of -inf: 0 · -inf is nothing here, not NaN
+            torch.sum(torch.exp(below, out=p).mul_(below.clamp_min_(FAR_BELOW)), 1, out=weighted)
+    return sums
+
+
+def _diverge(p: _Side, q: _Side) -> DivergencePartials:
+    """Count and add up all blocks of both sides, in float64 as ``divergence.divergence_partials`` does."""
+    with_ids = p.plan.with_ids
+    sums_p, sums_q = (_Sums.zeros(len(with_ids), p.n, torch.float64) for _ in range(2))
+    cross = torch.zeros(len(with_ids), p.n, dtype=torch.float64)
+    for line, index in enumerate(with_ids):
+        below_p, weight = _weigh(p, index, sums_p, line)
+        below_q, _ = _weigh(q, index, sums_q, line)
+        gap = torch.sub(below_p, below_q, out=q.space("weight", *weight.shape, dtype=torch.float64))
+        torch.sum(gap.mul_(weight).masked_fill_(weight == 0, 0.0), 1, out=cross[line])
+        for below, sums, side in ((below_p, sums_p, p), (below_q, sums_q, q)):
+            weight = torch.exp(below, out=side.space("weight", *below.shape, dtype=torch.float64))
+            torch.sum(weight.mul_(below.clamp_min_(FAR_BELOW)), 1, out=sums.weighted[line])
+    part_p, part_q = p.partials(sums_p), q.partials(sums_q)
+    drop_p, drop_q = sums_p.drop(p.largest), sums_q.drop(q.largest)
+    share = torch.where(sums_p.total > 0, drop_p.exp(), 0.0)  # where p is nothing, q does not matter
+    moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * sums_p.total), 0.0)
+    return DivergencePartials(part_p, part_q, moved.sum(0))
+
+
+def _weigh(side: _Side, index: int, sums: _Sums, line: int) -> tuple[Tensor, Tensor]:
+    """``x - reference`` of a block and its exponential, in float64, after it was counted."""
+    x = side.ids(index)
+    reference = torch.clamp_min(side.largest, LOWEST, out=sums.reference[line])
+    below = side.space("below", *x.shape, dtype=torch.float64).copy_(x).sub_(reference.double()[:, None])
+    weight = torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
+    torch.sum(weight, 1, out=sums.total[line])
+    return below, weight

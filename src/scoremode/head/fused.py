@@ -1,0 +1,355 @@
+"""Scores from hidden states in one pass over the head's weights, without logits anywhere: Triton.
+
+A program multiplies a block of rows with tiles of the vocabulary, one after the other, and reduces each tile while it
+still is in registers. What it keeps of a span of tiles is five numbers a row; a second kernel joins the spans.
+
+    hidden, weight ──write_target_logits──▶ the targets' logits
+    hidden, weight, targets' logits ──reduce_spans──▶ (span, row) largest, where, total, weighted, before
+                                    ──join_spans───▶ Partials
+
+Three things make the result the same bits on every run, however the rows are batched: spans are cut by the vocabulary
+alone, every sum has one fixed order, and a row's products never depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
+from scoremode.head.divergence import DivergencePartials
+from scoremode.head.fused_kernels import (
+    diverge_spans,
+    join_crosses,
+    join_spans,
+    reduce_spans,
+    write_target_logits,
+)
+from scoremode.head.matrix import Head
+from scoremode.head.partials import Partials, nothing_of
+
+WORKSPACE = 48 << 20  # bytes of partials that one launch may leave behind
+SHALLOW = 1536  # up to this depth two programs a processor: one reduces its tile while the other multiplies
+GROUP = 16  # row blocks that go through the vocabulary together, so that its tiles are found in the L2 cache
+SINGLES = 12  # the last of so many tiles are spans of their own, so that all programs end at about the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a kernel cuts its work. Bits of a result depend on these: they follow from device, dtype and depth only."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    span: int  # tiles that leave one set of partials behind
+    descriptors: bool  # the device copies tiles by itself (from Hopper on)
+
+    def fits(self, *tensors: Tensor) -> bool:
+        """Can these matrices be described to the copy engine? Their rows must start at multiples of 16 bytes."""
+        return self.descriptors and all(
+            t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 and t.shape[0] > 0 for t in tensors
+        )
+
+
+def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
+    if weight.device.type != "cuda":  # Triton's interpreter
+        return Tiles(16, 32, 16, 4, 1, span=4, descriptors=True)
+    modern = torch.cuda.get_device_capability(weight.device) >= (9, 0)
+    if weight.dtype == torch.float32:
+        return Tiles(64, 64, 32, 4, 2, span=16, descriptors=modern)
+    if two_products:
+        return Tiles(128, 128, 64, 8, 4, span=16, descriptors=modern) if modern else Tiles(64, 128, 32, 8, 3, 16, False)
+    if not modern:
+        return Tiles(128, 128, 32, 8, 3, span=16, descriptors=False)
+    if weight.shape[1] <= SHALLOW:
+        return Tiles(128, 128, 64, 4, 3, span=16, descriptors=True)
+    return Tiles(128, 256, 64, 8, 3, span=8, descriptors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """How a vocabulary is cut: ``long`` spans of ``span`` tiles, then single tiles. Depends on its width only."""
+
+    tiles: int
+    long: int
+    span: int
+
+    @staticmethod
+    def of(columns: int, tiles: Tiles) -> Spans:
+        count = -(-columns // tiles.columns)
+        return Spans(count, (count - count // SINGLES) // tiles.span, tiles.span)
+
+    @property
+    def count(self) -> int:
+        return self.long + self.tiles - self.long * self.span
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Hidden states and a head as kernels take them: plain matrices, described to the copy engine where it can."""
+
+    hidden: Tensor
+    head: Head
+    tiles: Tiles
+    descriptors: bool
+
+    @staticmethod
+    def of(hidden: Tensor, head: Head, tiles: Tiles) -> Side:
+        hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
+        if head.weight.stride(-1) != 1:
+            head = replace(head, weight=head.weight.contiguous())
+        return Side(hidden, head, tiles, tiles.fits(hidden, head.weight))
+
+    def matrices(self) -> tuple[Any, Any]:
+        weight = self.head.weight[: self.head.vocabulary]
+        if not self.descriptors:
+            return self.hidden, weight
+        t = self.tiles
+        return (
+            TensorDescriptor.from_tensor(self.hidden, [t.rows, t.depth]),
+            TensorDescriptor.from_tensor(weight, [t.columns, t.depth]),
+        )
+
+    def strides(self) -> tuple[int, int]:
+        return self.hidden.stride(0), self.head.weight.stride(0)
+
+    def bias(self) -> Tensor:
+        return self.head.weight if self.head.bias is None else self.head.bias  # never read where there is none
+
+    def shape_options(self) -> dict[str, Any]:
+        head = self.head
+        return {
+            "has_bias": head.bias is not None,
+            "has_scale": head.scale != 1.0,
+            "has_cap": head.softcap is not None,
+            # Triton's interpreter multiplies bfloat16 only after widening; a GPU's matrix units take it as it is
+            "precision": "ieee" if head.weight.dtype == torch.float32 or not head.weight.is_cuda else "tf32",
+        }
+
+
+def find_target_logits(side: Side, targets: Tensor, touched: Tensor, spans: Spans) -> Tensor:
+    """The targets' logits (n, k), -inf for those outside of the slice; marks the tiles that hold one."""
+    n, k = targets.shape
+    head = side.head
+    at_target = torch.empty(n, k, dtype=torch.float32, device=targets.device)
+    block = min(64, side.tiles.rows)
+    launch: Any = write_target_logits[(triton.cdiv(n, block), k)]
+    launch(
+        side.hidden,
+        head.weight,
+        side.bias(),
+        targets,
+        at_target,
+        touched,
+        n,
+        head.vocabulary,
+        side.hidden.shape[1],
+        *side.strides(),
+        head.first_id,
+        head.scale,
+        head.softcap or 1.0,
+        spans.tiles,
+        k,
+        tile_columns=side.tiles.columns,
+        block_rows=side.tiles.rows,
+        block=block,
+        depth=side.tiles.depth,
+        num_warps=4,
+        **side.shape_options(),
+    )
+    return at_target
+
+
+def _reduce(side: Side, targets: Tensor, share: Share) -> tuple[Partials, Tensor]:
+    n, k = targets.shape
+    head, tiles, device = side.head, side.tiles, targets.device
+    spans = Spans.of(head.vocabulary, tiles)
+    row_blocks = triton.cdiv(n, tiles.rows)
+    touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
+    at_target = share(find_target_logits(side, targets, touched, spans))
+    floats = torch.empty(3, spans.count, n, dtype=torch.float32, device=device)
+    ints = torch.empty(1 + k, spans.count, n, dtype=torch.int32, device=device)
+    arguments = (
+        side.bias(),
+        targets,
+        at_target,
+        touched,
+        floats,
+        ints,
+        n,
+        head.vocabulary,
+        side.hidden.shape[1],
+    )
+    shape = (head.first_id, head.scale, head.softcap or 1.0, spans.tiles, spans.long, spans.count, k)
+    options = {"span": spans.span, "group": GROUP, "one_target": k == 1, **side.shape_options()}
+    launch: Any = reduce_spans[(row_blocks * spans.count,)]
+    launch(
+        *side.matrices(),
+        *arguments,
+        *side.strides(),
+        *shape,
+        tile_rows=tiles.rows,
+        tile_columns=tiles.columns,
+        depth=tiles.depth,
+        descriptors=side.descriptors,
+        compare=not head.weight.is_cuda,  # Triton's interpreter knows no instructions of a GPU
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **options,
+    )
+    return _joined(floats, ints, head.first_id), at_target
+
+
+def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
+    """Partials from what the spans left behind: (3, spans, n) and (1 + k, spans, n)."""
+    _, spans, n = floats.shape
+    k, device = len(ints) - 1, floats.device
+    whole = Partials(
+        largest=torch.empty(n, dtype=torch.float32, device=device),
+        where=torch.empty(n, dtype=torch.int64, device=device),
+        total=torch.empty(n, dtype=torch.float32, device=device),
+        weighted=torch.empty(n, dtype=torch.float32, device=device),
+        before=torch.empty(n, k, dtype=torch.int64, device=device),
+    )
+    launch: Any = join_spans[(triton.cdiv(n, 32),)]
+    launch(
+        floats,
+        ints,
+        whole.largest,
+        whole.total,
+        whole.weighted,
+        whole.where,
+        whole.before,
+        n,
+        spans,
+        first_id,
+        k,
+        block_rows=32,
+        block_spans=32,
+        num_warps=4,
+    )
+    return whole
+
+
+def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
+    """Partials of the head's slice for rows (n, d) with targets (n, k), and the targets' logits. See kernels.Reduce."""
+    if hidden.dtype != head.weight.dtype:  # the matrix units want both alike, and rounding is out of the question
+        return reduce_in_chunks(hidden, head, targets, share)
+    tiles = tiles_for(head.weight)
+    targets = targets.contiguous()
+    # by the padded width, which all ranks share: they must cut their rows alike
+    words = Spans.of(head.weight.shape[0], tiles).count * (4 + targets.shape[1])
+    parts, logits = [], []
+    for rows in launches(len(hidden), words, tiles.rows):
+        if head.vocabulary == 0 or len(hidden) == 0:
+            part, at_target = nothing_of(hidden[rows], targets[rows]), share(_absent(targets[rows]))
+        else:
+            part, at_target = _reduce(Side.of(hidden[rows], head, tiles), targets[rows], share)
+        parts.append(part)
+        logits.append(at_target)
+    return Partials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
+
+
+def launches(n: int, words: int, tile_rows: int) -> list[slice]:
+    """Rows of each launch: as many as leave ``words`` 32-bit words each within the workspace, in whole groups."""
+    step = max(1, WORKSPACE // (4 * words) // (tile_rows * GROUP)) * tile_rows * GROUP
+    return [slice(begin, begin + step) for begin in range(0, max(1, n), step)]
+
+
+def _absent(targets: Tensor) -> Tensor:
+    """The targets' logits in a slice that has none of them."""
+    return torch.full(targets.shape, float("-inf"), device=targets.device)
+
+
+def _diverge(p: Side, q: Side, targets: Tensor, share: Share) -> tuple[DivergencePartials, Tensor, Tensor]:
+    n, k = targets.shape
+    tiles, device, columns = p.tiles, targets.device, p.head.vocabulary
+    spans = Spans.of(columns, tiles)
+    row_blocks = triton.cdiv(n, tiles.rows)
+    touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
+    at_p, at_q = (share(find_target_logits(side, targets, touched, spans)) for side in (p, q))
+    floats = torch.empty(7, spans.count, n, dtype=torch.float32, device=device)
+    ints = torch.empty(2, 1 + k, spans.count, n, dtype=torch.int32, device=device)
+    launch: Any = diverge_spans[(row_blocks * spans.count,)]
+    launch(
+        *p.matrices(),
+        p.bias(),
+        *q.matrices(),
+        q.bias(),
+        targets,
+        at_p,
+        at_q,
+        touched,
+        floats[:3],
+        floats[3:6],
+        ints[0],
+        ints[1],
+        floats[6],
+        n,
+        columns,
+        p.hidden.shape[1],
+        q.hidden.shape[1],
+        *p.strides(),
+        *q.strides(),
+        p.head.first_id,
+        p.head.scale,
+        q.head.scale,
+        p.head.softcap or 1.0,
+        q.head.softcap or 1.0,
+        spans.tiles,
+        spans.long,
+        spans.count,
+        k,
+        span=spans.span,
+        group=GROUP,
+        tile_rows=tiles.rows,
+        tile_columns=tiles.columns,
+        depth=tiles.depth,
+        one_target=k == 1,
+        descriptors_p=p.descriptors,
+        descriptors_q=q.descriptors,
+        compare=not p.head.weight.is_cuda,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **{f"{name}_p": value for name, value in p.shape_options().items()},
+        **{f"{name}_q": value for name, value in q.shape_options().items()},
+    )
+    whole_p, whole_q = (_joined(floats[3 * i : 3 * i + 3], ints[i], p.head.first_id) for i in (0, 1))
+    cross = torch.empty(n, dtype=torch.float32, device=device)
+    join: Any = join_crosses[(triton.cdiv(n, 32),)]
+    join(
+        floats[:3], floats[3:6], floats[6], whole_p.largest, whole_q.largest, cross, n, spans.count,
+        block_rows=32, block_spans=32, num_warps=4,
+    )  # fmt: skip
+    return DivergencePartials(whole_p, whole_q, cross), at_p, at_q
+
+
+def diverge_fused(
+    hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+) -> tuple[DivergencePartials, Tensor, Tensor]:
+    """Partials of the same slice of two heads, and the targets' logits of both. See kernels.Diverge."""
+    if hidden_p.dtype != head_p.weight.dtype or hidden_q.dtype != head_q.weight.dtype:
+        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
+    tiles = tiles_for(head_p.weight if head_p.weight.dtype == torch.float32 else head_q.weight, two_products=True)
+    targets = targets.contiguous()
+    words = Spans.of(head_p.weight.shape[0], tiles).count * (9 + 2 * targets.shape[1])
+    parts, all_p, all_q = [], [], []
+    for rows in launches(len(targets), words, tiles.rows):
+        if head_p.vocabulary == 0 or len(targets) == 0:
+            empty = nothing_of(hidden_p[rows], targets[rows])
+            part = DivergencePartials(empty, empty, torch.zeros_like(empty.total))
+            at_p, at_q = share(_absent(targets[rows])), share(_absent(targets[rows]))
+        else:
+            p, q = Side.of(hidden_p[rows], head_p, tiles), Side.of(hidden_q[rows], head_q, tiles)
+            part, at_p, at_q = _diverge(p, q, targets[rows], share)
+        parts.append(part)
+        all_p.append(at_p)
+        all_q.append(at_q)
+    return DivergencePartials.cat(parts), torch.cat(all_p), torch.cat(all_q)

@@ -1,0 +1,616 @@
+"""The Triton kernels of fused.py, and the pieces they are made of.
+
+Sums are kept in units of log 2 below an *integer* c = ⌈largest · log₂e⌉, not below the largest logit itself. Then
+z = x·log₂e - c is one rounding of the exact value however large x is, and moving a sum from one c to another multiplies
+it by a power of two, which loses nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+MASKED = tl.constexpr(-5.0e6)  # stands for -inf: below any logit, and still exact to a few units after times log₂e
+UNREAL = tl.constexpr(4.0e6)  # logits beyond this are no logits: masked where negative, NaN where positive
+NOWHERE = tl.constexpr(1.0e9)
+BEHIND = tl.constexpr(1 << 30)
+HUGE = tl.constexpr(2.0**100)
+TINY = tl.constexpr(2.0**-99)
+
+
+# numbers that vary from call to call: a kernel compiled anew for each (for 1, for multiples of 16) would be slower
+SIZES = ("rows", "columns", "first_id", "tiles", "long_spans", "spans", "k")
+
+
+# ── pieces of kernels ────────────────────────────────────────────────────────────────────────────────────────────────
+@triton.jit
+def _product(
+    hidden,
+    weight,
+    first_row,
+    first_column,
+    rows,
+    columns,
+    width,
+    hidden_stride,
+    weight_stride,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+    depth: tl.constexpr,
+    descriptors: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """A tile of ``hidden @ weight.T`` in float32. What lies outside of the matrices counts as 0."""
+    acc = tl.zeros((tile_rows, tile_columns), tl.float32)
+    if descriptors:
+        for step in range(0, tl.cdiv(width, depth)):
+            a = hidden.load([first_row, step * depth])
+            b = weight.load([first_column, step * depth])
+            if precision == "ieee":
+                a, b = a.to(tl.float32), b.to(tl.float32)
+            acc = tl.dot(a, b.T, acc, input_precision=precision)
+    else:
+        row = first_row + tl.arange(0, tile_rows)
+        column = first_column + tl.arange(0, tile_columns)
+        inner = tl.arange(0, depth)
+        a_ptr = hidden + row.to(tl.int64)[:, None] * hidden_stride + inner[None, :]
+        b_ptr = weight + column.to(tl.int64)[None, :] * weight_stride + inner[:, None]
+        for step in range(0, tl.cdiv(width, depth)):
+            real = inner < width - step * depth
+            a = tl.load(a_ptr + step * depth, mask=(row < rows)[:, None] & real[None, :], other=0.0)
+            b = tl.load(b_ptr + step * depth, mask=(column < columns)[None, :] & real[:, None], other=0.0)
+            if precision == "ieee":
+                a, b = a.to(tl.float32), b.to(tl.float32)
+            acc = tl.dot(a, b, acc, input_precision=precision)
+    return acc
+
+
+@triton.jit
+def _tanh(u):
+    """By its series where 1 - e would cancel. Triton's own is not there in every version and not in its interpreter."""
+    e = tl.exp2(tl.abs(u) * (-2.0 * LOG2_E))
+    far = (1.0 - e) / (1.0 + e)
+    square = u * u
+    near = u * (1.0 + square * (-0.333333333 + square * (0.133333333 + square * (-0.053968254 + square * 0.021869489))))
+    return tl.where(tl.abs(u) < 0.25, near, tl.where(u < 0, -far, far))
+
+
+@triton.jit
+def _shaped(x, scale, cap, has_scale: tl.constexpr, has_cap: tl.constexpr):
+    if has_scale:
+        x = x * scale
+    if has_cap:
+        x = cap * _tanh(x / cap)
+    return x
+
+
+@triton.jit
+def _to_logits(
+    x,
+    bias,
+    first_column,
+    columns,
+    scale,
+    cap,
+    has_bias: tl.constexpr,
+    has_scale: tl.constexpr,
+    has_cap: tl.constexpr,
+):
+    """A tile of products as logits: bias, scale, cap; MASKED where an id is forbidden, less behind the vocabulary."""
+    ids = first_column + tl.arange(0, x.shape[1])
+    if has_bias:
+        x += tl.load(bias + ids, mask=ids < columns, other=0.0).to(tl.float32)[None, :]
+    x = _shaped(x, scale, cap, has_scale, has_cap)
+    if has_bias:
+        x = tl.where(x < MASKED, MASKED, x)  # a bias of -inf forbids an id
+    if first_column + x.shape[1] > columns:
+        x = tl.where((ids < columns)[None, :], x, 2.0 * MASKED)
+    return x
+
+
+@triton.jit
+def _next_below(x):
+    """The largest float below x: ``y > _next_below(x)`` is ``y >= x``. Below 0 it is what ``_above`` can see."""
+    bits = x.to(tl.int32, bitcast=True)
+    stepped = tl.where(bits > 0, bits - 1, bits + 1).to(tl.float32, bitcast=True)
+    return tl.where(x == 0.0, -TINY, stepped)
+
+
+@triton.jit
+def _above(x, threshold, compare: tl.constexpr):
+    """1.0 where x > threshold, else 0.0, for a column of thresholds.
+
+    Comparisons run at half the speed of a product and a sum, and their outcome must be made a number again. Instead
+    (x - threshold) · 2¹⁰⁰ is cut to 0 … 1 by the same instruction: differences of floats are larger than 2⁻¹⁰⁰ unless
+    both lie below 2⁻⁷⁶, and then ``compare`` is asked for.
+    """
+    if compare:
+        answer = (x > threshold[:, None]).to(tl.float32)
+    else:
+        answer = tl.inline_asm_elementwise(
+            "fma.rn.sat.f32 $0, $1, 0f71800000, $2;", "=f,f,f", [x, (threshold * -HUGE)[:, None]], tl.float32, True, 1
+        )
+    return answer
+
+
+@triton.jit
+def _is_tiny(x):
+    """So close to 0 that ``_above`` might not tell neighbours apart."""
+    return tl.abs(x) < TINY * 1.0e9
+
+
+@triton.jit
+def _place_by_id(x, largest, numbered):
+    return tl.min(tl.where(x == largest[:, None], numbered[None, :], NOWHERE), 1)
+
+
+@triton.jit
+def _count_by_id(x, ids, value, target):
+    """Ids that rank before the target: larger logits, and equal ones of a lower id."""
+    at_least, more = (x >= value[:, None]).to(tl.float32), (x > value[:, None]).to(tl.float32)
+    return tl.sum(tl.where(ids[None, :] < target[:, None], at_least, more), 1)
+
+
+@triton.jit
+def _place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
+    """(8192 + the first place with the largest logit, ids that rank before the target), of each row of a tile.
+
+    The quick way: the sum of 8192 + place over all places that hold the largest logit is that number where one place
+    alone holds it. In a tile that lies wholly before the target equal logits count, in one behind it they do not: one
+    threshold a row. Where equals are met that would have to be told apart by their ids, ids are looked at.
+    """
+    local = tl.arange(0, x.shape[1])
+    numbered = ((local << 10) | 0x46000000).to(tl.float32, bitcast=True)  # 8192.0 + local
+    place = tl.sum(_above(x, _next_below(largest), compare) * numbered[None, :], 1)
+    count = tl.sum(_above(x, tl.where(target >= first_column + x.shape[1], _next_below(value), value), compare), 1)
+    doubtful = _is_tiny(value) | _is_tiny(largest) | (place < 8192.0) | (place >= 16384.0)
+    if has_target:
+        inside = (target >= first_column) & (target < first_column + x.shape[1])
+        at_least = tl.sum(_above(x, _next_below(value), compare), 1)
+        doubtful = doubtful | (inside & (at_least - count != 1.0))
+    if tl.max(doubtful.to(tl.int32), 0) != 0:
+        place = _place_by_id(x, largest, numbered)
+        count = _count_by_id(x, first_column + local, value, target)
+    return place, count
+
+
+@triton.jit
+def _target(targets, at_target, row, real_row, columns, first_id, j, k):
+    """(Local id, logit) of the j-th target of each row; behind every tile for a target behind this slice of ids."""
+    at = row.to(tl.int64) * k + j
+    target = tl.load(targets + at, mask=real_row, other=-1).to(tl.int32) - first_id
+    target = tl.where(target >= columns, BEHIND, target)
+    return target, tl.maximum(tl.load(at_target + at, mask=real_row, other=0.0), MASKED)
+
+
+@triton.jit
+def _place_and_counts(
+    x, tile_largest, targets, at_target, counts, row, real_row,
+    columns, first_id, k, first_column, has_target, is_first,
+    plane, compare: tl.constexpr,
+):  # fmt: skip
+    """As ``_place_and_count`` for k targets, whose counts are added to those of the span's earlier tiles in memory."""
+    place = tile_largest
+    for j in range(0, k):
+        target, value = _target(targets, at_target, row, real_row, columns, first_id, j, k)
+        place, count = _place_and_count(x, tile_largest, value, target, first_column, has_target, compare)
+        slot = counts + j * plane
+        if not is_first:
+            count += tl.load(slot, mask=real_row, other=0).to(tl.float32)
+        tl.store(slot, count.to(tl.int32), mask=real_row)
+    return place
+
+
+@triton.jit
+def _span(index, tiles, long_spans, span: tl.constexpr):
+    """(first tile, tile behind the last) of a span: first the long ones, then single tiles."""
+    long = index < long_spans
+    first = tl.where(long, index * span, long_spans * span + index - long_spans)
+    return first, tl.minimum(first + tl.where(long, span, 1), tiles)
+
+
+@triton.jit
+def _place(program, row_blocks, spans, group: tl.constexpr):
+    """(row block, span) of a program: a group of row blocks shares each span before the next is begun."""
+    in_group = group * spans
+    first = program // in_group * group
+    size = tl.minimum(row_blocks - first, group)
+    rest = program % in_group
+    return first + rest % size, rest // size
+
+
+# ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@triton.jit(do_not_specialize=SIZES)
+def write_target_logits(
+    hidden,
+    weight,
+    bias,
+    targets,
+    at_target,
+    touched,
+    rows,
+    columns,
+    width,
+    hidden_stride,
+    weight_stride,
+    first_id,
+    scale,
+    cap,
+    tiles,
+    k,
+    tile_columns: tl.constexpr,
+    block_rows: tl.constexpr,
+    block: tl.constexpr,
+    depth: tl.constexpr,
+    has_bias: tl.constexpr,
+    has_scale: tl.constexpr,
+    has_cap: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """The diagonal of hidden · weight[targets]ᵀ, by the same instructions in the same order as in ``reduce_spans``.
+
+    Another way of adding would give another last bit, and a target might rank behind itself. Also notes which tiles
+    hold a target of which block of rows.
+    """
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    j = tl.program_id(1)
+    real_row = row < rows
+    local = tl.load(targets + row.to(tl.int64) * k + j, mask=real_row, other=0) - first_id
+    inside = real_row & (local >= 0) & (local < columns)
+    column = tl.where(inside, local, 0)
+    inner = tl.arange(0, depth)
+    a_ptr = hidden + row.to(tl.int64)[:, None] * hidden_stride + inner[None, :]
+    b_ptr = weight + column.to(tl.int64)[None, :] * weight_stride + inner[:, None]
+    acc = tl.zeros((block, block), tl.float32)
+    for step in range(0, tl.cdiv(width, depth)):
+        real = inner < width - step * depth
+        a = tl.load(a_ptr + step * depth, mask=real_row[:, None] & real[None, :], other=0.0)
+        b = tl.load(b_ptr + step * depth, mask=inside[None, :] & real[:, None], other=0.0)
+        if precision == "ieee":
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        acc = tl.dot(a, b, acc, input_precision=precision)
+    own = tl.arange(0, block)
+    x = tl.sum(tl.where(own[:, None] == own[None, :], acc, 0.0), 1)
+    if has_bias:
+        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    x = _shaped(x, scale, cap, has_scale, has_cap)
+    x = tl.where(inside & (x > -UNREAL) | (x != x), x, float("-inf"))  # noqa: PLR0124  # Triton's isnan
+    tl.store(at_target + row.to(tl.int64) * k + j, x, mask=real_row)
+    tl.store(touched + row // block_rows * tiles + column // tile_columns, tl.full((block,), 1, tl.int8), mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def reduce_spans(
+    hidden,
+    weight,
+    bias,
+    targets,
+    at_target,
+    touched,
+    floats,
+    ints,
+    rows,
+    columns,
+    width,
+    hidden_stride,
+    weight_stride,
+    first_id,
+    scale,
+    cap,
+    tiles,
+    long_spans,
+    spans,
+    k,
+    span: tl.constexpr,
+    group: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+    depth: tl.constexpr,
+    one_target: tl.constexpr,
+    has_bias: tl.constexpr,
+    has_scale: tl.constexpr,
+    has_cap: tl.constexpr,
+    descriptors: tl.constexpr,
+    precision: tl.constexpr,
+    compare: tl.constexpr,
+):
+    row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
+    first_tile, end_tile = _span(span_index, tiles, long_spans, span)
+    row = row_block * tile_rows + tl.arange(0, tile_rows)
+    real_row = row < rows
+    at = span_index.to(tl.int64) * rows + row  # of this span's numbers
+    plane = spans.to(tl.int64) * rows
+    largest = tl.full((tile_rows,), 2.0 * MASKED, tl.float32)
+    where = tl.zeros((tile_rows,), tl.int32)
+    total = tl.zeros((tile_rows,), tl.float32)
+    weighted = tl.zeros((tile_rows,), tl.float32)
+    before = tl.zeros((tile_rows,), tl.int32)
+    if one_target:
+        target, value = _target(targets, at_target, row, real_row, columns, first_id, 0, k)
+    for tile in range(first_tile, end_tile):
+        first_column = tile * tile_columns
+        x = _product(
+            hidden,
+            weight,
+            row_block * tile_rows,
+            first_column,
+            rows,
+            columns,
+            width,
+            hidden_stride,
+            weight_stride,
+            tile_rows,
+            tile_columns,
+            depth,
+            descriptors,
+            precision,
+        )
+        x = _to_logits(x, bias, first_column, columns, scale, cap, has_bias, has_scale, has_cap)
+        has_target = tl.load(touched + row_block * tiles + tile) != 0
+        tile_largest = tl.max(x, 1)
+        if one_target:
+            place, count = _place_and_count(x, tile_largest, value, target, first_column, has_target, compare)
+            before += count.to(tl.int32)
+        else:
+            place = _place_and_counts(
+                x, tile_largest, targets, at_target, ints + plane + at, row, real_row,
+                columns, first_id, k, first_column,
+                has_target, tile == first_tile, plane, compare,
+            )  # fmt: skip
+        where = tl.where(tile_largest > largest, first_column + place.to(tl.int32) - 8192, where)
+        new = tl.maximum(largest, tile_largest)
+        c_old, c = tl.ceil(largest * LOG2_E), tl.ceil(new * LOG2_E)
+        z = tl.fma(x, LOG2_E, -c[:, None])
+        p = tl.exp2(z)
+        moved = tl.exp2(c_old - c)
+        weighted = moved * (weighted + (c_old - c) * total) + tl.sum(p * z, 1)
+        total = moved * total + tl.sum(p, 1)
+        largest = new
+    tl.store(floats + at, largest, mask=real_row)
+    tl.store(floats + plane + at, total, mask=real_row)
+    tl.store(floats + 2 * plane + at, weighted, mask=real_row)
+    tl.store(ints + at, where, mask=real_row)
+    if one_target:
+        tl.store(ints + plane + at, before, mask=real_row)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def diverge_spans(
+    hidden_p,
+    weight_p,
+    bias_p,
+    hidden_q,
+    weight_q,
+    bias_q,
+    targets,
+    at_p,
+    at_q,
+    touched,
+    floats_p,
+    floats_q,
+    ints_p,
+    ints_q,
+    crosses,
+    rows,
+    columns,
+    width_p,
+    width_q,
+    hidden_stride_p,
+    weight_stride_p,
+    hidden_stride_q,
+    weight_stride_q,
+    first_id,
+    scale_p,
+    scale_q,
+    cap_p,
+    cap_q,
+    tiles,
+    long_spans,
+    spans,
+    k,
+    span: tl.constexpr,
+    group: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+    depth: tl.constexpr,
+    one_target: tl.constexpr,
+    has_bias_p: tl.constexpr,
+    has_bias_q: tl.constexpr,
+    has_scale_p: tl.constexpr,
+    has_scale_q: tl.constexpr,
+    has_cap_p: tl.constexpr,
+    has_cap_q: tl.constexpr,
+    descriptors_p: tl.constexpr,
+    descriptors_q: tl.constexpr,
+    precision_p: tl.constexpr,
+    precision_q: tl.constexpr,
+    compare: tl.constexpr,
+):
+    """As ``reduce_spans`` for two heads at once, with Σ exp₂(z_p) · (z_p - z_q) beside: what KL(p‖q) is made of."""
+    row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
+    first_tile, end_tile = _span(span_index, tiles, long_spans, span)
+    row = row_block * tile_rows + tl.arange(0, tile_rows)
+    real_row = row < rows
+    at = span_index.to(tl.int64) * rows + row
+    plane = spans.to(tl.int64) * rows
+    largest_p = tl.full((tile_rows,), 2.0 * MASKED, tl.float32)
+    largest_q = tl.full((tile_rows,), 2.0 * MASKED, tl.float32)
+    where_p = tl.zeros((tile_rows,), tl.int32)
+    where_q = tl.zeros((tile_rows,), tl.int32)
+    total_p = tl.zeros((tile_rows,), tl.float32)
+    total_q = tl.zeros((tile_rows,), tl.float32)
+    weighted_p = tl.zeros((tile_rows,), tl.float32)
+    weighted_q = tl.zeros((tile_rows,), tl.float32)
+    cross = tl.zeros((tile_rows,), tl.float32)
+    before_p = tl.zeros((tile_rows,), tl.int32)
+    before_q = tl.zeros((tile_rows,), tl.int32)
+    if one_target:
+        target, value_p = _target(targets, at_p, row, real_row, columns, first_id, 0, k)
+        target, value_q = _target(targets, at_q, row, real_row, columns, first_id, 0, k)
+    for tile in range(first_tile, end_tile):
+        first_column = tile * tile_columns
+        first_row = row_block * tile_rows
+        x_p = _product(
+            hidden_p, weight_p, first_row, first_column, rows, columns, width_p, hidden_stride_p, weight_stride_p,
+            tile_rows, tile_columns, depth, descriptors_p, precision_p,
+        )  # fmt: skip
+        x_q = _product(
+            hidden_q, weight_q, first_row, first_column, rows, columns, width_q, hidden_stride_q, weight_stride_q,
+            tile_rows, tile_columns, depth, descriptors_q, precision_q,
+        )  # fmt: skip
+        x_p = _to_logits(x_p, bias_p, first_column, columns, scale_p, cap_p, has_bias_p, has_scale_p, has_cap_p)
+        x_q = _to_logits(x_q, bias_q, first_column, columns, scale_q, cap_q, has_bias_q, has_scale_q, has_cap_q)
+        has_target = tl.load(touched + row_block * tiles + tile) != 0
+        top_p, top_q = tl.max(x_p, 1), tl.max(x_q, 1)
+        if one_target:
+            place_p, count_p = _place_and_count(x_p, top_p, value_p, target, first_column, has_target, compare)
+            place_q, count_q = _place_and_count(x_q, top_q, value_q, target, first_column, has_target, compare)
+            before_p += count_p.to(tl.int32)
+            before_q += count_q.to(tl.int32)
+        else:
+            place_p = _place_and_counts(
+                x_p, top_p, targets, at_p, ints_p + plane + at, row, real_row,
+                columns, first_id, k, first_column, has_target,
+                tile == first_tile, plane, compare,
+            )  # fmt: skip
+            place_q = _place_and_counts(
+                x_q, top_q, targets, at_q, ints_q + plane + at, row, real_row,
+                columns, first_id, k, first_column, has_target,
+                tile == first_tile, plane, compare,
+            )  # fmt: skip
+        where_p = tl.where(top_p > largest_p, first_column + place_p.to(tl.int32) - 8192, where_p)
+        where_q = tl.where(top_q > largest_q, first_column + place_q.to(tl.int32) - 8192, where_q)
+        new_p, new_q = tl.maximum(largest_p, top_p), tl.maximum(largest_q, top_q)
+        c_p, c_q = tl.ceil(new_p * LOG2_E), tl.ceil(new_q * LOG2_E)
+        drop_p, drop_q = tl.ceil(largest_p * LOG2_E) - c_p, tl.ceil(largest_q * LOG2_E) - c_q
+        z_p, z_q = tl.fma(x_p, LOG2_E, -c_p[:, None]), tl.fma(x_q, LOG2_E, -c_q[:, None])
+        e_p, e_q = tl.exp2(z_p), tl.exp2(z_q)
+        apart = z_p - z_q
+        if has_bias_q:  # what p allows and q forbids is infinitely far; what p forbids counts nothing
+            apart = tl.where(x_q <= MASKED, float("inf"), apart)
+            terms = tl.where((e_p > 0.0) & (x_p > MASKED), e_p * apart, 0.0)
+        else:
+            terms = e_p * apart
+        moved_p, moved_q = tl.exp2(drop_p), tl.exp2(drop_q)
+        cross = tl.where(moved_p > 0.0, moved_p * (cross + (drop_p - drop_q) * total_p), 0.0) + tl.sum(terms, 1)
+        weighted_p = moved_p * (weighted_p + drop_p * total_p) + tl.sum(e_p * z_p, 1)
+        weighted_q = moved_q * (weighted_q + drop_q * total_q) + tl.sum(e_q * z_q, 1)
+        total_p = moved_p * total_p + tl.sum(e_p, 1)
+        total_q = moved_q * total_q + tl.sum(e_q, 1)
+        largest_p, largest_q = new_p, new_q
+    tl.store(floats_p + at, largest_p, mask=real_row)
+    tl.store(floats_p + plane + at, total_p, mask=real_row)
+    tl.store(floats_p + 2 * plane + at, weighted_p, mask=real_row)
+    tl.store(ints_p + at, where_p, mask=real_row)
+    tl.store(floats_q + at, largest_q, mask=real_row)
+    tl.store(floats_q + plane + at, total_q, mask=real_row)
+    tl.store(floats_q + 2 * plane + at, weighted_q, mask=real_row)
+    tl.store(ints_q + at, where_q, mask=real_row)
+    tl.store(crosses + at, cross, mask=real_row)
+    if one_target:
+        tl.store(ints_p + plane + at, before_p, mask=real_row)
+        tl.store(ints_q + plane + at, before_q, mask=real_row)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def join_spans(
+    floats,
+    ints,
+    largest_out,
+    total_out,
+    weighted_out,
+    where_out,
+    before_out,
+    rows,
+    spans,
+    first_id,
+    k,
+    block_rows: tl.constexpr,
+    block_spans: tl.constexpr,
+):
+    """Spans of a block of rows as one: in natural units, below the largest logit itself, as ``Partials`` has them."""
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    real_row = row < rows
+    plane = spans.to(tl.int64) * rows
+    index = tl.arange(0, block_spans)
+    best = tl.full((block_rows,), float("-inf"), tl.float32)
+    for begin in range(0, spans, block_spans):
+        real = ((begin + index) < spans)[:, None] & real_row[None, :]
+        at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+        best = tl.maximum(best, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
+    c = tl.ceil(best * LOG2_E)
+    total = tl.zeros((block_rows,), tl.float32)
+    weighted = tl.zeros((block_rows,), tl.float32)
+    where = tl.full((block_rows,), 2147483647, tl.int32)
+    for begin in range(0, spans, block_spans):
+        real = ((begin + index) < spans)[:, None] & real_row[None, :]
+        at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+        largest = tl.load(floats + at, mask=real, other=2.0 * MASKED)
+        own_total = tl.load(floats + plane + at, mask=real, other=0.0)
+        own_weighted = tl.load(floats + 2 * plane + at, mask=real, other=0.0)
+        own_where = tl.load(ints + at, mask=real, other=2147483647)
+        drop = tl.ceil(largest * LOG2_E) - c[None, :]
+        share = tl.exp2(drop)
+        total += tl.sum(share * own_total, 0)
+        weighted += tl.sum(share * (own_weighted + drop * own_total), 0)
+        where = tl.minimum(where, tl.min(tl.where(largest == best[None, :], own_where, 2147483647), 0))
+    # from below c to below the largest logit: z = x·log₂e - c, and x - largest = (z - z_top) / log₂e
+    top = tl.fma(best, LOG2_E, -c)
+    back = tl.exp2(-top)
+    weighted = back * (weighted - top * total) * LN_2
+    total = back * total
+    total = tl.where(total < 1.0, 1.0, total)  # the largest logit is in it; NaN stays
+    empty = best < -UNREAL
+    best = tl.where(best > UNREAL, float("nan"), best)
+    tl.store(largest_out + row, tl.where(empty, float("-inf"), best), mask=real_row)
+    tl.store(total_out + row, tl.where(empty, 0.0, total), mask=real_row)
+    tl.store(weighted_out + row, tl.where(empty, 0.0, weighted), mask=real_row)
+    tl.store(where_out + row, where.to(tl.int64) + first_id, mask=real_row)
+    for j in range(0, k):
+        before = tl.zeros((block_rows,), tl.int32)
+        for begin in range(0, spans, block_spans):
+            real = ((begin + index) < spans)[:, None] & real_row[None, :]
+            at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+            before += tl.sum(tl.load(ints + (1 + j) * plane + at, mask=real, other=0), 0)
+        tl.store(before_out + row.to(tl.int64) * k + j, before.to(tl.int64), mask=real_row)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def join_crosses(
+    floats_p,
+    floats_q,
+    crosses,
+    best_p,
+    best_q,
+    cross_out,
+    rows,
+    spans,
+    block_rows: tl.constexpr,
+    block_spans: tl.constexpr,
+):
+    """Cross sums of the spans as one, in natural units below both largest logits."""
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    real_row = row < rows
+    plane = spans.to(tl.int64) * rows
+    index = tl.arange(0, block_spans)
+    highest_p = tl.maximum(tl.load(best_p + row, mask=real_row, other=0.0), MASKED)
+    highest_q = tl.maximum(tl.load(best_q + row, mask=real_row, other=0.0), MASKED)
+    c_p, c_q = tl.ceil(highest_p * LOG2_E), tl.ceil(highest_q * LOG2_E)
+    cross = tl.zeros((block_rows,), tl.float32)
+    total = tl.zeros((block_rows,), tl.float32)
+    for begin in range(0, spans, block_spans):
+        real = ((begin + index) < spans)[:, None] & real_row[None, :]
+        at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+        drop_p = tl.ceil(tl.load(floats_p + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
+        drop_q = tl.ceil(tl.load(floats_q + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
+        own_total = tl.load(floats_p + plane + at, mask=real, other=0.0)
+        own_cross = tl.load(crosses + at, mask=real, other=0.0)
+        share = tl.exp2(drop_p)
+        moved = share * (own_cross + (drop_p - drop_q) * own_total)
+        cross += tl.sum(tl.where(share > 0.0, moved, 0.0), 0)
+        total += tl.sum(share * own_total, 0)
+    top_p, top_q = tl.fma(highest_p, LOG2_E, -c_p), tl.fma(highest_q, LOG2_E, -c_q)
+    cross = tl.exp2(-top_p) * (cross - (top_p - top_q) * total) * LN_2
+    tl.store(cross_out + row, cross, mask=real_row)

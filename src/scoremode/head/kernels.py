@@ -1,0 +1,205 @@
+"""Which code turns hidden states into scores: chosen by device, dtype and shape, and never trusted unseen.
+
+A kernel is used only after it agreed with the float64 definition on a probe, on this device, in this process. One that
+does not agree is passed over for a simpler one, and the result says so (``Choice.note``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from scoremode.errors import OptionError
+from scoremode.head.budget import check_kernel_name
+from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
+from scoremode.head.definition import Columns, define_logits
+from scoremode.head.divergence import Divergence, DivergencePartials, define_divergence, finish_divergence
+from scoremode.head.matrix import Head
+from scoremode.head.partials import Partials, finish
+
+
+class Reduce(Protocol):
+    def __call__(self, hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
+        """Partials of the head's slice for rows (n, d) with targets (n, k), and the targets' logits (n, k).
+
+        ``share`` is called for the targets' logits of this slice (-inf where a target lies elsewhere) and gives back
+        those of the whole vocabulary: ranks that score together call it equally often, for equally many rows.
+        """
+
+
+class Diverge(Protocol):
+    def __call__(
+        self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
+    ) -> tuple[DivergencePartials, Tensor, Tensor]:
+        """Partials of the same slice of two heads, and the targets' logits of p and of q."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One way of computing scores. All give the same answers, up to float32's last digits."""
+
+    name: str
+    reduce: Reduce
+    diverge: Diverge
+
+    def score(self, hidden: Tensor, head: Head, targets: Tensor) -> Columns:
+        """Columns of rows (n, d) for a head that is whole.
+
+        >>> head = Head(torch.eye(3), vocabulary=3)
+        >>> choose(head).kernel.score(torch.tensor([[0.0, 2.0, 0.0]]), head, torch.tensor([[1]])).rank.tolist()
+        [[1]]
+        """
+        return finish(*self.reduce(hidden, head, targets))
+
+    def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
+        """KL(p‖q) and both sides' columns, for two heads that are whole."""
+        return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel for a head, and what there is to say about it: why a faster one was passed over, or nothing."""
+
+    kernel: Kernel
+    note: str = ""
+
+
+def describe_kernel(choice: Choice | None) -> dict[str, str]:
+    """For a run's settings: which kernel, and the note if there is one."""
+    if choice is None:
+        return {"head_kernel": "logits"}  # the model gives them, a few rows at a time
+    return {"head_kernel": choice.kernel.name} | ({"head_kernel_note": choice.note} if choice.note else {})
+
+
+def choose(head: Head, forced: str | None = None) -> Choice:
+    """The fastest kernel for this head's device, dtype and shape that agrees with the definition.
+
+    ``forced`` names one of ``KERNELS``; where that one is not for this device, or does not agree, it is an error.
+    """
+    passed_over: list[str] = []
+    for name in _candidates(head, forced):
+        problem = _problem(name, _kind(head))
+        if problem is None:
+            return Choice(_kernel(name), "; ".join(passed_over))
+        passed_over.append(f"{name} passed over: {problem}")
+        if forced:
+            raise OptionError(f"--head-kernel {forced} cannot be used here: {problem}", fix="leave --head-kernel out")
+    raise AssertionError("the plain kernel is right everywhere")
+
+
+SMALL_VOCABULARY = 2048  # below this a fused kernel has too few tiles to keep a GPU busy
+
+
+def _candidates(head: Head, forced: str | None) -> tuple[str, ...]:
+    """Names in the order of preference."""
+    check_kernel_name(forced)
+    device, dtype = head.weight.device.type, head.weight.dtype
+    half = dtype in (torch.bfloat16, torch.float16)
+    possible: tuple[str, ...] = ("plain",)
+    preferred: tuple[str, ...] = ("plain",)
+    if device == "cpu":
+        possible = preferred = ("blocked", "plain")
+    elif device == "cuda" and (half or dtype == torch.float32):
+        possible = ("fused", "rows", "plain")
+        # float32 products run outside of the matrix units: the library's are much faster than Triton's
+        suits = half and head.weight.shape[0] >= SMALL_VOCABULARY and head.weight.stride(-1) == 1
+        preferred = possible if suits else ("rows", "plain")
+    if forced is None:
+        return preferred
+    if forced not in possible:
+        where = f"{device} with {str(dtype).removeprefix('torch.')} weights"
+        raise OptionError(f"--head-kernel {forced} is not for {where}", fix=f"give one of {', '.join(possible)}")
+    return (forced,)
+
+
+@lru_cache
+def _kernel(name: str) -> Kernel:
+    if name == "fused":
+        from scoremode.head.fused import diverge_fused, reduce_fused
+
+        return Kernel(name, reduce_fused, diverge_fused)
+    if name == "blocked":
+        from scoremode.head.blocked import diverge_blocked, reduce_blocked
+
+        return Kernel(name, reduce_blocked, diverge_blocked)
+    one_pass = name == "rows"
+    return Kernel(name, partial(reduce_in_chunks, one_pass=one_pass), partial(diverge_in_chunks, one_pass=one_pass))
+
+
+# ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a kernel is compiled for: heads of one kind run the same code."""
+
+    device: torch.device
+    dtype: torch.dtype
+    has_bias: bool
+    has_scale: bool
+    softcap: float | None
+    aligned: bool  # rows start at multiples of 16 bytes
+
+
+def _kind(head: Head) -> Kind:
+    weight = head.weight
+    aligned = weight.stride(0) * weight.element_size() % 16 == 0 and weight.data_ptr() % 16 == 0
+    return Kind(weight.device, weight.dtype, head.bias is not None, head.scale != 1.0, head.softcap, aligned)
+
+
+PROBE_ROWS, PROBE_VOCABULARY = 37, 5003
+PROBE_NATS = 1e-4
+
+
+@lru_cache
+@torch.inference_mode()
+def _problem(name: str, kind: Kind) -> str | None:
+    """What is wrong with a kernel on this kind of head, in a few words; None where it agrees with the definition."""
+    try:
+        kernel = _kernel(name)
+        hidden, head, targets = probe(kind, seed=1)
+        other_hidden, other_head, _ = probe(kind, seed=2)
+        ours = kernel.score(hidden, head, targets)
+        divergence = kernel.divergence(hidden, head, other_hidden, other_head, targets)
+    except Exception as error:  # no Triton, one that does not know this device, a compiler that is not there…
+        reason = str(error).strip().split("\n")[0][:160]
+        return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+    truth = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets)
+    gaps = [float((divergence.kl - truth.kl).abs().max())]
+    sides = ((ours, truth.p), (divergence.p, truth.p), (divergence.q, truth.q))
+    for found, true in sides:
+        gaps += [float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy")]
+    if not all(gap < PROBE_NATS for gap in gaps):  # NaN too
+        return f"off by {max(gaps, key=lambda gap: (gap != gap, gap)):.2g} nats on the probe"  # noqa: PLR0124
+    exact = kind.softcap is None  # logits of the probe are then exact in float32, ties included
+    if exact and not all(torch.equal(a.rank, b.rank) and torch.equal(a.top, b.top) for a, b in sides):
+        return "wrong ranks on the probe"
+    return None
+
+
+def _defined(hidden: Tensor, head: Head) -> Tensor:
+    bias = None if head.bias is None else head.bias[: head.vocabulary]
+    return define_logits(hidden, head.weight[: head.vocabulary], bias, head.scale, head.softcap)
+
+
+def probe(kind: Kind, seed: int) -> tuple[Tensor, Head, Tensor]:
+    """Hidden states, a head and targets of small whole numbers: products are exact, and many logits are equal."""
+    random = torch.Generator().manual_seed(seed)
+    depth = 64 if kind.aligned else 61
+
+    def whole(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=random).float()
+
+    bias = whole(PROBE_VOCABULARY) if kind.has_bias else None
+    head = Head(
+        (whole(PROBE_VOCABULARY, depth) / 4).to(kind.device, kind.dtype),
+        PROBE_VOCABULARY - 3,  # the last rows are padding
+        None if bias is None else bias.to(kind.device),
+        0.5 if kind.has_scale else 1.0,
+        kind.softcap,
+    )
+    targets = torch.randint(0, PROBE_VOCABULARY - 3, (PROBE_ROWS, 1), generator=random)
+    targets[0] = PROBE_VOCABULARY - 4
+    return whole(PROBE_ROWS, depth).to(kind.device, kind.dtype), head, targets.to(kind.device)

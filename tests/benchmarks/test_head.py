@@ -1,0 +1,81 @@
+"""The benchmark of the head runs anywhere, on a shape that takes no time, and says what it measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "head.py"
+TINY = ("--device", "cpu", "--rows", "70", "--repeats", "2")
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def printed() -> tuple[dict[str, Any], str]:
+    done = run(*TINY, "--shapes", "32:1500", "--only", "naive,liger,scoremode,scoremode KL", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_the_document_says_where_and_how_it_was_measured(printed: tuple[dict[str, Any], str]) -> None:
+    document, _ = printed
+    assert document["hardware"]
+    assert document["versions"].keys() >= {"torch", "triton", "liger-kernel", "cut-cross-entropy"}
+    assert (document["dtype"], document["hidden_rows"]) == ("float32", 70)
+
+
+def test_a_row_for_each_implementation_that_runs(printed: tuple[dict[str, Any], str]) -> None:
+    rows = {row["implementation"]: row for row in printed[0]["rows"]}
+    assert list(rows) == ["matmul", "naive", "scoremode", "scoremode KL"]
+    for row in rows.values():
+        assert row["shape"] == "D32 V1500"
+        assert row["milliseconds"] > 0
+        assert row["peak_mib"] >= 0
+        assert row["columns"]
+        assert row["x_matmul"] == pytest.approx(row["milliseconds"] / rows["matmul"]["milliseconds"])
+    assert rows["matmul"]["max_error"] is None
+    assert rows["naive"]["max_error"] < 1e-4
+    assert rows["scoremode"]["max_error"] < 1e-4
+    assert rows["scoremode KL"]["max_error"] < 1e-6
+
+
+def test_what_cannot_run_is_skipped_with_its_reason(printed: tuple[dict[str, Any], str]) -> None:
+    document, table = printed
+    assert document["skipped"] == [
+        {"implementation": "liger", "shape": "D32 V1500", "reason": "its kernels need a GPU"}
+    ]
+    assert "skipped: its kernels need a GPU" in table
+
+
+def test_a_name_that_is_not_known_is_refused() -> None:
+    done = run(*TINY, "--only", "nonsense")
+    assert done.returncode != 0
+    assert "nonsense is not known" in done.stderr
+
+
+def test_a_plot_is_drawn_from_a_saved_document(tmp_path: Path) -> None:
+    middle = {"rows": 512, "vocabulary": 49152, "width": 576}
+    points = [
+        {"axis": axis, **middle, axis: middle[axis] * factor, "matmul_ms": 1.5 * factor, "scoremode_ms": 1.8 * factor}
+        for axis in middle
+        for factor in (1, 2, 4)
+    ]
+    document = {"hardware": "a <machine>", "versions": {"torch": "2.13"}, "dtype": "float32", "scaling": points}
+    saved, drawn = tmp_path / "head.json", tmp_path / "head.svg"
+    saved.write_text(json.dumps(document), encoding="utf-8")
+    done = run("--from", str(saved), "--plot", str(drawn))
+    assert done.returncode == 0, done.stderr
+    picture = ElementTree.fromstring(drawn.read_text(encoding="utf-8"))
+    assert len(picture.findall(".//{*}circle")) == 2 * len(points) + 2  # two marks a point, two in the legend
+    words = [x.text for x in picture.findall(".//{*}text")]
+    assert "scoremode" in words
+    assert "a <machine>, torch 2.13, float32" in words

@@ -1,0 +1,297 @@
+"""The CPU path of the head against the definition: odd shapes, ties, shards, extreme logits, every dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from scoremode.head import blocked
+from scoremode.head.blocked import reduce_blocked
+from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.matrix import Head
+from scoremode.head.partials import combine, finish
+
+
+@pytest.fixture(params=["as it is", "tiny blocks"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything a second time with blocks so small that every shape has several, of rows and of columns."""
+    if request.param == "tiny blocks":
+        monkeypatch.setattr(blocked, "CHUNK", 16)
+        monkeypatch.setattr(blocked, "COLUMNS", 160)
+        monkeypatch.setattr(blocked, "ROWS", 13)
+
+
+def draw(n: int, d: int, v: int, k: int, spread: float = 3.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n * 1000 + d * 100 + v + k)
+    hidden = torch.randn(n, d, generator=generator)
+    weight = torch.randn(v, d, generator=generator) * spread / math.sqrt(d)
+    return hidden, weight, torch.randint(0, v, (n, k), generator=generator)
+
+
+def score(hidden: Tensor, head: Head, targets: Tensor) -> Columns:
+    return finish(*reduce_blocked(hidden, head, targets))
+
+
+@dataclass
+class Recorder:
+    """A ``Share`` that keeps what it was asked, and answers with what it was given."""
+
+    calls: list[Tensor]
+    answers: Iterator[Tensor] | None = None
+
+    def __call__(self, at_target: Tensor) -> Tensor:
+        self.calls.append(at_target.clone())
+        return at_target if self.answers is None else next(self.answers)
+
+
+def score_shards(hidden: Tensor, head: Head, targets: Tensor, cuts: list[int]) -> Columns:
+    """As ranks would: each has a slice of the rows of the matrix; the targets' logits are exchanged first."""
+    shards = [
+        Head(head.weight[a:b], b - a, None if head.bias is None else head.bias[a:b], head.scale, head.softcap, a)
+        for a, b in pairwise([0, *cuts, head.vocabulary])
+    ]
+    asked: list[list[Tensor]] = [[] for _ in shards]
+    for shard, calls in zip(shards, asked, strict=True):
+        reduce_blocked(hidden, shard, targets, Recorder(calls))
+    assert len({tuple(len(at) for at in calls) for calls in asked}) == 1, "ranks must exchange equally often"
+    everywhere = [torch.stack(call).amax(0) for call in zip(*asked, strict=True)]
+    parts = []
+    for shard in shards:
+        part, at_target = reduce_blocked(hidden, shard, targets, Recorder([], iter(everywhere)))
+        assert torch.equal(at_target, torch.cat(everywhere))
+        parts.append(part)
+    return finish(combine(parts), torch.cat(everywhere))
+
+
+def assert_same(ours: Columns, truth: Columns, tolerance: float = 2e-5) -> None:
+    """Ranks and first choices exactly, the rest within the tolerance, in nats; infinite where the truth is."""
+    for name in ("logprob", "entropy", "top_logprob"):
+        torch.testing.assert_close(getattr(ours, name).double(), getattr(truth, name), atol=tolerance, rtol=0)
+    assert torch.equal(ours.rank, truth.rank)
+    assert torch.equal(ours.top, truth.top)
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("v", [1, 2, 3, 257, 1003, 2049])
+@pytest.mark.parametrize("n", [0, 1, 5, 33])
+@pytest.mark.parametrize("k", [1, 3, 9])
+def test_every_shape_answers_to_the_definition(n: int, v: int, k: int) -> None:
+    """Hidden states and weights of few bits: every sum is exact in float32, so that ranks must be exact too."""
+    hidden, weight, targets = draw(n, 17, v, k)
+    hidden, weight = (hidden * 8).round() / 8, (weight * 16).round() / 16
+    assert_same(score(hidden, Head(weight, v), targets), define_columns(define_logits(hidden, weight), targets))
+
+
+@pytest.mark.usefixtures("sizes")
+def test_no_worse_than_the_naive_float32_computation_on_any_element() -> None:
+    """Slack: one unit in the last place of the largest number that either has to round, |logit| + |log Σ|."""
+    hidden, weight, targets = draw(65, 97, 2053, 3, spread=6.0)
+    x = define_logits(hidden, weight)
+    truth = define_columns(x, targets)
+    naive = torch.log_softmax(hidden @ weight.T, dim=-1).gather(1, targets)
+    ours = score(hidden, Head(weight, len(weight)), targets).logprob
+    size = x.gather(1, targets).abs() + torch.logsumexp(x, 1).abs()[:, None]
+    slack = 4 * torch.finfo(torch.float32).eps * size
+    assert ((ours - truth.logprob).abs() <= (naive - truth.logprob).abs() + slack).all()
+    assert (ours - truth.logprob).abs().max() <= 1.5 * (naive - truth.logprob).abs().max()
+
+
+@pytest.mark.usefixtures("sizes")
+def test_bias_scale_cap_and_padding() -> None:
+    hidden, weight, targets = draw(19, 21, 300, 2)
+    bias = torch.linspace(-2, 2, 300)
+    weight[271:] = 100.0  # padding that would win everything
+    head = Head(weight, 271, bias, scale=0.7, softcap=5.0)
+    truth = define_columns(define_logits(hidden, weight[:271], bias[:271], 0.7, 5.0), targets % 271)
+    assert_same(score(hidden, head, targets % 271), truth)
+    assert not torch.allclose(score(hidden, Head(weight, 271), targets % 271).logprob.double(), truth.logprob, atol=0.1)
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_any_dtype(dtype: torch.dtype) -> None:
+    hidden, weight, targets = draw(31, 64, 1501, 1)
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    truth = define_columns(define_logits(hidden, weight), targets)
+    ours = score(hidden, Head(weight, 1501), targets)
+    assert (ours.logprob - truth.logprob).abs().max() < 2e-5
+    assert (ours.entropy - truth.entropy).abs().max() < 2e-5
+    assert (ours.rank == truth.rank).float().mean() > 0.95  # two logits may be closer than float32 tells apart
+    if dtype != torch.float64:
+        rounded = define_columns((hidden.float() @ weight.float().T).to(dtype), targets)
+        assert (rounded.logprob - truth.logprob).abs().max() > 1e-3, "the check would not see a rounded head"
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("fill", [1e4, -1e4, 0.0])
+def test_equal_logits_of_any_size_rank_by_id(fill: float) -> None:
+    v = 701
+    head = Head(torch.zeros(v, 3), v, bias=torch.full((v,), fill))
+    targets = torch.tensor([[0, 350], [700, 1]])
+    ours = score(torch.ones(2, 3), head, targets)
+    assert_same(ours, define_columns(torch.full((2, v), fill), targets), 2e-6)
+    assert ours.rank.tolist() == [[1, 351], [701, 2]]
+    assert ours.top.tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("sizes")
+def test_a_spread_of_twenty_thousand() -> None:
+    v = 601
+    bias = torch.linspace(-1e4, 1e4, v)
+    targets = torch.tensor([[0], [600], [300]])
+    ours = score(torch.ones(3, 2), Head(torch.zeros(v, 2), v, bias), targets)
+    assert_same(ours, define_columns(bias.expand(3, v), targets), 2e-3)  # ulp(2e4)
+    assert ours.rank.tolist() == [[601], [1], [301]]
+
+
+@pytest.mark.usefixtures("sizes")
+def test_minus_infinity_counts_nothing() -> None:
+    """A third of the ids cannot come; one row is left with a single id, and one with two equal ones."""
+    v = 600
+    cases = []
+    thirds = torch.randn(v, generator=torch.Generator().manual_seed(0))
+    thirds[::3] = -math.inf
+    thirds[: v // 2] = -math.inf  # whole blocks of nothing, at the beginning
+    cases.append((thirds, [599, 301, 0]))
+    one = torch.full((v,), -math.inf)
+    one[599] = 1.0
+    cases.append((one, [599, 0, 7]))
+    two = torch.full((v,), -math.inf)
+    two[:2] = 5.0
+    cases.append((two, [1, 0, 599]))
+    for bias, wanted in cases:
+        targets = torch.tensor([wanted])
+        ours = score(torch.ones(1, 2), Head(torch.zeros(v, 2), v, bias), targets)
+        truth = define_columns(bias[None], targets)
+        assert_same(ours, truth, 2e-6)
+        shards = score_shards(torch.ones(1, 2), Head(torch.zeros(v, 2), v, bias), targets, [200, 200, 590])
+        assert_same(shards, truth, 2e-6)
+    assert ours.entropy.item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.usefixtures("sizes")
+def test_nan_stays_nan_in_its_row_only() -> None:
+    hidden, weight, targets = draw(9, 5, 300, 2)
+    hidden[4, 2] = math.nan
+    ours = score(hidden, Head(weight, 300), targets)
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    for column in (ours.logprob, ours.entropy, ours.top_logprob):
+        assert column[4].isnan().all()
+        assert not column[others].isnan().any()
+    assert int(ours.top[4]) in range(300)
+    weight[7, 1] = math.nan
+    assert score(hidden, Head(weight, 300), targets).logprob.isnan().all()
+
+
+@pytest.mark.usefixtures("sizes")
+@pytest.mark.parametrize("d", [5, 64, 1025])
+def test_equal_weights_are_ties_wherever_they_lie(d: int) -> None:
+    """Three ids share their weights, in blocks far apart: the kernel must give all of them the very same logit."""
+    v = 5003
+    hidden, weight, _ = draw(40, d, v, 1)
+    same = [17, 2500, 5002]
+    weight[same] = 4 * weight[17]
+    targets = torch.tensor([same]).expand(40, 3)
+    ours = score(hidden, Head(weight, v), targets)
+    assert (ours.logprob == ours.logprob[:, :1]).all()
+    assert torch.equal(ours.rank[:, 1], ours.rank[:, 0] + 1)
+    assert torch.equal(ours.rank[:, 2], ours.rank[:, 0] + 2)
+    assert torch.equal(ours.rank[:, 0] == 1, ours.top == 17)
+    assert (ours.top == 17).any()
+
+
+def test_ties_hold_for_shapes_that_the_kernel_cuts_along_the_depth() -> None:
+    """512 rows at depth 1,024: where MKL adds up in another order for another shape."""
+    v = 6007
+    hidden, weight, _ = draw(512, 1024, v, 1)
+    weight[6006] = weight[2900] = weight[1]
+    targets = torch.tensor([[1], [2900], [6006]]).repeat(171, 1)[:512]
+    whole = torch.tensor([[1, 2900, 6006]]).expand(512, 3)
+    once, thrice = score(hidden, Head(weight, v), targets), score(hidden, Head(weight, v), whole)
+    assert torch.equal(thrice.rank, thrice.rank[:, :1] + torch.tensor([[0, 1, 2]]))
+    apart = (define_columns(define_logits(hidden, weight), targets).rank - once.rank).abs()
+    assert (apart == 0).float().mean() > 0.98  # neighbours closer than float32 tells apart
+    assert apart.max() <= 2
+
+
+@pytest.mark.usefixtures("sizes")
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_cut_into_shards_gives_the_definition(data: st.DataObject) -> None:
+    """Logits are small whole numbers, so that ties abound and every bit is known; targets lie at the edges too."""
+    v, n, k = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 9)), data.draw(st.integers(1, 4))
+    cuts = sorted(data.draw(st.lists(st.integers(0, v), max_size=4)))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 30)))
+    hidden = torch.randint(-1, 2, (n, 3), generator=generator).float()
+    weight = torch.randint(-2, 3, (v, 3), generator=generator).float()
+    edges = [e for c in [0, *cuts, v] for e in (c - 1, c) if 0 <= e < v]
+    ids = data.draw(st.lists(st.sampled_from([*edges, *range(v)]), min_size=n * k, max_size=n * k))
+    targets = torch.tensor(ids, dtype=torch.int64).view(n, k)
+    truth = define_columns(define_logits(hidden, weight), targets)
+    head = Head(weight, v)
+    assert_same(score_shards(hidden, head, targets, cuts), truth, 2e-6)
+    assert_same(score(hidden, head, targets), truth, 2e-6)
+
+
+def test_an_empty_slice_still_takes_part_in_the_exchange() -> None:
+    called: list[tuple[int, ...]] = []
+
+    def share(at: Tensor) -> Tensor:
+        called.append(tuple(at.shape))
+        assert at.isneginf().all()
+        return at + 1
+
+    hidden, weight, targets = draw(1030, 4, 8, 2)
+    part, _ = reduce_blocked(hidden, Head(weight, 0, first_id=100), targets, share)
+    assert called == [(344, 2), (344, 2), (342, 2)]
+    assert part.largest.isneginf().all()
+    assert not part.total.any()
+    assert not part.before.any()
+    called.clear()
+    reduce_blocked(hidden[:0], Head(weight, 8, first_id=100), targets[:0], share)
+    assert called == [(0, 2)]
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    hidden, weight, targets = draw(70, 48, 3001, 2)
+    head = Head(weight, 3001)
+    first = score(hidden, head, targets)
+    score(hidden[:3], Head(weight[:100], 100), targets[:3] % 100)  # leaves other numbers in the workspace
+    again = score(hidden, head, targets)
+    assert torch.equal(first.logprob, again.logprob)
+    assert torch.equal(first.entropy, again.entropy)
+    assert torch.equal(first.rank, again.rank)
+
+
+def test_neither_the_inputs_nor_earlier_results_are_overwritten() -> None:
+    hidden, weight, targets = draw(33, 8, 999, 1)
+    before = hidden.clone(), weight.clone(), targets.clone()
+    part, at_target = reduce_blocked(hidden, Head(weight, 999), targets)
+    kept = [getattr(part, name).clone() for name in type(part).__slots__]
+    reduce_blocked(-hidden, Head(weight, 999), targets)
+    assert all(torch.equal(a, b) for a, b in zip(before, (hidden, weight, targets), strict=True))
+    assert all(torch.equal(a, getattr(part, n)) for a, n in zip(kept, type(part).__slots__, strict=True))
+    assert torch.equal(at_target, reduce_blocked(hidden, Head(weight, 999), targets)[1])
+
+
+@pytest.mark.parametrize(("n", "d", "v", "k"), [(600, 576, 49152, 1), (300, 2048, 20011, 9), (64, 4096, 9000, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_workspace_stays_below_32_mib(n: int, d: int, v: int, k: int, dtype: torch.dtype) -> None:
+    """By the plan: what the buffers take, without running the product."""
+    targets = torch.zeros(n, k, dtype=torch.int64)
+    head = Head(torch.empty(v, d, dtype=dtype, device="meta"), v)
+    rows = next(iter(blocked._row_blocks(targets, blocked.ROWS)))
+    plan = blocked._plan(targets[rows], head, d, blocked.BLOCK, blocked.ASIDE)
+    m = len(targets[rows])
+    product = scratch = m * plan.columns
+    numbers = product + scratch + m * k * plan.columns + plan.columns * d + m * d + m * plan.chunk
+    assert 4 * numbers < 32 << 20
+    assert len(plan.blocks) * plan.columns < 1.1 * (v + m * k), "more is repeated than need be"

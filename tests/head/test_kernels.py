@@ -1,0 +1,304 @@
+"""Which kernel is chosen, what is said about it, and that none is trusted unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from scoremode.engines.base import EngineOptions
+from scoremode.engines.transformers import TransformersEngine
+from scoremode.errors import OptionError
+from scoremode.head import kernels
+from scoremode.head.chunked import Share, keep_own
+from scoremode.head.definition import define_columns, define_logits
+from scoremode.head.kernels import Choice, Kernel, Kind, choose, describe_kernel, probe
+from scoremode.head.matrix import Head
+from scoremode.head.partials import Partials
+from scoremode.models import inspect
+from scoremode.types import Answers, Window, WindowList
+from tests.makers import VOCABULARY, make_family
+
+PLAIN = Head(torch.zeros(7, 4), vocabulary=7)
+
+
+class Elsewhere:
+    """Stands for a weight on another device, as far as the order of preference looks at it."""
+
+    def __init__(self, device: str, dtype: torch.dtype, rows: int) -> None:
+        self.device, self.dtype, self.shape = torch.device(device), dtype, (rows, 8)
+
+
+def candidates(device: str, dtype: torch.dtype, rows: int = 50000, forced: str | None = None) -> tuple[str, ...]:
+    weight: Any = Elsewhere(device, dtype, rows)
+    return kernels._candidates(Head(weight, rows), forced)
+
+
+@pytest.fixture
+def unprobed() -> Iterator[None]:
+    """Probes of other tests are forgotten, and those of this test afterwards."""
+    kernels._problem.cache_clear()
+    yield
+    kernels._problem.cache_clear()
+
+
+# ── the order of preference ──────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_blocked_is_preferred_on_a_cpu(dtype: torch.dtype) -> None:
+    assert candidates("cpu", dtype) == ("blocked", "plain")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_blocked_is_chosen_on_a_cpu_and_nothing_is_to_be_said(dtype: torch.dtype) -> None:
+    choice = choose(Head(torch.zeros(7, 4, dtype=dtype), vocabulary=7))
+    assert (choice.kernel.name, choice.note) == ("blocked", "")
+
+
+def test_order_on_a_gpu() -> None:
+    """float32 products do not run on the matrix units, and a small vocabulary has too few tiles."""
+    assert candidates("cuda", torch.bfloat16) == ("fused", "rows", "plain")
+    assert candidates("cuda", torch.float16) == ("fused", "rows", "plain")
+    assert candidates("cuda", torch.bfloat16, rows=kernels.SMALL_VOCABULARY) == ("fused", "rows", "plain")
+    assert candidates("cuda", torch.bfloat16, rows=kernels.SMALL_VOCABULARY - 1) == ("rows", "plain")
+    assert candidates("cuda", torch.float32) == ("rows", "plain")
+    assert candidates("cuda", torch.float64) == ("plain",)
+
+
+def test_other_devices_get_the_plain_kernel() -> None:
+    assert candidates("mps", torch.bfloat16) == candidates("xpu", torch.float32) == ("plain",)
+
+
+# ── names that are forced ────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("name", ["blocked", "plain"])
+def test_a_forced_kernel_is_used(name: str) -> None:
+    choice = choose(PLAIN, name)
+    assert (choice.kernel.name, choice.note) == (name, "")
+
+
+def test_fused_may_be_forced_where_it_is_not_preferred() -> None:
+    assert candidates("cuda", torch.float32, forced="fused") == ("fused",)
+    assert candidates("cuda", torch.bfloat16, rows=5, forced="fused") == ("fused",)
+    assert candidates("cuda", torch.bfloat16, forced="plain") == ("plain",)
+
+
+@pytest.mark.parametrize("name", ["fastest", "", "Blocked", "blocked "])
+def test_an_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(OptionError) as refusal:
+        choose(PLAIN, name)
+    assert str(refusal.value) == f"--head-kernel {name} is not known; give one of fused, rows, blocked, plain"
+
+
+@pytest.mark.parametrize("name", ["fused", "rows"])
+def test_a_gpus_kernel_is_refused_on_a_cpu(name: str) -> None:
+    with pytest.raises(OptionError) as refusal:
+        choose(PLAIN, name)
+    assert str(refusal.value) == f"--head-kernel {name} is not for cpu with float32 weights; give one of blocked, plain"
+
+
+def test_other_refusals_name_device_and_dtype() -> None:
+    with pytest.raises(OptionError) as on_a_gpu:
+        candidates("cuda", torch.bfloat16, forced="blocked")
+    assert str(on_a_gpu.value) == (
+        "--head-kernel blocked is not for cuda with bfloat16 weights; give one of fused, rows, plain"
+    )
+    with pytest.raises(OptionError) as in_float64:
+        candidates("cuda", torch.float64, forced="fused")
+    assert str(in_float64.value) == "--head-kernel fused is not for cuda with float64 weights; give one of plain"
+
+
+# ── kernels that do not agree ────────────────────────────────────────────────────────────────────────────────────────
+def replace_blocked(monkeypatch: pytest.MonkeyPatch, spoilt: Kernel) -> None:
+    honest = kernels._kernel
+    monkeypatch.setattr(kernels, "_kernel", lambda name: spoilt if name == "blocked" else honest(name))
+
+
+def off_by(nats: float) -> Kernel:
+    """The plain kernel, whose targets' logits are off."""
+    plain = kernels._kernel("plain")
+
+    def reduce(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
+        part, at_target = plain.reduce(hidden, head, targets, share)
+        return part, at_target + nats
+
+    return Kernel("blocked", reduce, plain.diverge)
+
+
+def misranking() -> Kernel:
+    """The plain kernel, but ties go to the higher id."""
+    plain = kernels._kernel("plain")
+
+    def reduce(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
+        part, at_target = plain.reduce(hidden, head, targets, share)
+        above = (head.logits(hidden)[:, None] > at_target[:, :, None]).sum(-1)
+        return replace(part, before=above), at_target
+
+    return Kernel("blocked", reduce, plain.diverge)
+
+
+def diverging_by(nats: float) -> Kernel:
+    plain = kernels._kernel("plain")
+
+    def diverge(*sides: Any, **options: Any) -> Any:
+        part, at_p, at_q = plain.diverge(*sides, **options)
+        return replace(part, cross=part.cross + nats * part.p.total), at_p, at_q
+
+    return Kernel("blocked", plain.reduce, diverge)
+
+
+def raising(message: str) -> Kernel:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(message)
+
+    return Kernel("blocked", fail, fail)
+
+
+BROKEN: dict[str, tuple[Callable[[], Kernel], str]] = {
+    "off by 0.01 nats": (lambda: off_by(1e-2), "off by 0.01 nats on the probe"),
+    "not a number": (lambda: off_by(float("nan")), "off by nan nats on the probe"),
+    "a divergence that is off": (lambda: diverging_by(1e-2), "off by 0.01 nats on the probe"),
+    "ties the wrong way": (misranking, "wrong ranks on the probe"),
+    "raises": (lambda: raising("no compiler here\nand a second line"), "RuntimeError: no compiler here"),
+    "raises without a word": (lambda: raising(""), "RuntimeError"),
+}
+
+
+@pytest.mark.usefixtures("unprobed")
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_kernel_that_disagrees_is_passed_over_and_the_note_says_so(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    make, problem = BROKEN[how]
+    replace_blocked(monkeypatch, make())
+    choice = choose(PLAIN)
+    assert (choice.kernel.name, choice.note) == ("plain", f"blocked passed over: {problem}")
+    assert describe_kernel(choice) == {"head_kernel": "plain", "head_kernel_note": f"blocked passed over: {problem}"}
+
+
+@pytest.mark.usefixtures("unprobed")
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_kernel_that_disagrees_is_refused_when_forced(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    make, problem = BROKEN[how]
+    replace_blocked(monkeypatch, make())
+    with pytest.raises(OptionError) as refusal:
+        choose(PLAIN, "blocked")
+    expected = f"--head-kernel blocked cannot be used here: {problem}; leave --head-kernel out"
+    assert str(refusal.value) == expected
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_a_small_disagreement_is_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_blocked(monkeypatch, off_by(1e-5))
+    assert choose(PLAIN).kernel.name == "blocked"
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Kind] = []
+    honest = kernels.probe
+
+    def note(kind: Kind, seed: int) -> Any:
+        asked.append(kind)
+        return honest(kind, seed)
+
+    monkeypatch.setattr(kernels, "probe", note)
+    choose(PLAIN)
+    choose(replace(PLAIN, weight=torch.ones(9, 4), vocabulary=9))
+    assert len(asked) == 2  # one problem, two sides
+    choose(replace(PLAIN, softcap=3.0))
+    assert len(asked) == 4
+    assert asked[2] == replace(asked[0], softcap=3.0)
+
+
+# ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("shaped", [False, True])
+def test_the_probe_is_exact_and_has_ties(dtype: torch.dtype, aligned: bool, shaped: bool) -> None:
+    """Logits are the same in float32, in any order of adding, as in float64: a rank that differs is a mistake."""
+    kind = Kind(torch.device("cpu"), dtype, shaped, shaped, None, aligned)
+    hidden, head, targets = probe(kind, seed=1)
+    assert kernels._kind(head) == kind
+    bias = None if head.bias is None else head.bias[: head.vocabulary]
+    logits = define_logits(hidden, head.weight[: head.vocabulary], bias, head.scale, head.softcap)
+    assert torch.equal(logits.float().double(), logits)
+    assert torch.equal(logits * 8, (logits * 8).round())
+    assert float(logits.abs().max()) < 2**15  # eighths of that are whole multiples within float32's 24 bits
+    assert head.vocabulary < head.weight.shape[0]
+    assert int(targets.max()) == head.vocabulary - 1
+    equal = (logits == logits.gather(1, targets)).sum(1)
+    assert bool((equal > 1).all()), "every target is tied with another id"
+    by_id = define_columns(logits, targets).rank[:, 0]
+    assert bool((by_id > 1 + (logits > logits.gather(1, targets)).sum(1)).any()), "ties decide some rank"
+
+
+def test_probes_of_another_seed_differ() -> None:
+    kind = Kind(torch.device("cpu"), torch.float32, True, False, None, True)
+    (hidden, head, _), (other_hidden, other_head, _) = probe(kind, 1), probe(kind, 2)
+    assert not torch.equal(hidden, other_hidden)
+    assert not torch.equal(head.weight, other_head.weight)
+
+
+# ── what a run records ───────────────────────────────────────────────────────────────────────────────────────────────
+def test_what_is_recorded_about_a_choice() -> None:
+    assert describe_kernel(None) == {"head_kernel": "logits"}
+    assert describe_kernel(Choice(kernels._kernel("plain"))) == {"head_kernel": "plain"}
+    assert describe_kernel(Choice(kernels._kernel("plain"), "why")) == {
+        "head_kernel": "plain",
+        "head_kernel_note": "why",
+    }
+
+
+def engine_for(folder: Path, **options: Any) -> TransformersEngine:
+    return TransformersEngine.load(inspect(str(folder)), EngineOptions(device="cpu", **options))
+
+
+def answers_of(engine: TransformersEngine) -> Answers:
+    ids = np.random.default_rng(0).integers(2, VOCABULARY, 60).astype(np.int32)
+    window = Window(ids, np.arange(59, dtype=np.int32), ids[1:, None])
+    ((_, answers),) = engine.score(WindowList((window,)), np.zeros(1, np.bool_))
+    return answers
+
+
+def test_an_engine_records_its_kernel_and_the_plain_one_gives_the_same_scores(tiny: Path) -> None:
+    engine, plain = engine_for(tiny), engine_for(tiny, head_kernel="plain")
+    assert engine.facts.settings["head_kernel"] == "blocked"
+    assert plain.facts.settings["head_kernel"] == "plain"
+    assert "head_kernel_note" not in engine.facts.settings
+    ours, theirs = answers_of(engine), answers_of(plain)
+    assert np.ptp(ours.logprob) > 1  # of a model that has preferences
+    for name in ("logprob", "entropy", "top_logprob"):
+        assert np.abs(getattr(ours, name) - getattr(theirs, name)).max() < 1e-5, name
+    assert np.array_equal(ours.rank, theirs.rank)
+    assert np.array_equal(ours.top, theirs.top)
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_an_engine_records_why_a_kernel_was_passed_over(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_blocked(monkeypatch, off_by(1e-2))
+    settings = engine_for(tiny).facts.settings
+    assert settings["head_kernel"] == "plain"
+    assert settings["head_kernel_note"] == "blocked passed over: off by 0.01 nats on the probe"
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite", "phi"])
+def test_capped_scaled_and_biased_heads_take_the_same_kernel(family: str) -> None:
+    assert TransformersEngine(make_family(family)).facts.settings["head_kernel"] == "blocked"
+
+
+def test_fused_is_refused_on_a_cpu_in_one_line(tiny: Path) -> None:
+    with pytest.raises(OptionError) as refusal:
+        engine_for(tiny, head_kernel="fused")
+    assert str(refusal.value) == "--head-kernel fused is not for cpu with float32 weights; give one of blocked, plain"
+
+
+def test_as_served_uses_the_models_logits_and_no_kernel(tiny: Path) -> None:
+    engine = engine_for(tiny, head="as-served")
+    assert engine.facts.settings["head_kernel"] == "logits"
+    with pytest.raises(OptionError) as refusal:
+        engine_for(tiny, head="as-served", head_kernel="plain")
+    assert str(refusal.value) == "--head-kernel plain: the model's own logits are used; leave --head-kernel out"
