@@ -34,6 +34,9 @@ class Elsewhere:
     def __init__(self, device: str, dtype: torch.dtype, rows: int) -> None:
         self.device, self.dtype, self.shape = torch.device(device), dtype, (rows, 8)
 
+    def stride(self, dimension: int) -> int:
+        return (8, 1)[dimension]
+
 
 def candidates(device: str, dtype: torch.dtype, rows: int = 50000, forced: str | None = None) -> tuple[str, ...]:
     weight: Any = Elsewhere(device, dtype, rows)

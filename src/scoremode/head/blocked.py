@@ -223,8 +223,10 @@ class _Side:
         # equal logits rank before the target where their ids are lower; in its own block they are looked at later
         limit = torch.where(self.targets >= block.end - self.plan.lead, self.at_target, self.above)
         counted = self.space("scratch", *x.shape)
+        ones = self.space("ones", x.shape[1]).fill_(1.0)
         for j in range(self.k):
-            self.before[:, j] += torch.ge(x, limit[:, j : j + 1], out=counted).sum(1)
+            # a product with ones adds faster than sum(), and whole numbers stay exact in any order
+            self.before[:, j] += torch.mv(torch.ge(x, limit[:, j : j + 1], out=counted), ones)
         return x
 
     def _choose(self, begin: int, chunks: Tensor) -> None:

@@ -18,6 +18,7 @@ NOWHERE = tl.constexpr(1.0e9)
 BEHIND = tl.constexpr(1 << 30)
 HUGE = tl.constexpr(2.0**100)
 TINY = tl.constexpr(2.0**-99)
+SMALLEST = tl.constexpr(2.0**-149)  # of all floats above 0
 
 
 # numbers that vary from call to call: a kernel compiled anew for each (for 1, for multiples of 16) would be slower
@@ -149,8 +150,9 @@ def _place_by_id(x, largest, numbered):
 @triton.jit
 def _count_by_id(x, ids, value, target):
     """Ids that rank before the target: larger logits, and equal ones of a lower id."""
-    at_least, more = (x >= value[:, None]).to(tl.float32), (x > value[:, None]).to(tl.float32)
-    return tl.sum(tl.where(ids[None, :] < target[:, None], at_least, more), 1)
+    below = tl.where(value == 0.0, -SMALLEST, _next_below(value))
+    limit = tl.where(ids[None, :] < target[:, None], below[:, None], value[:, None])
+    return tl.sum(tl.where(x > limit, 1.0, 0.0), 1)
 
 
 @triton.jit
