@@ -385,3 +385,21 @@ class Run:
         from scoremode.runs import summary
 
         return summary(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A candidate against a baseline, target by target, on one plan.
+
+    Arrays have a line per target, in plan order, as the scores of both runs have.
+    """
+
+    name: str  # of the candidate, unique among those that are compared together
+    baseline: Run
+    candidate: Run
+    groups: Ints  # (n,) targets of one group are not independent of each other
+    weight: Floats  # (n,) how much a target counts in the method's mean: 1 unless windows are averaged
+    kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None where two finished runs met
+    noise_kl: Floats | None  # (m,) KL of the baseline against itself under another batch split; None where not measured
+    manifest: Mapping[str, Any]  # how it was made: commands, engines, sizes (bytes, bits_per_weight), statistics
+    path: str | None = None  # the folder it is kept in
