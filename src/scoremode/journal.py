@@ -1,7 +1,7 @@
 """Scores on their way to disk, one record a window, so that a killed run loses only what was in flight.
 
 file    = one line of JSON (what is being scored), then records
-record  = magic, window, targets, crc32 of what follows | seconds | logprob rank entropy top top_logprob
+record  = magic, window, targets, crc32 of what follows | seconds | logprob rank entropy top top_logprob [kl]
 
 A record is written in one piece. What a kill leaves half-written fails its checksum; it and everything after it is
 cut off, and those windows are scored again.
@@ -21,21 +21,24 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import RunError
-from scoremode.types import Answers, Bools, Plan, Scores
+from scoremode.types import Answers, Bools, Floats, Plan, Scores
 
 HEAD = struct.Struct("<4sIII")
 SECONDS = struct.Struct("<d")
 MAGIC = b"scor"
 COLUMNS = (("logprob", "<f8"), ("rank", "<i8"), ("entropy", "<f8"), ("top", "<i4"), ("top_logprob", "<f8"))
-ROW_BYTES = sum(np.dtype(dtype).itemsize for _, dtype in COLUMNS)
+KL = ("kl", "<f8")
 
 
 class Journal:
     """Scores so far of one plan, kept in one file that one process holds."""
 
-    def __init__(self, path: Path, identity: dict[str, Any], plan: Plan) -> None:
+    def __init__(self, path: Path, identity: dict[str, Any], plan: Plan, *, with_kl: bool = False) -> None:
         self.plan = plan
         self.scores = Scores.empty(plan.targets)
+        self.kl: Floats | None = np.full(plan.targets, np.nan) if with_kl else None
+        self.columns = (*COLUMNS, KL) if with_kl else COLUMNS
+        self.row_bytes = sum(np.dtype(dtype).itemsize for _, dtype in self.columns)
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
         self.seconds = 0.0
         self.path = path
@@ -58,8 +61,8 @@ class Journal:
         """Take in every whole record; the offset behind the last one."""
         while at + HEAD.size <= len(data):
             magic, window, targets, checksum = HEAD.unpack_from(data, at)
-            body = data[at + HEAD.size : at + HEAD.size + SECONDS.size + targets * ROW_BYTES]
-            whole = len(body) == SECONDS.size + targets * ROW_BYTES and zlib.crc32(body) == checksum
+            body = data[at + HEAD.size : at + HEAD.size + SECONDS.size + targets * self.row_bytes]
+            whole = len(body) == SECONDS.size + targets * self.row_bytes and zlib.crc32(body) == checksum
             fits = window < len(self.plan) and targets == self.plan.target_counts[window]
             if magic != MAGIC or not whole or not fits:
                 break
@@ -71,17 +74,19 @@ class Journal:
         begin, end = self.plan.target_offsets[window : window + 2]
         self.seconds += SECONDS.unpack_from(body)[0]
         at, n = SECONDS.size, int(end - begin)
-        for name, dtype in COLUMNS:
-            getattr(self.scores, name)[begin:end] = np.frombuffer(body, dtype, n, at)
+        for name, dtype in self.columns:
+            column: Any = self.kl if name == "kl" else getattr(self.scores, name)
+            column[begin:end] = np.frombuffer(body, dtype, n, at)
             at += n * np.dtype(dtype).itemsize
         self.done[window] = True
 
-    def add(self, window: int, answers: Answers, seconds: float) -> None:
+    def add(self, window: int, answers: Answers, seconds: float, kl: Floats | None = None) -> None:
         """Keep a window's scores, in memory and on disk."""
-        columns = (answers.logprob[:, 0], answers.rank[:, 0], answers.entropy, answers.top, answers.top_logprob)
+        columns = [answers.logprob[:, 0], answers.rank[:, 0], answers.entropy, answers.top, answers.top_logprob]
+        columns += [] if kl is None else [kl]
         body = SECONDS.pack(seconds) + b"".join(
             np.ascontiguousarray(column, dtype=dtype).tobytes()
-            for column, (_, dtype) in zip(columns, COLUMNS, strict=True)
+            for column, (_, dtype) in zip(columns, self.columns, strict=True)
         )
         record = HEAD.pack(MAGIC, window, len(answers.entropy), zlib.crc32(body)) + body
         written = self.file.write(record)

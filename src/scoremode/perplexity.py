@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,9 +21,9 @@ from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
 from scoremode.metrics import all_metrics, as_json, groups_of, llamacpp_stderr
-from scoremode.scoring import Progress, check_fits, score_plan
+from scoremode.scoring import Answered, Progress, check_fits, plain_answers, score_plan
 from scoremode.tokens import Document, TextTokenizer
-from scoremode.types import Plan, Run, Scores, TargetFacts, Tokens
+from scoremode.types import Bools, Plan, Run, Scores, TargetFacts, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def ppl(
         return replace(found, manifest={**found.manifest, **names})
     worker = open_engine(asked.subject, chosen, options, longest=int(asked.plan.lengths.max()))
     try:
-        return _score(asked, worker, identity, folder, progress)
+        return score_into(asked, worker, identity, folder, progress)
     finally:
         worker.close()
 
@@ -127,19 +127,30 @@ def _score_with(engine: Engine, asked: Question, out: Path | None) -> Run:
     identity = identify(asked, engine.facts.engine, {"instance": uuid.uuid4().hex, **engine.facts.settings})
     if out is not None:
         runs.claim(out, identity, fresh=True)
-        return _score(asked, engine, identity, out, None)
+        return score_into(asked, engine, identity, out)
     with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
-        return replace(_score(asked, engine, identity, Path(folder), None), path=None)
+        return replace(score_into(asked, engine, identity, Path(folder)), path=None)
 
 
-def _score(asked: Question, engine: Engine, identity: dict[str, Any], folder: Path, progress: Progress | None) -> Run:
+def score_into(
+    asked: Question,
+    engine: Engine,
+    identity: dict[str, Any],
+    folder: Path,
+    progress: Progress | None = None,
+    *,
+    answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
+    with_kl: bool = False,
+    more: dict[str, Any] | None = None,
+) -> Run:
+    """Score a question with an open engine into a folder that was claimed; ``more`` is added to the manifest."""
     check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
-    journal = Journal(folder / runs.JOURNAL, identity, asked.plan)
+    journal = Journal(folder / runs.JOURNAL, identity, asked.plan, with_kl=with_kl)
     try:
-        scores = score_plan(asked.plan, engine, journal, progress)
-        manifest = describe(asked, engine.facts, scores, journal.seconds, identity)
+        scores = score_plan(asked.plan, engine, journal, progress, answered)
+        manifest = {**describe(asked, engine.facts, scores, journal.seconds, identity), **(more or {})}
         facts = target_facts(asked, scores)
-        return runs.save(folder, scores, facts, manifest)
+        return runs.save(folder, scores, facts, manifest, journal.kl)
     finally:
         journal.close()
 

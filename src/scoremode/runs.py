@@ -18,7 +18,7 @@ import numpy as np
 from scoremode.cache import cache_folder, file_sha256, write_atomically
 from scoremode.errors import RunError
 from scoremode.journal import read_identity, require_unlocked
-from scoremode.types import Run, Scores, TargetFacts
+from scoremode.types import Floats, Run, Scores, TargetFacts
 
 FORMAT = 1
 MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"
@@ -122,7 +122,7 @@ def _make(folder: Path) -> None:
 def _finished(folder: Path, identity: dict[str, Any]) -> Run:
     run = load(folder)
     _require_same(folder, dict(run.manifest["identity"]), identity)
-    return Run(run.plan_digest, run.scores, run.facts, run.manifest, run.path, cached=True)
+    return Run(run.plan_digest, run.scores, run.facts, run.manifest, run.path, cached=True, kl=run.kl)
 
 
 def _require_same(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -144,12 +144,12 @@ def load(folder: str | Path) -> Run:
     path = folder / SCORES
     if not path.exists() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
-    scores, facts = _read_table(path)
+    scores, facts, kl = _read_table(path)
     if len(scores) != manifest["targets"]:
         raise RunError(
             f"{path} has {len(scores)} rows instead of {manifest['targets']}", fix="score again with --fresh"
         )
-    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder))
+    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder), kl=kl)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -171,21 +171,21 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def save(folder: Path, scores: Scores, facts: TargetFacts, manifest: dict[str, Any]) -> Run:
+def save(folder: Path, scores: Scores, facts: TargetFacts, manifest: dict[str, Any], kl: Floats | None = None) -> Run:
     """Write the columns, then the manifest, then drop the journal."""
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    pq.write_table(to_arrow(scores, facts), buffer, compression="zstd")
+    pq.write_table(to_arrow(scores, facts, kl), buffer, compression="zstd")
     data = buffer.getvalue()
     manifest = {"format": FORMAT, **manifest, "scores_sha256": hashlib.sha256(data).hexdigest(), "targets": len(scores)}
     write_atomically(folder / SCORES, data)
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
     (folder / JOURNAL).unlink(missing_ok=True)
-    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder))
+    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder), kl=kl)
 
 
-def to_arrow(scores: Scores, facts: TargetFacts) -> Any:
+def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> Any:
     """One row a target: where it stands, what it is, what the model thought of it."""
     import pyarrow as pa
 
@@ -197,10 +197,12 @@ def to_arrow(scores: Scores, facts: TargetFacts) -> Any:
     for name, column in scores.columns():
         columns[name] = pa.array(column)
     columns["top_text"] = pa.array(facts.top_text, type=pa.string()).dictionary_encode()
+    if kl is not None:
+        columns["kl"] = pa.array(kl)
     return pa.table(columns)
 
 
-def _read_table(path: Path) -> tuple[Scores, TargetFacts]:
+def _read_table(path: Path) -> tuple[Scores, TargetFacts, Floats | None]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -218,9 +220,10 @@ def _read_table(path: Path) -> tuple[Scores, TargetFacts]:
                 for n in ("window", "document", "token", "id", "byte_len", "word_starts", "text", "top_text")
             }
         )
+        kl = column("kl") if "kl" in table.column_names else None
     except (pa.ArrowException, KeyError, OSError) as error:
         raise RunError(f"{path} cannot be read ({error})", fix="score again with --fresh") from None
-    return scores, facts
+    return scores, facts, kl
 
 
 def summary(run: Run) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.journal import Journal
-from scoremode.types import Answers, Plan, Scores, Window
+from scoremode.types import Answers, Bools, Floats, Plan, Scores, Window
 
 Progress = Callable[[int, int], None]
 """Called with forward tokens done and forward tokens in all."""
@@ -32,7 +32,22 @@ def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
         )
 
 
-def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> Scores:
+Answered = Iterator[tuple[int, Answers, Floats | None]]
+"""Windows as an engine answers them, each with its divergence from a baseline where there is one."""
+
+
+def plain_answers(engine: Engine, plan: Plan, done: Bools) -> Answered:
+    for index, answers in engine.score(plan, done):
+        yield index, answers, None
+
+
+def score_plan(
+    plan: Plan,
+    engine: Engine,
+    journal: Journal,
+    progress: Progress | None = None,
+    answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
+) -> Scores:
     """Scores of every target of the plan; what the journal already has is not computed again."""
     check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
     total = plan.forward_tokens
@@ -40,11 +55,12 @@ def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress 
     if progress:
         progress(fed, total)
     before = time.perf_counter()
-    for index, answers in engine.score(plan, journal.done.copy()):
+    for index, answers, kl in answered(engine, plan, journal.done.copy()):
         window = plan.window(index)
         check_answers(index, window, answers)
+        check_divergence(index, kl)
         now = time.perf_counter()
-        journal.add(index, answers, now - before)
+        journal.add(index, answers, now - before, kl)
         before = now
         fed += len(window.ids)
         if progress:
@@ -53,6 +69,12 @@ def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress 
     if missing:
         raise EngineError(f"the engine left {missing} of {len(plan)} windows without an answer", fix="run it again")
     return journal.scores
+
+
+def check_divergence(index: int, kl: Floats | None) -> None:
+    """Infinite is a divergence, NaN and less than nothing are not."""
+    if kl is not None and not (kl >= 0).all():
+        raise EngineError(f"the divergence in window {index} is not a number", fix="this is a fault of the engine")
 
 
 def check_answers(index: int, window: Window, answers: Answers) -> None:

@@ -343,6 +343,7 @@ class Run:
     manifest: Mapping[str, Any]  # model, tokenizer, corpus, method, engine, hardware, timings, metrics
     path: str | None = None  # the folder it is kept in
     cached: bool = False  # read from that folder instead of computed
+    kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), where it was scored against a baseline
 
     def _estimate(self, name: str) -> Estimate:
         if name not in self.manifest["metrics"]:
@@ -378,7 +379,7 @@ class Run:
         """Every column, one row a target, as a ``pyarrow.Table``."""
         from scoremode.runs import to_arrow
 
-        return to_arrow(self.scores, self.facts)
+        return to_arrow(self.scores, self.facts, self.kl)
 
     def summary(self) -> dict[str, Any]:
         """The facts that ``--json`` prints."""

@@ -5,10 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
-from scoremode.errors import OptionError
-from scoremode.types import Answers, Bools, WindowSource
+import numpy.typing as npt
+
+from scoremode.errors import EngineError, OptionError
+from scoremode.types import Answers, Bools, Floats, Window, WindowSource
+
+Raw = npt.NDArray[Any]
+"""Numbers in a model's own dtype, bit for bit: bfloat16, which NumPy does not know, as uint16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,32 @@ class EngineFacts:
     settings: dict[str, Any] = field(default_factory=dict)  # what may change the last digits: batch size, attention…
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredHead:
+    """The last matrix of a model as it is kept in a reference: whole, in its own dtype, nothing rounded."""
+
+    weight: Raw  # (padded vocabulary, d)
+    bias: Raw | None  # (padded vocabulary,)
+    dtype: str
+    bias_dtype: str
+    vocabulary: int
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+class Baseline(Protocol):
+    """What a candidate is compared with: final hidden states, and the head that makes distributions of them."""
+
+    @property
+    def head(self) -> StoredHead: ...
+
+    @property
+    def dtype(self) -> str: ...  # of the states
+
+    def states(self, index: int, window: Window) -> Raw:
+        """The final hidden states (m, d) of the rows that window ``index`` asks for."""
+
+
 class Engine(ABC):
     """Turns windows into answers."""
 
@@ -78,6 +109,20 @@ class Engine(ABC):
         Which windows share a batch must follow from ``source`` alone, never from ``done``, so that an interrupted run
         ends in the same numbers as one that was not.
         """
+
+    def stored_head(self) -> StoredHead:
+        """The head, for a reference."""
+        raise EngineError(f"the {self.facts.engine} engine cannot give its head", fix="use --engine transformers")
+
+    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
+        """As ``score``, with the final hidden states (m, d) of the rows asked for."""
+        raise EngineError(f"the {self.facts.engine} engine cannot give hidden states", fix="use --engine transformers")
+
+    def score_against(
+        self, baseline: Baseline, source: WindowSource, done: Bools
+    ) -> Iterator[tuple[int, Answers, Floats]]:
+        """As ``score``, with KL(baseline‖this model) in nats for each row, over the whole vocabulary."""
+        raise EngineError(f"the {self.facts.engine} engine cannot be compared", fix="use --engine transformers")
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
         """Give back what the engine holds."""

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scoremode.engines.base import Engine, EngineFacts
+from scoremode.engines.base import Baseline, Engine, EngineFacts, Raw, StoredHead
 from scoremode.errors import ModelError, did_you_mean
-from scoremode.types import Answers, Bools, Floats, WindowSource
+from scoremode.types import Answers, Bools, Floats, Ids, Window, WindowSource
 
 TABLES = ("uniform", "successor")
+NEVER = -3.0e4  # a log-probability whose exponential is 0 in float64 too
 
 
 def require_table(name: str) -> None:
@@ -58,8 +59,40 @@ class TableEngine(Engine):
     def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         for index in np.flatnonzero(~done).tolist():
             window = source.window(index)
-            before = window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
-            yield index, self._answers(self.logprobs[before], window.targets.astype(np.int64))
+            yield index, self._answers(self.logprobs[self._lines(window)], window.targets.astype(np.int64))
+
+    def stored_head(self) -> StoredHead:
+        # a state picks a line out of the table by multiplying; -inf times 0 would be NaN, and exp(-30,000) is 0 anyway
+        weight = np.maximum(self.logprobs, NEVER).T.astype(np.float32)
+        return StoredHead(np.ascontiguousarray(weight), None, "float32", "float32", self.facts.vocabulary)
+
+    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
+        lines = np.eye(len(self.logprobs), dtype=np.float32)
+        for index, answers in self.score(source, done):
+            yield index, answers, lines[self._lines(source.window(index))]
+
+    def score_against(
+        self, baseline: Baseline, source: WindowSource, done: Bools
+    ) -> Iterator[tuple[int, Answers, Floats]]:
+        head = baseline.head
+        if head.vocabulary != self.facts.vocabulary:
+            raise ModelError(
+                f"the baseline has {head.vocabulary} ids and the candidate {self.facts.vocabulary}",
+                fix="compare models with one vocabulary",
+            )
+        if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
+            raise ModelError("a table can only be compared with a table", fix="take a table as the baseline")
+        weight = head.weight.astype(np.float64).T
+        for index, answers in self.score(source, done):
+            window = source.window(index)
+            x = baseline.states(index, window).astype(np.float64) @ weight
+            x -= x.max(axis=1, keepdims=True)
+            logp = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+            yield index, answers, _kl(logp, self.logprobs[self._lines(window)])
+
+    def _lines(self, window: Window) -> Ids:
+        """Which line of the table serves each row."""
+        return window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
 
     @staticmethod
     def _answers(logp: Floats, targets: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Answers:
@@ -76,3 +109,10 @@ class TableEngine(Engine):
             top=top.astype(np.int32),
             top_logprob=logp.max(axis=1),
         )
+
+
+def _kl(logp: Floats, logq: Floats) -> Floats:
+    p = np.exp(logp)
+    with np.errstate(invalid="ignore"):
+        kl: Floats = np.where(p > 0, p * (logp - logq), 0.0).sum(axis=1)
+    return kl

@@ -10,21 +10,30 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Engine, EngineFacts, EngineOptions, refuse_options
+from scoremode.engines.against import Against, Asked, store_head, to_raw
+from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, Raw, StoredHead, refuse_options
 from scoremode.engines.batching import batches_by_length
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.head.chunked import score_rows
+from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.models import ModelFacts
-from scoremode.types import Answers, Bools, Ids, Ints, Window, WindowSource
+from scoremode.types import Answers, Bools, Floats, Ids, Ints, Window, WindowSource
+
+T = TypeVar("T")
+Finish = Callable[[Tensor, list[Asked], int | None], list[T]]
+"""Hidden states of windows, one behind the other, and the vocabulary -> what is wanted of each window."""
+RowsOf = Callable[[list[Asked]], Iterator[tuple[list[Asked], Tensor]]]
+"""Windows -> the hidden states of the rows that they ask for, perhaps in several parts."""
 
 ACCEPTED = {"dtype", "device", "batch_tokens", "head", "head_kernel", "trust_remote_code", "shares_prompts"}
 ELSEWHERE = {
@@ -138,69 +147,92 @@ class TransformersEngine(Engine):
         return hidden
 
     def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        yield from self._each(source, done, self._answers)
+
+    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
+        for index, (answers, states) in self._each(source, done, self._answers_with_states):
+            yield index, answers, states
+
+    def score_against(
+        self, baseline: Baseline, source: WindowSource, done: Bools
+    ) -> Iterator[tuple[int, Answers, Floats]]:
+        against = Against(baseline, self.model.device, self.vocabulary)
+        for index, (answers, kl) in self._each(source, done, partial(self._answers_with_kl, against)):
+            yield index, answers, kl
+
+    def stored_head(self) -> StoredHead:
+        if self.head is None:
+            raise ModelError(
+                "the head of this model is no plain matrix of floats, so no reference can be kept",
+                fix="take an unquantized baseline, and leave --head out",
+            )
+        layer = self.model.get_output_embeddings()  # on a CPU the head in use is a float32 copy
+        return store_head(replace(self.head, weight=layer.weight.detach()))
+
+    def _each(self, source: WindowSource, done: Bools, finish: Finish[T]) -> Iterator[tuple[int, T]]:
+        """What ``finish`` makes of the hidden states of every window that is not done."""
         for batch in batches_by_length(source, self.batch_tokens):
             if done[batch].all():
                 continue
-            windows = [source.window(int(index)) for index in batch]
-            shared = source.prefix_group is not None and self.shares_prefixes and len(windows) > 1
-            answer = self._score_shared if shared else self._score_together
-            for index, answers in zip(batch.tolist(), self._within_memory(answer, windows, source), strict=True):
+            asked = [(int(index), source.window(int(index))) for index in batch]
+            shared = source.prefix_group is not None and self.shares_prefixes and len(asked) > 1
+            rows_of = self._rows_shared if shared else self._rows_together
+            found = self._within_memory(rows_of, asked, source.vocabulary, finish)
+            for (index, _), made in zip(asked, found, strict=True):
                 if not done[index]:
-                    yield index, answers
+                    yield index, made
 
-    def _within_memory(
-        self, answer: Callable[[list[Window], int | None], list[Answers]], windows: list[Window], source: WindowSource
-    ) -> list[Answers]:
+    def _within_memory(self, rows_of: RowsOf, asked: list[Asked], vocabulary: int | None, finish: Finish[T]) -> list[T]:
         """The batch, or where memory does not suffice, its halves."""
         try:
-            return answer(windows, source.vocabulary)
+            with torch.inference_mode():
+                return [made for part, rows in rows_of(asked) for made in finish(rows, part, vocabulary)]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-        if len(windows) == 1:
+        if len(asked) == 1:
             raise EngineError(
-                f"a window of {len(windows[0].ids)} tokens does not fit in this device's memory",
+                f"a window of {len(asked[0][1].ids)} tokens does not fit in this device's memory",
                 fix="give a smaller --context-length, another --dtype, or --device cpu",
             )
-        half = len(windows) // 2
-        return [a for part in (windows[:half], windows[half:]) for a in self._within_memory(answer, part, source)]
+        half = len(asked) // 2
+        return [
+            made
+            for part in (asked[:half], asked[half:])
+            for made in self._within_memory(rows_of, part, vocabulary, finish)
+        ]
 
-    @torch.inference_mode()
-    def _score_together(self, windows: list[Window], vocabulary: int | None) -> list[Answers]:
+    def _rows_together(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
         """Windows in one forward pass, each cut behind the last row that is asked for."""
-        fed = [w.ids[: _rows_needed(w)] for w in windows]
-        hidden = self._hidden(self._padded(fed))
-        rows = torch.cat([hidden[i, _index(w.rows, hidden)] for i, w in enumerate(windows)])
-        return self._answers(rows, windows, vocabulary)
+        hidden = self._hidden(self._padded([w.ids[: _rows_needed(w)] for _, w in asked]))
+        yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
 
-    @torch.inference_mode()
-    def _score_shared(self, windows: list[Window], vocabulary: int | None) -> list[Answers]:
+    def _rows_shared(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
         """Windows that begin alike: the common beginning is fed once, its keys and values serve all of them."""
         from transformers import DynamicCache
 
-        common = _common_prefix([w.ids[: _rows_needed(w)] for w in windows])
+        common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in asked])
         if common < 2:
-            return self._score_together(windows, vocabulary)
+            yield from self._rows_together(asked)
+            return
         cache = DynamicCache(config=self.model.config)
-        prefix = self._hidden(self._padded([windows[0].ids[:common]]), cache)[0]
-        found: list[Answers] = []
-        for part in self._continuations(windows, common):
-            rest = [w.ids[common : _rows_needed(w)] for w in part]
+        prefix = self._hidden(self._padded([asked[0][1].ids[:common]]), cache)[0]
+        for part in self._continuations(asked, common):
+            rest = [w.ids[common : _rows_needed(w)] for _, w in part]
             hidden = self._continued(cache, rest) if max(map(len, rest)) else None
             rows = []
-            for i, w in enumerate(part):
+            for i, (_, w) in enumerate(part):
                 early, late = w.rows[w.rows < common], w.rows[w.rows >= common]
                 rows.append(prefix[_index(early, prefix)])
                 if len(late):
                     assert hidden is not None
                     rows.append(hidden[i, _index(late - common, prefix)])
-            found += self._answers(torch.cat(rows), part, vocabulary)
-        return found
+            yield part, torch.cat(rows)
 
-    def _continuations(self, windows: list[Window], common: int) -> Iterator[list[Window]]:
+    def _continuations(self, asked: list[Asked], common: int) -> Iterator[list[Asked]]:
         """Groups of windows whose copies of the cache and own tokens stay within the batch budget."""
-        longest = max(_rows_needed(w) for w in windows)
+        longest = max(_rows_needed(w) for _, w in asked)
         size = max(1, 4 * self.batch_tokens // max(1, longest))
-        yield from (windows[i : i + size] for i in range(0, len(windows), size))
+        yield from (asked[i : i + size] for i in range(0, len(asked), size))
 
     def _continued(self, cache: Any, rest: list[Ids]) -> Tensor:
         copies = copy.deepcopy(cache)  # a forward pass appends to its cache; the original must stay the prompt
@@ -213,15 +245,37 @@ class TransformersEngine(Engine):
             ids[i, : len(sequence)] = sequence
         return torch.from_numpy(ids).to(self.model.device)
 
-    def _answers(self, rows: Tensor, windows: list[Window], vocabulary: int | None) -> list[Answers]:
-        widths = {w.targets.shape[1] for w in windows}
+    # ── what is made of hidden states ────────────────────────────────────────────────────────────────────────────────
+    def _answers(self, rows: Tensor, asked: list[Asked], vocabulary: int | None) -> list[Answers]:
+        widths = {w.targets.shape[1] for _, w in asked}
         if len(widths) > 1:
-            parts = torch.split(rows, [len(w.rows) for w in windows])
-            return [a for part, w in zip(parts, windows, strict=True) for a in self._answers(part, [w], vocabulary)]
-        targets = torch.from_numpy(np.concatenate([w.targets for w in windows]).astype(np.int64)).to(rows.device)
-        columns = self._columns(rows, targets, min(vocabulary or self.vocabulary, self.vocabulary))
-        ends = np.cumsum([len(w.rows) for w in windows])
-        return split_columns(columns, ends)
+            parts = torch.split(rows, [len(w.rows) for _, w in asked])
+            return [a for part, one in zip(parts, asked, strict=True) for a in self._answers(part, [one], vocabulary)]
+        columns = self._columns(rows, _targets(asked, rows), self._width(vocabulary))
+        return split_columns(columns, _ends(asked))
+
+    def _answers_with_states(
+        self, rows: Tensor, asked: list[Asked], vocabulary: int | None
+    ) -> list[tuple[Answers, Raw]]:
+        answers = self._answers(rows, asked, vocabulary)
+        states = torch.split(rows.cpu(), [len(w.rows) for _, w in asked])
+        return [(a, to_raw(own)) for a, own in zip(answers, states, strict=True)]
+
+    def _answers_with_kl(
+        self, against: Against, rows: Tensor, asked: list[Asked], vocabulary: int | None
+    ) -> list[tuple[Answers, Floats]]:
+        width = self._width(vocabulary)
+        states, targets, head_p = against.states(asked), _targets(asked, rows), against.head.within(width)
+        if self.head is not None and self.choice is not None:
+            found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
+        else:
+            found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
+        ends = _ends(asked)
+        kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
+        return list(zip(split_columns(found.q, ends), kl, strict=True))
+
+    def _width(self, vocabulary: int | None) -> int:
+        return min(vocabulary or self.vocabulary, self.vocabulary)
 
     def _columns(self, rows: Tensor, targets: Tensor, vocabulary: int) -> Columns:
         if self.head is not None and self.choice is not None:
@@ -279,6 +333,14 @@ def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
 
 def _rows_needed(window: Window) -> int:
     return int(window.rows[-1]) + 1
+
+
+def _targets(asked: list[Asked], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate([w.targets for _, w in asked]).astype(np.int64)).to(like.device)
+
+
+def _ends(asked: list[Asked]) -> Ints:
+    return np.cumsum([len(w.rows) for _, w in asked])
 
 
 def _index(rows: Ids, like: Tensor) -> Tensor:

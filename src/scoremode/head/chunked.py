@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scoremode.head.budget import rows_within
 from scoremode.head.definition import Columns
-from scoremode.head.divergence import DivergencePartials, divergence_partials
+from scoremode.head.divergence import Divergence, DivergencePartials, divergence_partials, finish_divergence
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, finish, partials, target_logits
 
@@ -84,6 +84,19 @@ def diverge_in_chunks(
         all_p.append(at_p)
         all_q.append(at_q)
     return DivergencePartials.cat(parts), torch.cat(all_p), torch.cat(all_q)
+
+
+def diverge_from_logits(
+    hidden_p: Tensor, head_p: Head, hidden_q: Tensor, logits_of_q: LogitsOf, targets: Tensor, budget: int = 0
+) -> Divergence:
+    """KL(p‖q) where q's head is known only as a function."""
+    parts = []
+    for rows in _chunks(hidden_p, head_p, budget):
+        x_p = head_p.logits(hidden_p[rows])
+        x_q = logits_of_q(hidden_q[rows])[:, : head_p.vocabulary].float()
+        at_p, at_q = (target_logits(x, targets[rows]) for x in (x_p, x_q))
+        parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_p, at_q), at_p, at_q))
+    return Divergence.cat(parts)
 
 
 def _chunks(hidden: Tensor, head: Head, budget: int) -> Iterator[slice]:
