@@ -1,7 +1,9 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types <- cache, corpus, tokens, methods, arrange, metrics, journal, runs, head, models
-              <- engines <- scoring, sequence, perplexity, drift, doctor, vllm <- report <- cli
+errors, types <- cache, corpus, tokens, methods, arrange, metrics, journal, runs, references, head, models
+              <- engines
+              <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
+              <- report <- cli
 """
 
 from __future__ import annotations
@@ -19,9 +21,21 @@ import scoremode
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "types"),
-    ("cache", "corpus", "tokens", "methods", "arrange", "metrics", "journal", "runs", "head", "models"),
+    ("cache", "corpus", "tokens", "methods", "arrange", "metrics", "journal", "runs", "references", "head", "models"),
     ("engines",),
-    ("scoring", "sequence", "perplexity", "drift", "doctor", "vllm"),
+    (
+        "scoring",
+        "sequence",
+        "perplexity",
+        "drift",
+        "baselines",
+        "comparing",
+        "statistics",
+        "gate",
+        "ranking",
+        "doctor",
+        "vllm",
+    ),
     ("report",),
     ("cli", "__main__"),
 )

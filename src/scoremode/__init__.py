@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from scoremode.baselines import reference
+    from scoremode.comparing import compare
     from scoremode.drift import Noise, noise
     from scoremode.engines.base import EngineOptions
     from scoremode.errors import ScoremodeError
     from scoremode.perplexity import plan, ppl
     from scoremode.runs import load
     from scoremode.sequence import SequenceProbability, SequenceScore, prob
-    from scoremode.types import Estimate, Plan, Run, Scores, Tokens
+    from scoremode.types import Comparison, Estimate, Plan, Run, Scores, Tokens
 
 _HOME = {
     "ppl": "perplexity",
+    "compare": "comparing",
+    "reference": "baselines",
+    "Comparison": "types",
     "plan": "perplexity",
     "prob": "sequence",
     "noise": "drift",
@@ -44,6 +49,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Comparison",
     "EngineOptions",
     "Estimate",
     "Noise",
@@ -55,11 +61,13 @@ __all__ = [
     "SequenceScore",
     "Tokens",
     "__version__",
+    "compare",
     "load",
     "noise",
     "plan",
     "ppl",
     "prob",
+    "reference",
 ]
 
 

@@ -142,14 +142,20 @@ def score_into(
     answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
     with_kl: bool = False,
     more: dict[str, Any] | None = None,
+    before_saving: Callable[[dict[str, Any]], None] | None = None,
 ) -> Run:
-    """Score a question with an open engine into a folder that was claimed; ``more`` is added to the manifest."""
+    """Score a question with an open engine into a folder that was claimed.
+
+    ``more`` is added to the manifest; ``before_saving`` is given it when all is scored and nothing is finished yet.
+    """
     check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
     journal = Journal(folder / runs.JOURNAL, identity, asked.plan, with_kl=with_kl)
     try:
         scores = score_plan(asked.plan, engine, journal, progress, answered)
         manifest = {**describe(asked, engine.facts, scores, journal.seconds, identity), **(more or {})}
         facts = target_facts(asked, scores)
+        if before_saving:
+            before_saving(manifest)
         return runs.save(folder, scores, facts, manifest, journal.kl)
     finally:
         journal.close()

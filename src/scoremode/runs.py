@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode import references
 from scoremode.cache import cache_folder, file_sha256, write_atomically
 from scoremode.errors import RunError
 from scoremode.journal import read_identity, require_unlocked
@@ -71,6 +72,7 @@ def claim(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
             require_unlocked(folder / JOURNAL)
         for name in OURS:
             (folder / name).unlink(missing_ok=True)
+        references.discard(folder)
         present = set()
     if MANIFEST in present:
         return _finished(folder, identity)
@@ -87,7 +89,7 @@ def _require_ours(folder: Path, present: set[str]) -> None:
 
     A manifest that a crash or a disk damaged is still ours where nothing but our own names stands beside it.
     """
-    foreign = sorted(present - OURS)
+    foreign = sorted(name for name in present - OURS if not references.is_own_name(name))
     manifest, journal = folder / MANIFEST, folder / JOURNAL
     known = (MANIFEST in present and _looks_ours(_parsed(manifest))) or (
         JOURNAL in present and _looks_ours({"identity": read_identity(journal)})
@@ -132,6 +134,11 @@ def _require_same(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -
             f"{folder} holds another run (it differs in: {', '.join(differing)})",
             fix="give another --out, or --fresh to replace it",
         )
+
+
+def is_run(folder: str | Path) -> bool:
+    """Does a finished run lie there?"""
+    return (Path(folder) / MANIFEST).is_file()
 
 
 def load(folder: str | Path) -> Run:

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from scoremode import __version__
-from scoremode.cli import doctor, engines, methods, noise, plan, ppl, prob, show
+from scoremode.cli import compare, doctor, engines, methods, noise, plan, ppl, prob, reference, report, show
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
 VERBS = {
     "ppl": ppl,
     "prob": prob,
+    "compare": compare,
+    "reference": reference,
+    "report": report,
     "plan": plan,
     "noise": noise,
     "methods": methods,
@@ -30,6 +33,7 @@ EXAMPLES = """examples:
   scoremode ppl smollm2-135m --corpus python-docs --num-samples 5
   scoremode ppl MODEL --corpus wikitext2 --method exl3-2025 --context-length 2048 --stride 512 --out runs/base
   scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London"
+  scoremode compare BASELINE CANDIDATE --corpus wikitext2 --report report.html
   scoremode plan MODEL --corpus wikitext2 --method llamacpp
 """
 
@@ -69,9 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return BAD_INPUT
     try:
-        parsed.run(parsed)
+        code = int(parsed.run(parsed) or 0)
         sys.stdout.flush()  # a full disk or a closed pipe shows here, where it can still be explained
     except BrokenPipeError:
+        code = 0
         _silence_stdout()  # the reader left: nothing more to say to it
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("SCOREMODE_DEBUG"):
@@ -79,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             _silence_stdout()
         return _complain(*_explain(error))
-    return 0
+    return code
 
 
 def _silence_stdout() -> None:

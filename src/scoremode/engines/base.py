@@ -124,6 +124,9 @@ class Engine(ABC):
         """As ``score``, with KL(baseline‖this model) in nats for each row, over the whole vocabulary."""
         raise EngineError(f"the {self.facts.engine} engine cannot be compared", fix="use --engine transformers")
 
+    def split_otherwise(self) -> None:  # noqa: B027 - an engine that has no batches has no noise of this kind
+        """Cut the work into other batches from now on: what that moves in the scores is noise."""
+
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
         """Give back what the engine holds."""
 

@@ -160,6 +160,9 @@ class TransformersEngine(Engine):
         for index, (answers, kl) in self._each(source, done, partial(self._answers_with_kl, against)):
             yield index, answers, kl
 
+    def split_otherwise(self) -> None:
+        self.batch_tokens = max(1, self.batch_tokens // 2)
+
     def stored_head(self) -> StoredHead:
         if self.head is None:
             raise ModelError(

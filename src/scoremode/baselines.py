@@ -1,0 +1,203 @@
+"""What a candidate is compared with: a baseline that runs beside it, or one whose hidden states were kept.
+
+model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
+                                                   └────────────── as they come ──▶ LiveBaseline
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode import runs
+from scoremode.engines.base import Engine, EngineOptions, Raw, StoredHead, gather_options
+from scoremode.engines.lookup import chosen_settings, engine_name, open_engine
+from scoremode.perplexity import Question, ask, identify, score_into
+from scoremode.references import Reference, StatesWriter
+from scoremode.scoring import Answered, Progress
+from scoremode.types import Answers, Bools, Floats, Plan, Run, Window
+
+NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One model of a comparison, before it is loaded."""
+
+    asked: Question
+    engine: str
+    options: EngineOptions
+    identity: dict[str, Any]
+    folder: Path
+
+    @staticmethod
+    def of(asked: Question, engine: str | None, options: EngineOptions, folder: Path | None, **more: Any) -> Side:
+        """``more`` is part of what makes a stored run this one."""
+        name = engine_name(engine, asked.subject)
+        identity = identify(asked, name, {**chosen_settings(asked.subject, name, options), **more})
+        return Side(asked, name, options, identity, folder or runs.default_folder(identity))
+
+    def open(self) -> Engine:
+        longest = int(self.asked.plan.lengths.max())
+        return open_engine(self.asked.subject, self.engine, self.options, longest=longest)
+
+
+class LiveBaseline:
+    """A baseline that runs beside the candidate: windows are scored as the candidate asks for them.
+
+    Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan) -> None:
+        self.engine, self.plan = engine, plan
+        self.head: StoredHead = engine.stored_head()
+        self.dtype = states_dtype(engine, self.head)
+        self._coming: Iterator[tuple[int, Answers, Raw]] | None = None
+        self._waiting: dict[int, Raw] = {}
+
+    def states(self, index: int, window: Window) -> Raw:
+        if index not in self._waiting:
+            self._advance_to(index)
+        raw = self._waiting.pop(index)
+        assert len(raw) == len(window.rows), "a state for each row"
+        return raw
+
+    def _advance_to(self, index: int) -> None:
+        for _ in range(2):  # asked for a second time, as after running out of memory: begin again
+            if self._coming is None:
+                self._coming = self.engine.score_with_states(self.plan, np.zeros(len(self.plan), np.bool_))
+            for found, _, raw in self._coming:
+                self._waiting[found] = raw
+                if found == index:
+                    return
+            self._coming = None
+        raise AssertionError("the baseline left a window without states")
+
+
+class StoredBaseline:
+    """A baseline whose states lie in a reference."""
+
+    def __init__(self, stored: Reference, plan: Plan) -> None:
+        self.stored, self.plan, self.dtype = stored, plan, stored.dtype
+        self.head = StoredHead(
+            weight=stored.head_weight(),
+            bias=stored.head_bias(),
+            dtype=stored.head_dtype,
+            bias_dtype=stored.bias_dtype or stored.head_dtype,
+            vocabulary=stored.vocabulary,
+            scale=stored.scale,
+            softcap=stored.softcap,
+        )
+
+    def states(self, index: int, window: Window) -> Raw:
+        return self.stored.rows(int(self.plan.target_offsets[index]), len(window.rows))
+
+
+def states_dtype(engine: Engine, head: StoredHead) -> str:
+    return head.dtype if engine.facts.engine == "table" else engine.facts.dtype
+
+
+class HeldBaseline:
+    """A few windows' states in memory."""
+
+    def __init__(self, engine: Engine, plan: Plan, done: Bools) -> None:
+        self.head: StoredHead = engine.stored_head()
+        self.dtype = states_dtype(engine, self.head)
+        self._held = {index: raw for index, _, raw in engine.score_with_states(plan, done)}
+
+    def states(self, index: int, window: Window) -> Raw:
+        return self._held[index]
+
+
+def noise_floor(engine: Engine, plan: Plan) -> Floats:
+    """KL of a baseline against itself under another batch split, on a few windows spread over the plan.
+
+    The engine's batches are other ones from here on: this comes last.
+    """
+    chosen = np.arange(0, len(plan), max(1, len(plan) // NOISE_WINDOWS))
+    within = np.cumsum(plan.target_counts[chosen]) <= NOISE_TARGETS
+    within[0] = True
+    done = np.ones(len(plan), np.bool_)
+    done[chosen[within]] = False
+    held = HeldBaseline(engine, plan, done)
+    engine.split_otherwise()
+    return np.concatenate([kl for _, _, kl in engine.score_against(held, plan, done)])
+
+
+def reference(
+    model: str,
+    out: str | Path,
+    *,
+    engine: str | None = None,
+    options: EngineOptions | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **question: Any,
+) -> Run:
+    """Score a text with a baseline, and keep its final hidden states for later comparisons.
+
+    ``question`` is what :func:`scoremode.perplexity.ask` takes, and by name what EngineOptions has.
+
+    >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
+    256 ± ?
+    """
+    options = gather_options(options, question)
+    asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
+    side = Side.of(asked, engine, options, Path(out), keeps="states")
+    found = runs.claim(side.folder, side.identity, fresh=fresh)
+    if found is not None:
+        Reference.open(side.folder)  # refuses files that were cut or edited since
+        return found
+    worker = side.open()
+    try:
+        return _keep(side, worker, _repeatable(question), progress)
+    finally:
+        worker.close()
+
+
+def _keep(side: Side, worker: Engine, question: dict[str, Any] | None, progress: Progress | None) -> Run:
+    head, plan = worker.stored_head(), side.asked.plan
+    width, dtype = head.weight.shape[1], states_dtype(worker, head)
+    with StatesWriter(side.folder, targets=plan.targets, width=width, dtype=dtype, identity=side.identity) as writer:
+
+        def complete(manifest: dict[str, Any]) -> None:
+            writer.write_head(
+                head.weight, head.bias, scale=head.scale, softcap=head.softcap, vocabulary=head.vocabulary
+            )
+            names = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer")
+            facts = {name: manifest[name] for name in (*names, "corpus", "corpus_sha256")}
+            engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
+            writer.finish({**facts, "engine": engine})
+            manifest["noise_kl"] = noise_floor(worker, plan).tolist()
+
+        return score_into(
+            side.asked,
+            worker,
+            side.identity,
+            side.folder,
+            progress,
+            answered=partial(_keeping, writer),
+            more={"question": question},
+            before_saving=complete,
+        )
+
+
+def _keeping(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
+    done &= writer.windows_in(plan.target_offsets)  # a journal may know of windows whose states a kill cut short
+    for index, answers, states in engine.score_with_states(plan, done):
+        writer.write(int(plan.target_offsets[index]), states)
+        writer.flush()
+        yield index, answers, None
+
+
+def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
+    """What was asked, where it can be asked again from names and files; None for a text that was piped in."""
+    corpus = question.get("corpus")
+    if question.get("text") is None and (corpus == "-" or not isinstance(corpus, str | list | tuple | None)):
+        return None
+    return {name: value for name, value in question.items() if value is not None and value is not False}

@@ -1,0 +1,84 @@
+"""scoremode compare: what changed between a baseline and its candidates, with errors"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import Any
+
+from scoremode.cli import options
+
+EPILOG = "A BASELINE may also be a reference; both may be runs kept with --out. Exit code 1: a --fail-if rule holds."
+GATE_FAILED = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("baseline", metavar="BASELINE", help="a model, a reference, or a run")
+    parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="models, or runs of the same plan")
+    options.add_question(parser)
+    options.add_engine(parser)
+    options.add_vllm(parser)
+    its = parser.add_argument_group("baseline", "where it is not scored as the candidates are")
+    its.add_argument("--baseline-engine", metavar="NAME", help="default: --engine")
+    its.add_argument("--baseline-dtype", metavar="DTYPE", help="default: --dtype")
+    keep = parser.add_argument_group("comparison")
+    keep.add_argument("--out", metavar="DIR", help="keep the runs there; an interrupted comparison goes on")
+    keep.add_argument("--fresh", action="store_true", help="score again even if runs are there, and replace them")
+    keep.add_argument(
+        "--fail-if", action="append", metavar="RULE", help='as in "kl_mean > 0.02" or "same_top < 0.9 surely"'
+    )
+    keep.add_argument("--report", metavar="FILE", help="write the HTML report there")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--markdown", action="store_true", help="print the table for a model card")
+    shown.add_argument("--model-index", action="store_true", help="print the metadata block for the Hugging Face hub")
+    shown.add_argument("--json", action="store_true", help="print the facts for machines, and nothing else")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    from scoremode import gate
+    from scoremode.cli.progress import progress_bar
+    from scoremode.comparing import compare
+    from scoremode.statistics import describe
+
+    rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+    given = options.engine_options(parsed)
+    of_baseline = replace(given, dtype=parsed.baseline_dtype) if parsed.baseline_dtype else None
+    question = {name: value for name, value in options.question(parsed).items() if value not in (None, False)}
+    with progress_bar("scoring") as progress:
+        found = compare(
+            parsed.baseline,
+            *parsed.candidates,
+            engine=parsed.engine,
+            options=given,
+            baseline_engine=parsed.baseline_engine,
+            baseline_options=of_baseline,
+            out=parsed.out,
+            fresh=parsed.fresh,
+            progress=progress,
+            **question,
+        )
+    statistics = [describe(c) for c in found]
+    _print(parsed, found, statistics)
+    if parsed.report:
+        from scoremode.report.html import write
+
+        write(parsed.report, found, statistics)
+    failures = [why for rule in rules for one in statistics if (why := gate.check(rule, one))]
+    for why in failures:
+        print(f"scoremode: {why}", file=sys.stderr)
+    return GATE_FAILED if failures else 0
+
+
+def _print(parsed: argparse.Namespace, found: list[Any], statistics: list[dict[str, Any]]) -> None:
+    from scoremode.report.compare import comparison_json, comparison_table
+    from scoremode.report.publish import markdown, model_index
+
+    if parsed.json:
+        options.print_json(comparison_json(found, statistics))
+    elif parsed.markdown:
+        print(markdown(found, statistics))
+    elif parsed.model_index:
+        print("\n".join(model_index(c, s) for c, s in zip(found, statistics, strict=True)))
+    else:
+        options.print_parts(comparison_table(found, statistics))

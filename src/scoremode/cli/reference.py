@@ -1,0 +1,43 @@
+"""scoremode reference: score a text with a baseline and keep its hidden states for comparisons"""
+
+from __future__ import annotations
+
+import argparse
+
+from scoremode.cli import options
+
+EPILOG = (
+    "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing else."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    options.add_question(parser)
+    options.add_engine(parser)
+    options.add_vllm(parser)
+    keep = parser.add_argument_group("reference")
+    keep.add_argument("--out", metavar="DIR", required=True, help="keep it there; an interrupted one goes on")
+    keep.add_argument("--fresh", action="store_true", help="make it again even if one is there, and replace it")
+    options.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from scoremode.baselines import reference
+    from scoremode.cli.progress import progress_bar
+    from scoremode.report.table import run_table
+
+    with progress_bar("scoring") as progress:
+        result = reference(
+            parsed.model,
+            parsed.out,
+            engine=parsed.engine,
+            options=options.engine_options(parsed),
+            fresh=parsed.fresh,
+            progress=progress,
+            **options.question(parsed),
+        )
+    if parsed.json:
+        options.print_json({**result.summary(), "reference": parsed.out})
+        return
+    options.print_parts([*run_table(result, 0), "", f"kept in {parsed.out}; scoremode compare {parsed.out} CANDIDATE"])

@@ -1,0 +1,30 @@
+"""scoremode report: runs and comparisons as one HTML page"""
+
+from __future__ import annotations
+
+import argparse
+
+from scoremode.cli import options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run_folders", metavar="RUN", nargs="+", help="folders written with --out; the first is the baseline"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page, as in report.html")
+    options.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from scoremode.comparing import of_runs
+    from scoremode.report.html import write
+    from scoremode.runs import load
+    from scoremode.statistics import describe
+
+    first, *others = parsed.run_folders
+    found = [of_runs(first, other) for other in others]
+    write(parsed.output, found, [describe(c) for c in found], runs=[] if found else [load(first)])
+    if parsed.json:
+        options.print_json({"report": parsed.output, "runs": len(parsed.run_folders)})
+    else:
+        print(f"written to {parsed.output}")

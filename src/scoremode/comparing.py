@@ -1,0 +1,248 @@
+"""What changed between a baseline and its candidates: the same plan, target by target, over the whole vocabulary.
+
+Each candidate is scored once, against the baseline's hidden states; each model's distribution is made by its own head,
+so that a quantized head is seen. What cannot be compared is refused, never cut to fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode import runs
+from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_floor, reference
+from scoremode.cache import cache_folder
+from scoremode.engines.base import Baseline, Engine, EngineOptions, gather_options
+from scoremode.errors import InputError, RunError
+from scoremode.metrics import groups_of
+from scoremode.perplexity import Question, ask, score_into
+from scoremode.references import REFERENCE, Reference, require_comparable
+from scoremode.scoring import Answered, Progress
+from scoremode.types import Bools, Comparison, Floats, Ints, Plan, Run
+
+
+def compare(
+    baseline: str,
+    *candidates: str,
+    engine: str | None = None,
+    options: EngineOptions | None = None,
+    baseline_engine: str | None = None,
+    baseline_options: EngineOptions | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **question: Any,
+) -> list[Comparison]:
+    """Candidates against a baseline: models, a reference, or finished runs.
+
+    ``question`` is what :func:`scoremode.perplexity.ask` takes and, by name, what EngineOptions has. A reference brings
+    its own question. ``engine`` and ``options`` are the candidates'; the baseline has its own, else the same. A model
+    as the baseline runs beside a single candidate; for several its states are kept first.
+
+    >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
+    np.float64(0.0)
+    """
+    if not candidates:
+        raise InputError("there is no candidate", fix="name a model, or a run, behind the baseline")
+    options = gather_options(options, question)
+    keep = Keep(Path(out) if out else None, fresh, progress)
+    its_engine, its_options = baseline_engine or engine, baseline_options or options
+    if (Path(baseline) / REFERENCE).exists():
+        kept = Path(baseline)
+    elif runs.is_run(baseline):
+        return [of_runs(baseline, name) for name in candidates]
+    elif len(candidates) == 1 and not runs.is_run(candidates[0]):
+        asked = ask(baseline, trust_remote_code=bool(its_options.trust_remote_code), **question)
+        p = Side.of(asked, its_engine, its_options, keep.folder("baseline"))
+        return [_lockstep(p, candidates[0], How(engine, options, question), keep)]
+    else:
+        kept = keep.folder("baseline") or cache_folder() / "references" / _digest(baseline, its_engine, question)
+        reference(baseline, kept, engine=its_engine, options=its_options, fresh=fresh, progress=progress, **question)
+    return [_against_reference(kept, name, How(engine, options, question), keep) for name in candidates]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Where runs of a comparison go, and how."""
+
+    out: Path | None
+    fresh: bool
+    progress: Progress | None
+
+    def folder(self, name: str) -> Path | None:
+        """For the run of that name; a model's name may be a path, of which the last part is taken."""
+        return None if self.out is None else self.out / (Path(name).name or "candidate")
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How candidates are scored."""
+
+    engine: str | None
+    options: EngineOptions
+    question: dict[str, Any]
+
+    def side(
+        self, name: str, question: dict[str, Any], check: Callable[[Question], None], against: Any, keep: Keep
+    ) -> Side:
+        """The candidate of that name, once ``check`` found it comparable."""
+        asked = ask(name, trust_remote_code=bool(self.options.trust_remote_code), **question)
+        check(asked)
+        return Side.of(asked, self.engine, self.options, keep.folder(name), against=against)
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:20]
+
+
+def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
+    yield from engine.score_against(baseline, plan, done)
+
+
+# ── a stored baseline ────────────────────────────────────────────────────────────────────────────────────────────────
+def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Comparison:
+    run_p, stored = runs.load(folder), Reference.open(folder)
+    if runs.is_run(name):
+        return of_runs(str(folder), name)
+    question = _question_of(run_p, how.question)
+    q = how.side(name, question, partial(_require_comparable, stored), run_p.manifest["identity"], keep)
+    noise = run_p.manifest.get("noise_kl")
+    run_q = runs.claim(q.folder, q.identity, fresh=keep.fresh)
+    if run_q is None:
+        with closing(q.open()) as worker:
+            run_q = _score(q, worker, StoredBaseline(stored, q.asked.plan), run_p, keep, noise=lambda: noise)
+    return as_comparison(name, run_p, run_q, q.asked.plan)
+
+
+def _question_of(run: Run, given: dict[str, Any]) -> dict[str, Any]:
+    """The question of a stored baseline; what is given again must lead to the same plan, which is checked later."""
+    stored = run.manifest.get("question")
+    if stored is None and not given:
+        raise InputError(
+            f"the text of {run.path} was piped in and cannot be read again", fix="give the same text with --corpus"
+        )
+    return {**(stored or {}), **given}
+
+
+def _require_comparable(stored: Reference, asked: Question) -> None:
+    vocabulary = asked.subject.vocabulary
+    require_comparable(
+        stored.manifest,
+        plan_digest=asked.plan.digest,
+        tokenizer=asked.tokens.tokenizer.fingerprint,
+        vocabulary=stored.vocabulary if vocabulary is None else vocabulary,
+        method=asked.plan.method,
+        method_settings=dict(asked.plan.settings),
+        corpus_sha256=asked.corpus.sha256,
+    )
+
+
+def _score(
+    q: Side, worker: Engine, baseline: Baseline, run_p: Run, keep: Keep, *, noise: Callable[[], list[float] | None]
+) -> Run:
+    facts = {"model": run_p.manifest["model"], "fingerprint": run_p.manifest["model_fingerprint"]}
+    return score_into(
+        q.asked,
+        worker,
+        q.identity,
+        q.folder,
+        keep.progress,
+        answered=partial(_against, baseline),
+        with_kl=True,
+        more={"against": facts},
+        before_saving=lambda manifest: manifest.update(noise_kl=noise()),
+    )
+
+
+# ── two models side by side ──────────────────────────────────────────────────────────────────────────────────────────
+def _lockstep(p: Side, name: str, how: How, keep: Keep) -> Comparison:
+    q = how.side(name, how.question, partial(require_same_question, p.asked), p.identity, keep)
+    plan = q.asked.plan
+    run_p, run_q = (runs.claim(side.folder, side.identity, fresh=keep.fresh) for side in (p, q))
+    if run_p is None or run_q is None:
+        with ExitStack() as opened:
+            worker_p, worker_q = (opened.enter_context(closing(side.open())) for side in (p, q))
+            run_p = run_p or score_into(p.asked, worker_p, p.identity, p.folder, keep.progress)
+            live = LiveBaseline(worker_p, plan)
+            floor = partial(noise_floor, worker_p, plan)
+            run_q = run_q or _score(q, worker_q, live, run_p, keep, noise=lambda: floor().tolist())
+    return as_comparison(name, run_p, run_q, plan)
+
+
+def require_same_question(baseline: Question, candidate: Question) -> None:
+    """Refuse what cannot be compared, with the reason and what would make it comparable."""
+    names = f"{baseline.subject.name} and {candidate.subject.name}"
+    if baseline.tokens.tokenizer.fingerprint != candidate.tokens.tokenizer.fingerprint:
+        raise InputError(
+            f"{names} have different tokenizers, so they do not score the same tokens",
+            fix="compare bits per byte instead: scoremode ppl prints them for each",
+        )
+    if baseline.subject.vocabulary != candidate.subject.vocabulary:
+        raise InputError(
+            f"{names} have vocabularies of {baseline.subject.vocabulary} and {candidate.subject.vocabulary} ids",
+            fix="compare models with one vocabulary",
+        )
+    if baseline.plan.digest != candidate.plan.digest:
+        raise InputError(
+            f"{names} give different plans: {_difference(baseline.plan, candidate.plan)}",
+            fix="give --context-length and --stride that both models allow",
+        )
+
+
+def _difference(a: Plan, b: Plan) -> str:
+    given, other = dict(a.settings), dict(b.settings)
+    differing = sorted(k for k in given.keys() | other.keys() if given.get(k) != other.get(k))
+    if differing:
+        return ", ".join(f"{k.replace('_', ' ')} {given.get(k)} and {other.get(k)}" for k in differing)
+    return f"{len(a)} and {len(b)} windows"
+
+
+# ── two finished runs ────────────────────────────────────────────────────────────────────────────────────────────────
+def of_runs(baseline: str, candidate: str) -> Comparison:
+    """Two finished runs of one plan. Their divergence is known only if the one was scored against the other."""
+    if not runs.is_run(candidate):
+        raise InputError(
+            f"{baseline} is a run without hidden states, so {candidate} cannot be scored against it",
+            fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
+        )
+    run_p, run_q = runs.load(baseline), runs.load(candidate)
+    if run_p.plan_digest != run_q.plan_digest:
+        what = [n for n in ("tokenizer", "corpus_sha256", "method") if run_p.manifest[n] != run_q.manifest[n]]
+        raise RunError(
+            f"{baseline} and {candidate} scored different plans ({', '.join(what) or 'other windows'} differ)",
+            fix="score both on the same text with the same method",
+        )
+    theirs = (run_q.manifest.get("against") or {}).get("fingerprint")
+    kl = run_q.kl if theirs == run_p.manifest["model_fingerprint"] else None
+    groups, weight = groups_of_run(run_p)
+    return Comparison(candidate, run_p, run_q, groups, weight, kl, None, {}, run_q.path)
+
+
+def groups_of_run(run: Run) -> tuple[Ints, Floats]:
+    """Independent groups of a stored run's targets: documents where there are several, else windows."""
+    by = run.facts.document if len(np.unique(run.facts.document)) > 1 else run.facts.window
+    return np.unique(by, return_inverse=True)[1].astype(np.int64), np.ones(len(run.scores))
+
+
+def as_comparison(name: str, baseline: Run, candidate: Run, plan: Plan) -> Comparison:
+    _, groups = groups_of(plan)
+    floor = candidate.manifest.get("noise_kl")
+    noise = None if floor is None else np.array(floor)
+    return Comparison(name, baseline, candidate, groups, _weights(plan), candidate.kl, noise, {}, candidate.path)
+
+
+def _weights(plan: Plan) -> Floats:
+    """How much each target counts in the method's mean."""
+    if plan.average != "window":
+        return np.ones(plan.targets)
+    assert plan.weight is not None
+    weights: Floats = (plan.weight / plan.target_counts)[plan.target_window]
+    return weights

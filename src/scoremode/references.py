@@ -1,0 +1,890 @@
+"""References: a baseline's final hidden states for every target, bit for bit, and its head once.
+
+DIR/states-00000.safetensors, …   tensor "states" (rows, width) of consecutive targets, in plan order
+DIR/head.safetensors              tensor "weight" (padded vocabulary, width), and "bias" where the model has one
+DIR/reference.json                what was kept, of whom, the sha256 of every file; written last, so it means complete
+DIR/partial.reference.json        while unfinished: whose states these are, and their geometry
+DIR/partial.rows                  while unfinished: which rows are in, each write with a checksum
+
+Rows are raw: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patterns.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.cache import remembered_sha256, write_atomically
+from scoremode.errors import EngineError, InputError, RunError, harmless
+from scoremode.types import Bools, Ints
+
+Raw = npt.NDArray[Any]
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+FORMAT = 1
+REFERENCE, HEAD, PARTIAL, ROWS = "reference.json", "head.safetensors", "partial.reference.json", "partial.rows"
+HEAD_IN_THE_MAKING = ".head.safetensors.partial"
+SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
+SHARD_BYTES = 1 << 30
+
+RAW_DTYPES: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+}
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+DATA_START = 512
+"""Every file's header is padded to here: rows stay aligned, and a header can be written after its rows are counted."""
+RECORD = struct.Struct("<QQII")  # first row, rows, crc32 of the rows, crc32 of the three before
+CHUNK = 8 << 20
+MANIFEST_LIMIT = 64 << 20
+MOST_ROWS, WIDEST = 1 << 48, 1 << 24
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+# ── geometry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which row stands in which file, and where."""
+
+    targets: int
+    width: int
+    dtype: str
+    rows_per_shard: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * RAW_DTYPES[self.dtype].itemsize
+
+    @property
+    def shards(self) -> int:
+        return -(-self.targets // self.rows_per_shard)
+
+    def shard_rows(self, shard: int) -> int:
+        return min(self.rows_per_shard, self.targets - shard * self.rows_per_shard)
+
+    def shard_size(self, shard: int) -> int:
+        return DATA_START + self.shard_rows(shard) * self.row_bytes
+
+    def shard_header(self, shard: int) -> bytes:
+        return _header([("states", self.dtype, (self.shard_rows(shard), self.width))])
+
+    def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """The shards that rows lie in: (shard, byte offset in its file, rows before this piece, rows of this piece)."""
+        before = 0
+        while before < count:
+            shard, row = divmod(first + before, self.rows_per_shard)
+            rows = min(count - before, self.rows_per_shard - row)
+            yield shard, DATA_START + row * self.row_bytes, before, rows
+            before += rows
+
+
+def shard_name(shard: int) -> str:
+    return f"states-{shard:05d}.safetensors"
+
+
+def is_own_name(name: str) -> bool:
+    """Is this the name of a file that a reference adds to its run folder?"""
+    return name in {REFERENCE, HEAD, PARTIAL, ROWS, HEAD_IN_THE_MAKING} or SHARD_NAME.fullmatch(name) is not None
+
+
+def _header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """The safetensors header of (name, dtype, shape)…, one behind the other, padded with spaces."""
+    described, at = {}, 0
+    for name, dtype, shape in tensors:
+        end = at + math.prod(shape) * RAW_DTYPES[dtype].itemsize
+        described[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    assert len(text) <= DATA_START - 8, "a header that does not fit its place"
+    return struct.pack("<Q", DATA_START - 8) + text.ljust(DATA_START - 8)
+
+
+def _bytes_of(rows: Raw) -> memoryview:
+    """The memory of an array as bytes, not copied where it lies in one piece."""
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+
+
+def _read_rows(folder: Path, layout: Layout, first: int, count: int) -> Raw:
+    """Rows as an array of their own. Read, not mapped: a mapped file that is cut short kills the process."""
+    rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype])
+    for shard, offset, before, n in layout.pieces(first, count):
+        path = folder / shard_name(shard)
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(offset)
+                whole = _fill(file, _bytes_of(rows[before : before + n]))
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror})", fix=_again(folder)) from None
+        if not whole:
+            raise RunError(f"{path} was cut short", fix=_again(folder))
+    return rows
+
+
+def _fill(file: Any, place: memoryview) -> bool:
+    """Read until the place is full; False where the file ends before."""
+    at = 0
+    while at < len(place):
+        got = file.readinto(place[at:])
+        if not got:
+            return False
+        at += got
+    return True
+
+
+def _again(folder: Path) -> str:
+    made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
+    return f"copy the folder again, or remove it and make it again: {made}"
+
+
+# ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class StatesWriter:
+    """Fills a reference in any order, and goes on where a killed process stopped.
+
+    Call ``write`` and ``flush`` before the scores of a window are put into the journal. When going on, windows of the
+    journal whose rows are not whole here must be scored again: ``journal.done &= writer.windows_in(offsets)``.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        targets: int,
+        width: int,
+        dtype: str,
+        identity: Mapping[str, Any],
+        shard_bytes: int = SHARD_BYTES,
+        progress: Progress | None = None,
+    ) -> None:
+        if dtype not in RAW_DTYPES:
+            raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
+        assert 0 <= targets <= MOST_ROWS, "no such number of targets"
+        assert 0 < width <= WIDEST, "no such width"
+        self.folder = Path(folder)
+        row_bytes = width * RAW_DTYPES[dtype].itemsize
+        self.layout = Layout(targets, width, dtype, max(1, shard_bytes // row_bytes))
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity, sort_keys=True, allow_nan=False))
+        self.present: Bools = np.zeros(targets, dtype=np.bool_)
+        self.head: dict[str, Any] | None = None  # what write_head was given, known again after a kill
+        self.resumed = False
+        self._pending: list[bytes] = []
+        self._shard: tuple[int, BinaryIO] | None = None  # the shard written last: the next window is most often there
+        with _disk_errors(self.folder):
+            _require_free(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._rows = (self.folder / ROWS).open("a+b", buffering=0)
+        try:
+            _lock(self._rows, self.folder)
+            self._begin_or_go_on(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin_or_go_on(self, progress: Progress | None) -> None:
+        known = _read_partial(self.folder)
+        if known is None or not known["ready"]:  # nothing was kept so far: at most, room was made for it
+            self._begin()
+            return
+        mine = {**self.identity, **_geometry(self.layout)}
+        theirs = {**known["identity"], **known["layout"]}
+        differing = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+        if differing:
+            raise RunError(
+                f"{self.folder} holds another unfinished reference (it differs in: {harmless(', '.join(differing))})",
+                fix="give another --out, or --fresh to replace it",
+            )
+        for shard in range(self.layout.shards):
+            path = self.folder / shard_name(shard)
+            reason = _misfit(path, self.layout.shard_size(shard), self.layout.shard_header(shard))
+            if reason:
+                raise RunError(f"{path} {reason}", fix="start again with --fresh")
+        self.resumed = True
+        self._read_records(progress)
+        if _head_fits(self.folder, known.get("head"), self.layout.width):
+            self.head = known["head"]
+
+    def _begin(self) -> None:
+        """Make room for every row now, so that a disk too small is known before an hour of scoring."""
+        for path in self.folder.iterdir():
+            if SHARD_NAME.fullmatch(path.name):
+                path.unlink()
+        needed = sum(self.layout.shard_size(shard) for shard in range(self.layout.shards))
+        try:
+            with _disk_errors(self.folder, needed):
+                self._rows.truncate(0)
+                self._note(ready=False)
+                for shard in range(self.layout.shards):
+                    path = self.folder / shard_name(shard)
+                    _make_room(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
+                self._note(ready=True)
+        except BaseException:
+            discard(self.folder, held=True)
+            raise
+
+    def _note(self, *, ready: bool) -> None:
+        known = {"format": FORMAT, "ready": ready, "identity": self.identity, "layout": _geometry(self.layout)}
+        write_atomically(self.folder / PARTIAL, json.dumps({**known, "head": self.head}).encode())
+
+    def _read_records(self, progress: Progress | None) -> None:
+        """Which rows are in: those whose bytes are still the ones that were written."""
+        self._rows.seek(0)
+        data = self._rows.read() or b""
+        records, at = [], 0
+        while at + RECORD.size <= len(data):
+            first, count, checksum, own = RECORD.unpack_from(data, at)
+            if own != zlib.crc32(data[at : at + RECORD.size - 4]) or first + count > self.layout.targets:
+                break  # torn by a kill; nothing was appended behind it
+            records.append((first, count, checksum))
+            at += RECORD.size
+        self._rows.truncate(at)
+        total, done = sum(count for _, count, _ in records) * self.layout.row_bytes, 0
+        for first, count, checksum in records:  # a later write of the same rows has the last word
+            self.present[first : first + count] = self._checksum(first, count) == checksum
+            done += count * self.layout.row_bytes
+            if progress:
+                progress(done, total)
+
+    def _checksum(self, first: int, count: int) -> int:
+        checksum, step = 0, max(1, CHUNK // self.layout.row_bytes)
+        for at in range(first, first + count, step):
+            rows = _read_rows(self.folder, self.layout, at, min(step, first + count - at))
+            checksum = zlib.crc32(_bytes_of(rows), checksum)
+        return checksum
+
+    def has(self, first: int, count: int) -> bool:
+        """Are these rows in?"""
+        return bool(self.present[first : first + count].all())
+
+    def windows_in(self, target_offsets: Ints) -> Bools:
+        """Of windows that begin at these targets (a plan's ``target_offsets``): those whose rows are all in."""
+        holes = np.concatenate([[0], np.cumsum(~self.present, dtype=np.int64)])
+        whole: Bools = holes[target_offsets[1:]] == holes[target_offsets[:-1]]
+        return whole
+
+    def write(self, first_target: int, rows: Raw) -> None:
+        """Keep the states of consecutive targets, bit for bit."""
+        raw, layout = RAW_DTYPES[self.layout.dtype], self.layout
+        if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
+            raise EngineError(
+                f"the engine gave states of {rows.dtype} {rows.shape}, not {layout.dtype} as {raw} (n, {layout.width})",
+                fix="this is a fault of the engine",
+            )
+        if not 0 <= first_target <= first_target + len(rows) <= layout.targets:
+            raise EngineError(
+                f"the engine gave states of targets {first_target} to {first_target + len(rows)} of {layout.targets}",
+                fix="this is a fault of the engine",
+            )
+        data = _bytes_of(rows)
+        with _disk_errors(self.folder):
+            for shard, offset, before, n in layout.pieces(first_target, len(rows)):
+                begin = before * layout.row_bytes
+                _write_at(self._opened(shard), data[begin : begin + n * layout.row_bytes], offset)
+        body = RECORD.pack(first_target, len(rows), zlib.crc32(data), 0)[:-4]
+        self._pending.append(body + struct.pack("<I", zlib.crc32(body)))
+        self.present[first_target : first_target + len(rows)] = True
+
+    def _opened(self, shard: int) -> int:
+        if self._shard is None or self._shard[0] != shard:
+            self._close_shard()
+            self._shard = (shard, (self.folder / shard_name(shard)).open("r+b", buffering=0))
+        return self._shard[1].fileno()
+
+    def flush(self) -> None:
+        """Note what was written. The rows are with the operating system already: a kill from here on loses none."""
+        records = b"".join(self._pending)
+        with _disk_errors(self.folder):
+            end = self._rows.seek(0, os.SEEK_END)
+            if self._rows.write(records) != len(records):
+                self._rows.truncate(end)  # a torn record would hide those behind it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._pending.clear()
+
+    def write_head(
+        self,
+        weight: Raw | Iterable[Raw],
+        bias: Raw | None,
+        *,
+        scale: float,
+        softcap: float | None,
+        vocabulary: int,
+    ) -> None:
+        """Keep the head: its matrix (padded vocabulary, width), whole or as blocks of rows, and its bias."""
+        making = self.folder / HEAD_IN_THE_MAKING
+        blocks = [weight] if isinstance(weight, np.ndarray) else weight
+        try:
+            with _disk_errors(self.folder), making.open("wb", buffering=0) as file:
+                head = self._write_blocks(file.fileno(), blocks, bias)
+                head |= {"vocabulary": int(vocabulary), "scale": float(scale), "softcap": softcap and float(softcap)}
+                _check_head(head)
+                os.fsync(file.fileno())
+                os.replace(making, self.folder / HEAD)
+                self.head = head
+                self._note(ready=True)
+        finally:
+            making.unlink(missing_ok=True)
+
+    def _write_blocks(self, file: int, blocks: Iterable[Raw], bias: Raw | None) -> dict[str, Any]:
+        """Write a matrix block by block, its bias behind it, and the header, which counts the rows, at the end."""
+        rows, dtype, at = 0, "", DATA_START
+        for block in blocks:
+            dtype = dtype or _dtype_of(block)
+            assert block.shape == (len(block), self.layout.width), "a head as wide as the states"
+            assert _dtype_of(block) == dtype, "a head of one dtype"
+            _write_at(file, _bytes_of(block), at)
+            rows, at = rows + len(block), at + block.nbytes
+        assert rows, "a head without rows"
+        if bias is not None:
+            assert bias.shape == (rows,), "a bias has one number a row"
+            _write_at(file, _bytes_of(bias), at)
+        bias_dtype = None if bias is None else _dtype_of(bias)
+        head = {"file": HEAD, "rows": rows, "dtype": dtype, "has_bias": bias is not None, "bias_dtype": bias_dtype}
+        _write_at(file, memoryview(_head_header(head, self.layout.width)), 0)
+        return head
+
+    def finish(self, manifest: Mapping[str, Any], progress: Progress | None = None) -> Reference:
+        """Hash every file, write reference.json, and open what is now complete.
+
+        ``manifest`` has at least plan_digest, method, model_fingerprint, tokenizer (its fingerprint) and engine (a
+        dict of facts); method_settings, corpus and corpus_sha256 make later refusals say more.
+        """
+        self.flush()
+        missing = np.flatnonzero(~self.present)
+        if len(missing):
+            raise RunError(
+                f"{self.folder} lacks the states of {len(missing)} targets, the first is {missing[0]}",
+                fix="repeat the command; it goes on",
+            )
+        assert self.head is not None, "write_head comes before finish"
+        self._close_shard()
+        names = [*map(shard_name, range(self.layout.shards)), HEAD]
+        with _disk_errors(self.folder):
+            hashes = _hash_files([self.folder / name for name in names], progress)
+            complete = self._complete(manifest, hashes)
+            _check_manifest(complete)
+            write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
+            self.close()
+            for name in (ROWS, PARTIAL):
+                (self.folder / name).unlink(missing_ok=True)
+        return Reference.open(self.folder, verify=False)
+
+    def _complete(self, manifest: Mapping[str, Any], hashes: dict[str, str]) -> dict[str, Any]:
+        assert self.head is not None
+        names = [shard_name(shard) for shard in range(self.layout.shards)]
+        return {
+            "vocabulary": self.head["vocabulary"],
+            **manifest,
+            "format": FORMAT,
+            **_geometry(self.layout),
+            "shards": [
+                {"file": name, "rows": self.layout.shard_rows(shard), "sha256": hashes[name]}
+                for shard, name in enumerate(names)
+            ],
+            "head": {**self.head, "sha256": hashes[HEAD]},
+            "identity": self.identity,
+        }
+
+    def _close_shard(self) -> None:
+        if self._shard is not None:
+            self._shard[1].close()
+            self._shard = None
+
+    def close(self) -> None:
+        """Let go of the files; what was flushed is kept."""
+        self._close_shard()
+        self._rows.close()
+
+    def __enter__(self) -> StatesWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def discard(folder: Path, *, held: bool = False) -> None:
+    """Remove a reference's own files, finished or not; nothing where no reference is. ``held``: by the caller."""
+    if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
+        return
+    if not held and (folder / ROWS).exists():
+        with (folder / ROWS).open("r+b", buffering=0) as file:
+            _lock(file, folder)
+    marks = {PARTIAL, ROWS, REFERENCE}  # last, so that what an interruption leaves is still known to be ours
+    for path in sorted(folder.iterdir(), key=lambda p: p.name in marks):
+        if is_own_name(path.name):
+            path.unlink(missing_ok=True)
+
+
+def _geometry(layout: Layout) -> dict[str, Any]:
+    return {
+        "targets": layout.targets,
+        "width": layout.width,
+        "dtype": layout.dtype,
+        "rows_per_shard": layout.rows_per_shard,
+    }
+
+
+def _require_free(folder: Path) -> None:
+    """Refuse a folder that holds a finished reference, or files of our names that are not ours."""
+    if not folder.is_dir():
+        if folder.exists():
+            raise RunError(f"{folder} is a file", fix="give a folder to --out")
+        return
+    if (folder / REFERENCE).exists():
+        raise RunError(
+            f"{folder} holds a finished reference",
+            fix="use it as it is, or give another --out, or --fresh to replace it",
+        )
+    foreign = sorted(p.name for p in folder.iterdir() if p.name == HEAD or SHARD_NAME.fullmatch(p.name))
+    if foreign and not (folder / PARTIAL).exists():
+        raise RunError(f"{folder} is not a reference: it holds {foreign[0]}", fix="give a new or empty folder to --out")
+
+
+def _lock(file: Any, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise RunError(f"another process is writing into {folder}", fix="wait for it, or give another --out") from None
+
+
+def _read_partial(folder: Path) -> dict[str, Any] | None:
+    """What an unfinished reference says of itself; None where none was begun."""
+    path = folder / PARTIAL
+    if not path.exists():
+        return None
+    try:
+        known = _parse_json(path)
+        if known.get("format") != FORMAT or type(known.get("ready")) is not bool:
+            raise _DamagedError("no format or no mark")
+        if not isinstance(known.get("identity"), dict) or not isinstance(known.get("layout"), dict):
+            raise _DamagedError("no identity or no layout")
+    except (_DamagedError, OSError) as error:
+        raise RunError(f"{path} is damaged ({error})", fix="start again with --fresh") from None
+    return known
+
+
+def _make_room(path: Path, header: bytes, size: int) -> None:
+    """A file of this size whose place on the disk is taken: writing into it cannot find the disk full."""
+    with path.open("wb", buffering=0) as file:
+        _write_at(file.fileno(), memoryview(header), 0)
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except (AttributeError, OSError) as error:  # not every system and file system can; a full disk shows later then
+            if isinstance(error, OSError) and error.errno not in NO_PREALLOCATION:
+                raise
+            file.truncate(size)
+        os.fsync(file.fileno())
+
+
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """All of it. Written, not mapped: a full disk must be an error, and under a mapping it kills the process."""
+    at = 0
+    while at < len(data):
+        at += os.pwrite(descriptor, data[at : at + (1 << 30)], offset + at)
+
+
+def _dtype_of(rows: Raw) -> str:
+    for name, raw in RAW_DTYPES.items():
+        if rows.dtype == raw:
+            return name
+    raise EngineError(f"the engine gave a head of {rows.dtype}", fix="this is a fault of the engine")
+
+
+def _hash_files(paths: list[Path], progress: Progress | None) -> dict[str, str]:
+    """The sha256 of each file, by name, once what is hashed is on the disk."""
+    total, done, hashes = sum(path.stat().st_size for path in paths), 0, {}
+    for path in paths:
+        hasher = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())
+            while chunk := file.read(CHUNK):
+                hasher.update(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(done, total)
+        hashes[path.name] = hasher.hexdigest()
+    return hashes
+
+
+@contextmanager
+def _disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
+    """What the disk refuses, in one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise RunError(
+                f"{folder} cannot be written ({error.strerror or error})", fix="give another --out"
+            ) from None
+        sizes = ""
+        with suppress(OSError):
+            free = f"{shutil.disk_usage(folder).free / 1e9:.2f} GB free"
+            sizes = f" ({free})" if needed is None else f" (the states take {needed / 1e9:.2f} GB, {free})"
+        fix = "free some space and repeat the command: it goes on, or give another --out"
+        raise RunError(f"the disk of {folder} is full{sizes}", fix=fix) from None
+
+
+# ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class _DamagedError(ValueError):
+    """Why a file cannot be trusted; becomes a RunError that names the file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A finished reference. Rows are read when they are asked for; nothing is read whole.
+
+    >>> reference = Reference.open("ref")            # doctest: +SKIP
+    >>> reference.rows(0, 512).shape                 # doctest: +SKIP
+    (512, 4096)
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    layout: Layout
+
+    @staticmethod
+    def open(folder: str | Path, verify: bool = True, progress: Progress | None = None) -> Reference:
+        """The reference in this folder. Sizes and headers are always checked, hashes once for each content."""
+        folder = Path(folder)
+        manifest = _read_manifest(folder)
+        layout = Layout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
+        head = manifest["head"]
+        files = [
+            (entry["file"], entry["sha256"], layout.shard_size(shard), layout.shard_header(shard))
+            for shard, entry in enumerate(manifest["shards"])
+        ]
+        files.append((HEAD, head["sha256"], _head_size(head, layout.width), _head_header(head, layout.width)))
+        for name, _, size, header in files:
+            reason = _misfit(folder / name, size, header)
+            if reason:
+                raise RunError(f"{folder / name} {reason}", fix=_again(folder))
+        if verify:
+            _verify(folder, [(name, sha256, size) for name, sha256, size, _ in files], progress)
+        return Reference(folder, manifest, layout)
+
+    @property
+    def targets(self) -> int:
+        return self.layout.targets
+
+    @property
+    def width(self) -> int:
+        return self.layout.width
+
+    @property
+    def dtype(self) -> str:
+        """Of the states."""
+        return self.layout.dtype
+
+    @property
+    def plan_digest(self) -> str:
+        return str(self.manifest["plan_digest"])
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's fingerprint."""
+        return str(self.manifest["tokenizer"])
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids that get a probability; rows of the head behind them are padding."""
+        return int(self.manifest["vocabulary"])
+
+    @property
+    def head_dtype(self) -> str:
+        return str(self.manifest["head"]["dtype"])
+
+    @property
+    def bias_dtype(self) -> str | None:
+        name = self.manifest["head"]["bias_dtype"]
+        return None if name is None else str(name)
+
+    @property
+    def scale(self) -> float:
+        return float(self.manifest["head"]["scale"])
+
+    @property
+    def softcap(self) -> float | None:
+        cap = self.manifest["head"]["softcap"]
+        return None if cap is None else float(cap)
+
+    def rows(self, first: int, count: int) -> Raw:
+        """The states (count, width) of consecutive targets, raw, as an array of the caller's own."""
+        if first < 0 or count < 0 or first + count > self.targets:
+            raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
+        return _read_rows(self.folder, self.layout, first, count)
+
+    def head_weight(self) -> Raw:
+        """The head's matrix (padded vocabulary, width), raw and mapped: what is not looked at is not read.
+
+        Changes stay in memory and never reach the file (torch complains of arrays that cannot be changed at all).
+        """
+        shape = (self.manifest["head"]["rows"], self.width)
+        return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head_dtype], "c", DATA_START, shape)
+
+    def head_bias(self) -> Raw | None:
+        """The head's bias (padded vocabulary,), raw; None where the model has none."""
+        if self.bias_dtype is None:
+            return None
+        head = self.manifest["head"]
+        at = DATA_START + head["rows"] * self.width * RAW_DTYPES[head["dtype"]].itemsize
+        return np.fromfile(self.folder / HEAD, RAW_DTYPES[self.bias_dtype], head["rows"], offset=at)
+
+
+def _misfit(path: Path, size: int, header: bytes) -> str | None:
+    """What is wrong with a file, without reading it whole; None where nothing is."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return "is not a file"
+        if found.st_size != size:
+            how = "was cut short" if found.st_size < size else "is too long"
+            return f"{how} ({found.st_size} bytes instead of {size})"
+        with path.open("rb") as file:
+            return None if file.read(DATA_START) == header else "does not have the shape that the reference says"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _verify(folder: Path, files: list[tuple[str, str, int]], progress: Progress | None) -> None:
+    total, done = sum(size for _, _, size in files), 0
+    for name, sha256, size in files:
+        try:
+            found = remembered_sha256(folder / name)
+        except OSError as error:
+            raise RunError(f"{folder / name} cannot be read ({error.strerror})", fix=_again(folder)) from None
+        if found != sha256:
+            raise RunError(f"{folder / name} was changed after the reference was made", fix=_again(folder))
+        done += size
+        if progress:
+            progress(done, total)
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / REFERENCE
+    if not path.exists():
+        if (folder / PARTIAL).exists():
+            raise RunError(
+                f"{folder} holds an unfinished reference", fix="repeat the command that began it; it goes on"
+            )
+        made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
+        raise RunError(f"{folder} is not a reference", fix=f"make one: {made}")
+    try:
+        manifest = _parse_json(path)
+        known = manifest.get("format")
+        if type(known) is int and known != FORMAT:
+            raise RunError(
+                f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="make the reference again"
+            )
+        _check_manifest(manifest)
+    except _DamagedError as error:
+        raise RunError(f"{path} is damaged ({error})", fix=_again(folder)) from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror})", fix=_again(folder)) from None
+    return manifest
+
+
+def _parse_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file that anybody may have written."""
+    if not path.is_file() or path.stat().st_size > MANIFEST_LIMIT:
+        raise _DamagedError("not a file of a sensible size")
+    try:
+        value = json.loads(path.read_bytes(), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise _DamagedError("not JSON") from None
+    if not isinstance(value, dict):
+        raise _DamagedError("not an object")
+    return value
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Refuse what a reference's manifest cannot say; afterwards every entry that is read has its type and range."""
+    if type(manifest.get("format")) is not int:
+        raise _DamagedError("no format")
+    for name in ("plan_digest", "method", "model_fingerprint", "tokenizer"):
+        if not isinstance(manifest.get(name), str) or not manifest[name]:
+            raise _DamagedError(f"no {name}")
+    for name in ("engine", "head", "identity"):
+        if not isinstance(manifest.get(name), dict):
+            raise _DamagedError(f"no {name}")
+    for name, kind in (("method_settings", dict), ("corpus", str), ("corpus_sha256", str)):
+        if name in manifest and not isinstance(manifest[name], kind):
+            raise _DamagedError(f"no usable {name}")
+    _whole(manifest, "targets", 0, MOST_ROWS)
+    _whole(manifest, "width", 1, WIDEST)
+    _whole(manifest, "rows_per_shard", 1, MOST_ROWS)
+    _dtype(manifest, "dtype")
+    _check_shards(manifest)
+    _check_head(manifest["head"])
+    _sha256(manifest["head"])
+    _whole(manifest, "vocabulary", 1, manifest["head"]["vocabulary"])
+
+
+def _check_shards(manifest: Mapping[str, Any]) -> None:
+    shards = manifest.get("shards")
+    layout = Layout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
+    if not isinstance(shards, list) or len(shards) != layout.shards:
+        raise _DamagedError("its list of files does not cover the targets")
+    for number, entry in enumerate(shards):
+        # names follow from their numbers, so that no manifest can point out of its folder
+        if not isinstance(entry, dict) or entry.get("file") != shard_name(number):
+            raise _DamagedError(f"file {number} is not {shard_name(number)}")
+        rows = layout.shard_rows(number)
+        _whole(entry, "rows", rows, rows)
+        _sha256(entry)
+
+
+def _check_head(head: Mapping[str, Any]) -> None:
+    if head.get("file") != HEAD:
+        raise _DamagedError(f"its head is not {HEAD}")
+    _whole(head, "rows", 1, 1 << 32)
+    _whole(head, "vocabulary", 1, head["rows"])
+    _dtype(head, "dtype")
+    if type(head.get("has_bias")) is not bool or head["has_bias"] != (head.get("bias_dtype") is not None):
+        raise _DamagedError("has_bias and bias_dtype disagree")
+    if head["has_bias"]:
+        _dtype(head, "bias_dtype")
+    _factor(head, "scale")
+    if head.get("softcap") is not None:
+        _factor(head, "softcap")
+
+
+def _whole(entries: Mapping[str, Any], name: str, least: int, most: int) -> None:
+    value = entries.get(name)
+    if type(value) is not int or not least <= value <= most:  # bool is an int to isinstance
+        raise _DamagedError(f"no usable {name}")
+
+
+def _factor(entries: Mapping[str, Any], name: str) -> None:
+    value = entries.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e30:  # wilder is damage
+        raise _DamagedError(f"no usable {name}")
+
+
+def _dtype(entries: Mapping[str, Any], name: str) -> None:
+    if not isinstance(entries.get(name), str) or entries[name] not in RAW_DTYPES:
+        raise _DamagedError(f"no usable {name}")
+
+
+def _sha256(entries: Mapping[str, Any]) -> None:
+    value = entries.get("sha256")
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise _DamagedError("no usable sha256")
+
+
+def _head_header(head: Mapping[str, Any], width: int) -> bytes:
+    bias = [("bias", head["bias_dtype"], (head["rows"],))] if head["has_bias"] else []
+    return _header([("weight", head["dtype"], (head["rows"], width)), *bias])
+
+
+def _head_size(head: Mapping[str, Any], width: int) -> int:
+    size = DATA_START + int(head["rows"]) * width * RAW_DTYPES[head["dtype"]].itemsize
+    return size + (head["rows"] * RAW_DTYPES[head["bias_dtype"]].itemsize if head["has_bias"] else 0)
+
+
+def _head_fits(folder: Path, head: Any, width: int) -> bool:
+    """Was the head of an unfinished reference written whole?"""
+    try:
+        _check_head(head if isinstance(head, dict) else {})
+    except _DamagedError:
+        return False
+    return _misfit(folder / HEAD, _head_size(head, width), _head_header(head, width)) is None
+
+
+# ── sizes, and what may be compared ──────────────────────────────────────────────────────────────────────────────────
+def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
+    """What a reference will take on disk, and what keeping float16 logits instead would take.
+
+    >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
+    8192000
+    """
+    item = RAW_DTYPES[dtype].itemsize
+    states, head = targets * width * item, vocabulary * width * item
+    return {"states": states, "head": head, "total": states + head, "logits_fp16": targets * vocabulary * 2}
+
+
+def require_comparable(
+    reference: Mapping[str, Any],
+    *,
+    plan_digest: str,
+    tokenizer: str,
+    vocabulary: int,
+    method: str,
+    method_settings: Mapping[str, Any] | None = None,
+    corpus_sha256: str | None = None,
+) -> None:
+    """Refuse a candidate whose distributions do not answer the same questions as the reference's.
+
+    ``reference`` is a reference's manifest. Where settings and text of both are known, the reason names them.
+    """
+    again = _same_question(reference)
+    if reference["tokenizer"] != tokenizer:
+        raise InputError(
+            "different tokenizers: the reference and the candidate do not have the same tokens",
+            fix="give a candidate with the reference's tokenizer, or compare bits per byte: " + again,
+        )
+    if reference["vocabulary"] != vocabulary:
+        raise InputError(
+            f"vocabulary {reference['vocabulary']} vs {vocabulary}: distributions over other ids cannot be compared",
+            fix=f"make a reference of a model with {vocabulary} ids: "
+            f"scoremode reference MODEL --corpus {_corpus(reference)} --out ref/",
+        )
+    if reference["plan_digest"] == plan_digest:
+        return
+    known = reference.get("corpus_sha256")
+    if corpus_sha256 is not None and known is not None and known != corpus_sha256:
+        raise InputError("other text: the reference was made of another corpus", fix=f"score the same: {again}")
+    raise InputError(
+        f"other plan: {_difference(reference, method, method_settings)}", fix=f"score as the reference was: {again}"
+    )
+
+
+def _difference(reference: Mapping[str, Any], method: str, settings: Mapping[str, Any] | None) -> str:
+    """In what two plans differ, as far as their manifests tell."""
+    if reference["method"] != method:
+        return f"method {harmless(str(reference['method']))} vs {method}"
+    theirs = reference.get("method_settings") or {}
+    mine = theirs if settings is None else settings
+    differing = [
+        f"{harmless(str(name)).replace('_', ' ')} {harmless(str(theirs.get(name)))} vs {mine.get(name)}"
+        for name in sorted(theirs.keys() | mine.keys())
+        if theirs.get(name) != mine.get(name)
+    ]
+    return ", ".join(differing) or "other windows or another text"
+
+
+def _corpus(reference: Mapping[str, Any]) -> str:
+    return shlex.quote(harmless(reference["corpus"])) if reference.get("corpus") else "…"
+
+
+def _same_question(reference: Mapping[str, Any]) -> str:
+    """The command that scores a candidate on the reference's plan."""
+    settings = reference.get("method_settings") or {}
+    words = ["scoremode ppl CANDIDATE --corpus", _corpus(reference), "--method", harmless(str(reference["method"]))]
+    for name in ("context_length", "stride", "max_windows"):
+        if type(settings.get(name)) is int:
+            words += ["--" + name.replace("_", "-"), str(settings[name])]
+    return " ".join(words)

@@ -1,0 +1,74 @@
+"""Comparisons as a table for a terminal, and as facts for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from scoremode.ranking import rank
+from scoremode.report.text import shown
+from scoremode.types import Comparison
+
+
+def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    baseline = found[0].baseline
+    return {
+        "baseline": baseline.manifest["model"],
+        "method": baseline.manifest["method"],
+        "plan_digest": baseline.plan_digest,
+        "candidates": [dict(s) for s in statistics],
+    }
+
+
+def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
+    """The table, the noise floor, and who cannot be told apart."""
+    baseline, m = found[0].baseline, found[0].baseline.manifest
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in ("perplexity", "ratio", "KL mean", "KL median", "KL 99%", "KL max", "same top"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row(Text(shown(m["model"])), f"{_number(statistics[0]['ppl_baseline'], 4)}", *["-"] * 6)
+    for s in statistics:
+        table.add_row(
+            Text(shown(s["name"])),
+            _number(s["ppl_candidate"], 4),
+            _with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
+            _with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
+            *(_number(s[name], 5) for name in ("kl_median", "kl_p99", "kl_max")),
+            "-" if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
+        )
+    return [table, "", *_notes(found, statistics), _method_line(baseline.manifest, statistics[0])]
+
+
+def _method_line(m: Any, s: dict[str, Any]) -> Text:
+    settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in m["method_settings"].items())
+    return Text(
+        shown(f"{m['method']} ({settings}), {s['targets']:,} targets, errors over {s['groups']:,} groups"), "dim"
+    )
+
+
+def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Text]:
+    notes = []
+    floor = statistics[0]["noise_floor_kl_mean"]
+    if floor is not None:
+        notes.append(Text(f"noise floor: KL mean {floor:.2g} (the baseline against itself under another batch split)"))
+    if any(c.kl is None for c in found):
+        notes.append(Text("KL is not known between two finished runs: compare with a reference, or with the model"))
+    elif len(found) > 1:
+        for entry in rank(list(found)):
+            if entry.tied_with:
+                others = ", ".join(entry.tied_with)
+                notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
+    return notes
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _with_error(value: float | None, error: float | None, digits: int) -> str:
+    return _number(value, digits) + ("" if error is None or value is None else f" ± {error:.{digits}f}")

@@ -1,0 +1,438 @@
+"""A comparison's arrays -> numbers with errors: paired by target, grouped by what is independent.
+
+Both runs scored the same targets, so what makes a text hard is in both and cancels in their difference. Every error
+here is that of the difference: never of two numbers taken apart. Means count a target as often as the method does
+(``Comparison.weight``); quantiles count each target once. docs/compare-statistics.md has every formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.errors import RunError
+from scoremode.methods import METHODS
+from scoremode.metrics import exponential, finite, ratio
+from scoremode.types import Comparison, Estimate, Floats, Ints, Run
+
+KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
+DELTA_P_QUANTILES = {
+    "min": 0.0,
+    "p001": 0.001,
+    "p01": 0.01,
+    "p05": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "median": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+    "p999": 0.999,
+    "max": 1.0,
+}
+INTERVAL = (0.025, 0.975)  # what the 95 % bounds of a bootstrap are
+
+FIELDS: tuple[str, ...] = (
+    "targets",
+    "groups",
+    *("ppl_baseline", "ppl_baseline_stderr", "ppl_candidate", "ppl_candidate_stderr"),
+    *("bits_per_byte_baseline", "bits_per_byte_candidate"),
+    *("zero_probability_baseline", "zero_probability_candidate"),
+    *("ppl_ratio", "ppl_ratio_stderr", "ppl_ratio_low", "ppl_ratio_high"),
+    *("log_ppl_ratio", "log_ppl_ratio_stderr", "ppl_difference", "ppl_difference_stderr"),
+    *("kl_mean", "kl_mean_stderr", "kl_mean_low", "kl_mean_high", "kl_infinite"),
+    *(f"kl_{name}" for name in KL_QUANTILES),
+    *("noise_floor_kl_mean", "noise_floor_kl_p99"),
+    *("delta_logprob_mean", "delta_logprob_mean_stderr"),
+    *("delta_p_mean", "delta_p_mean_stderr", "delta_p_rms", "delta_p_rms_stderr"),
+    *(f"delta_p_{name}" for name in DELTA_P_QUANTILES),
+    *("same_top", "same_top_stderr", "worse", "worse_stderr"),
+)
+"""Every number of ``describe``, in its order: what a gate may name."""
+
+
+def describe(c: Comparison, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Any]:
+    """Every number of a comparison, flat and ready for JSON: ``name``, then FIELDS.
+
+    None stands for a value that does not exist (KL that was not measured, the error of one group, a quantile of
+    nothing) and for one that is infinite or undefined (a perplexity with a target of probability zero). ``bootstrap``
+    is the number of resamples behind ``…_low`` and ``…_high``; 0 leaves both None.
+
+    >>> describe(comparison)["kl_mean"]   # doctest: +SKIP
+    0.0312
+    """
+    require_sound(c)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are answered with None
+        found = {
+            "name": c.name,
+            "targets": len(c.groups),
+            "groups": len(np.unique(c.groups)),
+            **_of_both_runs(c),
+            **_perplexity(c, bootstrap, seed),
+            **_divergence(c, bootstrap, seed),
+            **_with_error("delta_logprob_mean", terms(c, "delta_logprob_mean").estimate()),
+            **_probability(c),
+            **_with_error("same_top", terms(c, "same_top").estimate()),
+            **_with_error("worse", terms(c, "worse").estimate()),
+        }
+    return {name: finite(value) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def require_sound(c: Comparison) -> None:
+    """Refuse arrays that do not line up, and what is not a number: neither may pass for a result."""
+    arrays = {"groups": c.groups, "weight": c.weight, "kl": c.kl, "noise_kl": c.noise_kl}
+    arrays |= {"the baseline": c.baseline.scores.logprob, "the candidate": c.candidate.scores.logprob}
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if name != "noise_kl" and len(array) != len(c.groups):
+            raise RunError(
+                f"{c.name}: {name} has {len(array)} targets instead of {len(c.groups)}",
+                fix="compare runs of one plan",
+            )
+        if np.isnan(array).any():
+            raise RunError(f"{c.name}: {name} holds what is not a number", fix="score again with --fresh")
+
+
+# ── what every number is made of ─────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """A statistic as Σ numerator / Σ denominator, with the group of each term.
+
+    >>> Terms(np.array([1.0, 2.0, 6.0]), np.ones(3), np.arange(3)).estimate()
+    3 ± 1.53
+    """
+
+    numerator: Floats  # (n,)
+    denominator: Floats  # (n,)
+    groups: Ints  # (n,) 0, 1, … without holes
+
+    def estimate(self) -> Estimate:
+        return ratio(self.numerator, self.denominator, self.groups)
+
+    def minus(self, other: Terms) -> Terms:
+        """The difference of two statistics over the same denominators, paired term by term."""
+        return Terms(self.numerator - other.numerator, self.denominator, self.groups)
+
+
+def terms(c: Comparison, name: str) -> Terms:
+    """What a statistic is the ratio of; ``kl_mean`` only where KL was measured.
+
+    ``ppl_ratio`` and ``log_ppl_ratio`` have the same terms: Σ of differences of nll over Σ of weights, whose value is
+    the logarithm of the ratio, or, where the method averages documents, Σ of their perplexities over Σ of the
+    baseline's, whose value is the ratio itself (``averages_documents`` tells).
+    """
+    base, cand = c.baseline.scores, c.candidate.scores
+    if name in ("ppl_ratio", "log_ppl_ratio"):
+        return _document_terms(c) if averages_documents(c) else _weighted(c, base.logprob - cand.logprob)
+    if name == "kl_mean":
+        assert c.kl is not None, "KL was not measured"
+        return _weighted(c, c.kl)
+    if name == "delta_logprob_mean":
+        return _weighted(c, cand.logprob - base.logprob)
+    if name == "delta_p_mean":
+        return _weighted(c, np.exp(cand.logprob) - np.exp(base.logprob))
+    if name == "same_top":
+        return _weighted(c, (base.top == cand.top).astype(np.float64))
+    assert name == "worse", name
+    return _weighted(c, (cand.logprob < base.logprob).astype(np.float64))
+
+
+def averages_documents(c: Comparison) -> bool:
+    """Is the method's perplexity an arithmetic mean over documents of perplexities?"""
+    method = METHODS.get(c.baseline.manifest["method"])
+    return method is not None and method.average == "document"
+
+
+def _weighted(c: Comparison, values: Floats) -> Terms:
+    return Terms(values * c.weight, c.weight, _without_holes(c.groups))
+
+
+def _document_terms(c: Comparison) -> Terms:
+    """Perplexity of each document under the candidate, over that under the baseline."""
+    index = _without_holes(c.baseline.facts.document)
+    counts = np.bincount(index)
+    base, cand = (np.exp(np.bincount(index, -run.scores.logprob) / counts) for run in (c.baseline, c.candidate))
+    return Terms(cand, base, np.arange(len(counts)))
+
+
+def _without_holes(groups: Ints) -> Ints:
+    """Groups numbered 0, 1, …: an empty group would be counted as an independent one."""
+    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+
+
+def bootstrap(
+    numerator: Floats, denominator: Floats, groups: Ints, *, draws: int = 1000, seed: int = 0
+) -> npt.NDArray[np.float64]:
+    """Σ numerator / Σ denominator over groups drawn again with replacement, whole groups at a time, (draws,).
+
+    >>> resampled = bootstrap(np.arange(400.0), np.ones(400), np.arange(400))
+    >>> round(float(resampled.std())), Terms(np.arange(400.0), np.ones(400), np.arange(400)).estimate()
+    (6, 199.5 ± 5.78)
+    """
+    count = int(groups.max()) + 1
+    sums, units = np.bincount(groups, numerator), np.bincount(groups, denominator)
+    generator = np.random.default_rng(seed)
+    found = np.empty(draws)
+    step = max(1, 2**21 // count)  # some 16 MB of indices at a time, however many groups there are
+    for begin in range(0, draws, step):
+        stop = min(begin + step, draws)
+        chosen = generator.integers(count, size=(stop - begin, count))
+        found[begin:stop] = sums[chosen].sum(axis=1) / units[chosen].sum(axis=1)
+    return found
+
+
+def quantile(values: Floats, fraction: float) -> float:
+    """Linear between the two nearest in order; infinite only where one of them is; NaN of nothing.
+
+    >>> quantile(np.array([0.0, 1.0, np.inf]), 0.25), quantile(np.array([0.0, 1.0, np.inf]), 0.5)
+    (0.5, 1.0)
+    """
+    if not len(values):
+        return math.nan
+    at = fraction * (len(values) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(values) - 1)
+    part = np.partition(values, (below, above))
+    share = at - below
+    if share == 0:  # apart, because 0 · ∞ is not a number
+        return float(part[below])
+    return float(part[below] + share * (part[above] - part[below])) if math.isfinite(part[below]) else math.inf
+
+
+# ── the numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def _of_both_runs(c: Comparison) -> dict[str, Any]:
+    """What each run says of itself, averaged as the method does."""
+    found: dict[str, Any] = {}
+    for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
+        found |= _with_error(f"ppl_{side}", _stored(run, "perplexity"))
+    for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
+        found[f"bits_per_byte_{side}"] = _stored(run, "bits_per_byte").value
+    for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
+        found[f"zero_probability_{side}"] = int(np.isneginf(run.scores.logprob).sum())
+    return found
+
+
+def _stored(run: Run, name: str) -> Estimate:
+    metrics = run.manifest["metrics"]
+    return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
+
+
+def _perplexity(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
+    parts = terms(c, "ppl_ratio")
+    low, high = _bounds(parts, draws, seed)
+    if averages_documents(c):
+        quotient = parts.estimate()
+        logarithm = _logarithm(quotient)
+        difference = Terms(parts.numerator - parts.denominator, np.ones(len(parts.groups)), parts.groups).estimate()
+    else:
+        logarithm = parts.estimate()
+        quotient = exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
+        low, high = float(np.exp(low)), float(np.exp(high))
+        difference = _difference_of_exponentials(c)
+    return {
+        **_with_error("ppl_ratio", quotient),
+        "ppl_ratio_low": low,
+        "ppl_ratio_high": high,
+        **_with_error("log_ppl_ratio", logarithm),
+        **_with_error("ppl_difference", difference),
+    }
+
+
+def _logarithm(e: Estimate) -> Estimate:
+    """ln of an estimate; its error to first order."""
+    if not (math.isfinite(e.value) and e.value > 0):
+        return Estimate(math.nan, None, e.n, e.groups)
+    return Estimate(math.log(e.value), None if e.stderr is None else e.stderr / e.value, e.n, e.groups)
+
+
+def _difference_of_exponentials(c: Comparison) -> Estimate:
+    """exp(mean nll) of the candidate minus that of the baseline; the error of its first-order expansion.
+
+    Near the means, exp(a) - exp(b) moves as exp(a)·da - exp(b)·db: one number a target, so that what both runs
+    share cancels before it is squared.
+    """
+    nll = [-run.scores.logprob for run in (c.candidate, c.baseline)]
+    means = [_weighted(c, values).estimate() for values in nll]
+    ppl = [exponential(mean).value for mean in means]
+    value = ppl[0] - ppl[1]
+    if not math.isfinite(value):
+        return Estimate(math.nan, None, len(c.groups), means[0].groups)
+    moves = ppl[0] * (nll[0] - means[0].value) - ppl[1] * (nll[1] - means[1].value)
+    return Estimate(value, _weighted(c, moves).estimate().stderr, len(c.groups), means[0].groups)
+
+
+def _divergence(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
+    floor = c.noise_kl
+    noise = {
+        "noise_floor_kl_mean": float(floor.mean()) if floor is not None and len(floor) else None,
+        "noise_floor_kl_p99": quantile(floor, 0.99) if floor is not None else None,
+    }
+    names = ("kl_mean", "kl_mean_stderr", "kl_mean_low", "kl_mean_high", "kl_infinite")
+    if c.kl is None:
+        return {**dict.fromkeys((*names, *(f"kl_{name}" for name in KL_QUANTILES))), **noise}
+    parts = terms(c, "kl_mean")
+    mean, (low, high) = parts.estimate(), _bounds(parts, draws, seed)
+    values = (mean.value, mean.stderr, low, high, int(np.isinf(c.kl).sum()))
+    quantiles = {f"kl_{name}": quantile(c.kl, fraction) for name, fraction in KL_QUANTILES.items()}
+    return {**dict(zip(names, values, strict=True)), **quantiles, **noise}
+
+
+def _bounds(parts: Terms, draws: int, seed: int) -> tuple[float, float]:
+    """The bootstrap's 95 % bounds; NaN where there is nothing to draw from."""
+    if draws < 1 or len(np.unique(parts.groups)) < 2:
+        return math.nan, math.nan
+    resampled = bootstrap(parts.numerator, parts.denominator, parts.groups, draws=draws, seed=seed)
+    if not np.isfinite(resampled).all():
+        return math.nan, math.nan
+    return quantile(resampled, INTERVAL[0]), quantile(resampled, INTERVAL[1])
+
+
+def _probability(c: Comparison) -> dict[str, Any]:
+    parts = terms(c, "delta_p_mean")
+    delta = np.exp(c.candidate.scores.logprob) - np.exp(c.baseline.scores.logprob)
+    return {
+        **_with_error("delta_p_mean", parts.estimate()),
+        **_with_error("delta_p_rms", _root(_weighted(c, delta**2).estimate())),
+        **{f"delta_p_{name}": quantile(delta, fraction) for name, fraction in DELTA_P_QUANTILES.items()},
+    }
+
+
+def _root(square: Estimate) -> Estimate:
+    """The square root of an estimate; its error to first order. No spread around zero is an error of zero."""
+    value = math.sqrt(square.value)
+    error = None if square.stderr is None else square.stderr / (2 * value) if value else 0.0
+    return Estimate(value, error, square.n, square.groups)
+
+
+def _with_error(name: str, e: Estimate) -> dict[str, Any]:
+    return {name: e.value, f"{name}_stderr": e.stderr}
+
+
+# ── llama.cpp's own statistics ───────────────────────────────────────────────────────────────────────────────────────
+KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
+DELTA_P_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 75.0, 50.0, 25.0, 10.0, 5.0, 1.0, 0.1)
+
+
+def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
+    """What llama.cpp's ``--kl-divergence`` prints, by its formulas: every target independent and counted once.
+
+    ``…_error`` is what it prints behind ±. KL is left out where it was not measured. Percentiles are taken in float32,
+    as there. Below 100 targets llama.cpp itself prints none of this. Names: ``kld_99.9%``, ``delta_p_50%``, ….
+    """
+    require_sound(c)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        found = _llamacpp_perplexity(-c.candidate.scores.logprob, -c.baseline.scores.logprob)
+        if c.kl is not None:
+            found |= _mean_error("kld_mean", c.kl) | _extremes("kld", c.kl, KLD_PERCENTILES)
+        delta = np.exp(c.candidate.scores.logprob) - np.exp(c.baseline.scores.logprob)
+        found |= _mean_error("delta_p_mean", delta) | _extremes("delta_p", delta, DELTA_P_PERCENTILES)
+        square, error = _mean_and_error(delta**2)
+        rms = math.sqrt(square)
+        found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * error if rms else math.nan}
+        same = float((c.baseline.scores.top == c.candidate.scores.top).mean()) if len(delta) else math.nan
+        spread = math.sqrt(same * (1 - same) / (len(delta) - 1)) if len(delta) > 1 else math.nan
+        found |= {"same_top": same, "same_top_error": spread}
+    return {name: finite(value) for name, value in found.items()}
+
+
+def _llamacpp_perplexity(nll: Floats, base: Floats) -> dict[str, float]:
+    """Perplexities, their ratio and difference, with the errors of two correlated means."""
+    n = len(nll)
+    (mean, error), (mean_base, error_base) = _mean_and_error(nll), _mean_and_error(base)
+    covariance = (float((nll * base).mean()) - mean * mean_base) / (n - 1) if n >= 10 else 0.0
+    # equal runs: rounding may leave a negative number, of which llama.cpp prints the root as nan
+    difference_error = math.sqrt(max(0.0, error**2 + error_base**2 - 2 * covariance))
+    ppl, ppl_base = float(np.exp(mean)), float(np.exp(mean_base))
+    square = (ppl * error) ** 2 + (ppl_base * error_base) ** 2 - 2 * ppl * ppl_base * covariance
+    quotient = float(np.exp(mean - mean_base))
+    return {
+        "ppl_q": ppl,
+        "ppl_q_error": ppl * error,
+        "ppl_base": ppl_base,
+        "ppl_base_error": ppl_base * error_base,
+        "log_ppl_correlation": covariance / (error * error_base) if error and error_base else math.nan,
+        "log_ppl_ratio": mean - mean_base,
+        "log_ppl_ratio_error": difference_error,
+        "ppl_ratio": quotient,
+        "ppl_ratio_error": quotient * difference_error,
+        "ppl_difference": ppl - ppl_base,
+        "ppl_difference_error": math.sqrt(max(0.0, square)),
+    }
+
+
+def _mean_and_error(values: Floats) -> tuple[float, float]:
+    """sqrt((mean of squares - mean²) / (n - 1)) behind ±, and 0 for up to ten values, as llama.cpp does."""
+    n = len(values)
+    if n < 1:
+        return 0.0, 0.0
+    mean = float(values.mean())
+    variance = float((values**2).mean()) - mean**2
+    return mean, math.sqrt(variance / (n - 1)) if variance > 0 and n > 10 else 0.0
+
+
+def _mean_error(name: str, values: Floats) -> dict[str, float]:
+    return dict(zip((name, f"{name}_error"), _mean_and_error(values), strict=True))
+
+
+def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict[str, float]:
+    if not len(values):
+        return {}
+    ordered = np.sort(values.astype(np.float32))
+    inner = {f"{name}_{p:g}%": _llamacpp_percentile(ordered, p) for p in percentiles}
+    return {f"{name}_max": float(ordered[-1]), **inner, f"{name}_min": float(ordered[0])}
+
+
+def _llamacpp_percentile(ordered: npt.NDArray[np.float32], percent: float) -> float:
+    """Linear between neighbours, in float32 throughout: with many targets the place itself is rounded."""
+    n = len(ordered)
+    if percent == 50:  # its median is computed apart: the middle value, or the mean of the middle two
+        middle = ordered[n // 2] if n % 2 else np.float32(0.5) * (ordered[n // 2] + ordered[n // 2 - 1])
+        return float(middle)
+    at = np.float32(percent / 100) * np.float32(n - 1)
+    below = min(int(at), n - 1)
+    share = at - np.float32(below)
+    return float((np.float32(1) - share) * ordered[below] + share * ordered[min(below + 1, n - 1)])
+
+
+def llamacpp_text(statistics: Mapping[str, float | None]) -> str:
+    """The statistics in the layout and to the digits of llama.cpp, to be laid beside its output."""
+
+    def number(name: str, factor: float = 1.0) -> float:
+        value = statistics.get(name)
+        return math.nan if value is None else factor * value
+
+    def with_error(label: str, name: str) -> str:
+        return f"{label}: {number(name):10.6f} ± {number(f'{name}_error'):10.6f}"
+
+    def in_percent(label: str, name: str) -> str:
+        return f"{label}: {number(name, 100):6.3f} ± {number(f'{name}_error', 100):5.3f} %"
+
+    labels = (("Mean PPL(Q)", "ppl_q"), ("Mean PPL(base)", "ppl_base"))
+    ratios = (
+        ("Mean ln(PPL(Q)/PPL(base))", "log_ppl_ratio"),
+        ("Mean PPL(Q)/PPL(base)", "ppl_ratio"),
+        ("Mean PPL(Q)-PPL(base)", "ppl_difference"),
+    )
+    lines = ["====== Perplexity statistics ======"]
+    lines += [with_error(f"{label:30}", name) for label, name in labels]
+    lines.append(f"Cor(ln(PPL(Q)), ln(PPL(base))): {number('log_ppl_correlation', 100):6.2f}%")
+    lines += [with_error(f"{label:30}", name) for label, name in ratios]
+    if "kld_mean" in statistics:
+        lines += ["", "====== KL divergence statistics ======", with_error("Mean    KLD", "kld_mean")]
+        lines += [f"{label} KLD: {number(name):10.6f}" for label, name in _lines_of("kld", KLD_PERCENTILES)]
+    lines += ["", "====== Token probability statistics ======", in_percent("Mean    Δp", "delta_p_mean")]
+    lines += [f"{label} Δp: {number(name, 100):6.3f}%" for label, name in _lines_of("delta_p", DELTA_P_PERCENTILES)]
+    lines += [in_percent("RMS Δp    ", "delta_p_rms"), in_percent("Same top p", "same_top")]
+    return "\n".join(lines) + "\n"
+
+
+def _lines_of(name: str, percentiles: tuple[float, ...]) -> list[tuple[str, str]]:
+    inner = [("Median " if p == 50 else f"{p:4.1f}%  ", f"{name}_{p:g}%") for p in percentiles]
+    return [("Maximum", f"{name}_max"), *inner, ("Minimum", f"{name}_min")]

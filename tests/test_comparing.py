@@ -1,0 +1,247 @@
+"""Comparisons: KL in closed form, against float64 on a real model, from a reference and in lockstep, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from scoremode import runs
+from scoremode.baselines import reference
+from scoremode.cli.main import main
+from scoremode.comparing import compare
+from scoremode.engines.table import TableEngine
+from scoremode.errors import InputError, RunError
+from scoremode.head.divergence import define_divergence
+from scoremode.perplexity import ask, ppl
+from scoremode.types import Comparison, Window, WindowList
+from tests.makers import make_tiny_model
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 6
+SMALL = {"text": TEXT, "context_length": 32, "stride": 16}
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Held:
+    """A table as a baseline."""
+
+    def __init__(self, engine: TableEngine, windows: WindowList) -> None:
+        self.head, self.dtype = engine.stored_head(), "float32"
+        none = np.zeros(len(windows), np.bool_)
+        self.held = {index: raw for index, _, raw in engine.score_with_states(windows, none)}
+
+    def states(self, index: int, window: Window) -> Any:
+        return self.held[index]
+
+
+def windows_over(ids: list[int]) -> WindowList:
+    array = np.array(ids, np.int32)
+    return WindowList((Window(array, np.arange(len(ids) - 1, dtype=np.int32), array[1:, None]),))
+
+
+def test_kl_of_hand_made_distributions() -> None:
+    p, q = np.log([[0.5, 0.25, 0.25]]), np.log([[0.25, 0.5, 0.25]])
+    windows = windows_over([0, 1, 2, 0])
+    baseline = Held(TableEngine(p), windows)
+    (_, _, kl), *_ = TableEngine(q).score_against(baseline, windows, np.zeros(1, np.bool_))
+    assert kl == pytest.approx([0.25 * np.log(2)] * 3, rel=1e-6)
+
+
+def test_kl_to_what_never_happens_is_infinite_and_back_is_not() -> None:
+    (certain,) = compare("table:successor", "table:uniform", text="abc")
+    (even,) = compare("table:uniform", "table:successor", text="abc")
+    assert certain.kl == pytest.approx([np.log(256)] * 2, rel=1e-6)
+    assert even.kl is not None
+    assert np.isinf(even.kl).all()
+
+
+def test_a_table_does_not_diverge_from_itself() -> None:
+    found = compare("table:uniform", "table:uniform", text="any text")[0]
+    assert found.kl is not None
+    assert found.noise_kl is not None
+    assert found.kl.tolist() == [0.0] * 7
+    assert found.noise_kl.max() == 0.0
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small model, and the same with weights moved a little."""
+    folder = tmp_path_factory.mktemp("models")
+    original = make_tiny_model(folder / "original", adds_bos=False)
+    shutil.copytree(original, folder / "moved")
+    path = folder / "moved" / "model.safetensors"
+    weights = load_file(path)
+    random = torch.Generator().manual_seed(1)
+    save_file(
+        {n: w * (1 + 0.1 * torch.randn(w.shape, generator=random)) for n, w in weights.items()}, path, {"format": "pt"}
+    )
+    return original, folder / "moved"
+
+
+@pytest.fixture(scope="module")
+def kept(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("references") / "ref"
+    reference(str(models[0]), folder, **SMALL)
+    return folder
+
+
+def kl_of(found: Comparison) -> Any:
+    assert found.kl is not None
+    return found.kl
+
+
+def test_kl_of_a_real_model_is_that_of_its_logits_in_float64(models: tuple[Path, Path], tmp_path: Path) -> None:
+    (found,) = compare(*map(str, models), out=tmp_path, **SMALL)
+    plan = ask(str(models[0]), **SMALL).plan
+    both = [AutoModelForCausalLM.from_pretrained(m, dtype=torch.float64) for m in models]
+    expected = []
+    for index in range(len(plan)):
+        window = plan.window(index)
+        with torch.no_grad():
+            logits = [m(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows] for m in both]
+        expected.append(define_divergence(*logits, torch.from_numpy(window.targets.astype(np.int64))).kl.numpy())
+    truth = np.concatenate(expected)
+    assert truth.mean() > 1e-3, "the models differ"
+    assert kl_of(found).mean() == pytest.approx(truth.mean(), rel=1e-6)
+    assert kl_of(found) == pytest.approx(truth, rel=1e-4, abs=1e-9)
+
+
+def test_a_reference_gives_the_bits_of_lockstep(models: tuple[Path, Path], kept: Path, tmp_path: Path) -> None:
+    (beside,) = compare(*map(str, models), out=tmp_path / "beside", **SMALL)
+    (stored,) = compare(str(kept), str(models[1]), out=tmp_path / "stored")
+    assert np.array_equal(kl_of(beside), kl_of(stored))
+    assert np.array_equal(beside.candidate.scores.logprob, stored.candidate.scores.logprob)
+    assert np.array_equal(beside.baseline.scores.logprob, stored.baseline.scores.logprob)
+
+
+def test_a_model_does_not_diverge_from_itself(models: tuple[Path, Path], kept: Path, tmp_path: Path) -> None:
+    (found,) = compare(str(kept), str(models[0]), out=tmp_path)
+    assert kl_of(found).max() == 0.0
+    assert (found.candidate.scores.top == found.baseline.scores.top).all()
+
+
+def test_several_candidates_share_one_baseline(models: tuple[Path, Path], tmp_path: Path) -> None:
+    first, second = compare(str(models[0]), str(models[1]), str(models[0]), out=tmp_path, **SMALL)
+    assert kl_of(first).mean() > 1e-3
+    assert kl_of(second).max() == 0.0
+    assert (tmp_path / "baseline" / "reference.json").exists()
+
+
+def test_scores_of_a_candidate_are_those_that_it_has_alone(
+    models: tuple[Path, Path], kept: Path, tmp_path: Path
+) -> None:
+    (found,) = compare(str(kept), str(models[1]), out=tmp_path / "with")
+    alone = ppl(str(models[1]), out=tmp_path / "alone", **SMALL)
+    assert found.candidate.scores.logprob == pytest.approx(alone.scores.logprob, abs=2e-5)
+    assert np.array_equal(found.candidate.scores.rank, alone.scores.rank)
+
+
+def test_two_finished_runs_have_no_divergence(models: tuple[Path, Path], tmp_path: Path) -> None:
+    for name, model in zip("pq", models, strict=True):
+        ppl(str(model), out=tmp_path / name, **SMALL)
+    (found,) = compare(str(tmp_path / "p"), str(tmp_path / "q"))
+    assert found.kl is None
+    assert len(found.baseline.scores) == len(found.candidate.scores)
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_other_tokens_are_refused(kept: Path, models: tuple[Path, Path]) -> None:
+    with pytest.raises(InputError, match="different tokenizers"):
+        compare(str(kept), "table:uniform")
+    with pytest.raises(InputError, match="different tokenizers"):
+        compare(str(models[0]), "table:uniform", **SMALL)
+
+
+def test_another_plan_is_refused_with_what_differs(kept: Path, models: tuple[Path, Path]) -> None:
+    with pytest.raises(InputError, match="context length 32 vs 24"):
+        compare(str(kept), str(models[1]), context_length=24)
+    with pytest.raises(InputError, match="other text"):
+        compare(str(kept), str(models[1]), text="Something else entirely, and long enough to be scored.")
+
+
+def test_runs_of_different_plans_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    ppl(str(models[0]), out=tmp_path / "a", **SMALL)
+    ppl(str(models[1]), out=tmp_path / "b", **{**SMALL, "stride": 8})
+    with pytest.raises(RunError, match="different plans"):
+        compare(str(tmp_path / "a"), str(tmp_path / "b"))
+    with pytest.raises(InputError, match="without hidden states"):
+        compare(str(tmp_path / "a"), str(models[1]))
+
+
+def test_an_edited_reference_is_refused(kept: Path, models: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(kept, tmp_path / "copy")
+    states = copy / "states-00000.safetensors"
+    data = bytearray(states.read_bytes())
+    data[-3] ^= 1
+    states.write_bytes(data)
+    with pytest.raises(RunError, match="states-00000"):
+        compare(str(copy), str(models[1]))
+
+
+# ── interrupted ──────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["reference", "compare"])
+def test_a_killed_process_goes_on_to_the_same_numbers(
+    models: tuple[Path, Path], kept: Path, tmp_path: Path, what: str
+) -> None:
+    """Killed outright while windows are being scored, then repeated."""
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT * 40)
+    common = ["--corpus", str(text), "--context-length", "32", "--stride", "16", "--batch-tokens", "32", "--json"]
+    command = {
+        "reference": ["reference", str(models[0]), "--out", str(tmp_path / "out"), *common],
+        "compare": ["compare", str(models[0]), str(models[1]), "--out", str(tmp_path / "out"), *common],
+    }[what]
+    journal = tmp_path / "out" / ("" if what == "reference" else models[1].name) / runs.JOURNAL
+    child = subprocess.Popen(
+        [sys.executable, "-m", "scoremode", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and journal.stat().st_size > 4000) and child.poll() is None:
+        assert time.monotonic() < deadline, "the journal never grew"
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert journal.exists(), "killed too late to show anything"
+    assert main(command) == 0
+    assert main([part.replace(str(tmp_path / "out"), str(tmp_path / "again")) for part in command]) == 0
+    last = "" if what == "reference" else models[1].name
+    went_on, at_once = (runs.load(tmp_path / name / last) for name in ("out", "again"))
+    assert np.array_equal(went_on.scores.logprob, at_once.scores.logprob)
+    if what == "compare":
+        assert went_on.kl is not None
+        assert at_once.kl is not None
+        assert np.array_equal(went_on.kl, at_once.kl)
+    else:
+        states = [(tmp_path / name / "states-00000.safetensors").read_bytes() for name in ("out", "again")]
+        assert states[0] == states[1]
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_json_and_gate(
+    models: tuple[Path, Path], kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["compare", str(kept), str(models[1]), "--out", str(tmp_path), "--json", "--fail-if", "kl_mean > 1e-9"])
+    printed = capsys.readouterr()
+    assert code == 1
+    assert "kl_mean is" in printed.err
+    assert printed.err.count("\n") == 1
+    document = json.loads(printed.out)
+    assert {"baseline", "method", "plan_digest", "candidates"} <= document.keys()
+    wanted = """name ppl_baseline ppl_candidate ppl_ratio ppl_ratio_stderr kl_mean kl_mean_stderr kl_median kl_p99 kl_max
+        same_top noise_floor_kl_mean targets"""
+    assert set(wanted.split()) <= document["candidates"][0].keys()
+    assert main(["compare", str(kept), str(models[1]), "--out", str(tmp_path), "--fail-if", "kl_mean > 100"]) == 0
