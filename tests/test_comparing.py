@@ -30,12 +30,14 @@ from scoremode.types import Comparison, Window, WindowList
 from tests.makers import make_tiny_model
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
-SMALL = {"text": TEXT, "context_length": 32, "stride": 16}
+SMALL: dict[str, Any] = {"text": TEXT, "context_length": 32, "stride": 16}
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class Held:
     """A table as a baseline."""
+
+    place = None
 
     def __init__(self, engine: TableEngine, windows: WindowList) -> None:
         self.head, self.dtype = engine.stored_head(), "float32"
@@ -241,7 +243,7 @@ def test_json_and_gate(
     assert printed.err.count("\n") == 1
     document = json.loads(printed.out)
     assert {"baseline", "method", "plan_digest", "candidates"} <= document.keys()
-    wanted = """name ppl_baseline ppl_candidate ppl_ratio ppl_ratio_stderr kl_mean kl_mean_stderr kl_median kl_p99 kl_max
-        same_top noise_floor_kl_mean targets"""
+    wanted = """name ppl_baseline ppl_candidate ppl_ratio ppl_ratio_stderr kl_mean kl_mean_stderr kl_median kl_p99
+        kl_max same_top noise_floor_kl_mean targets"""
     assert set(wanted.split()) <= document["candidates"][0].keys()
     assert main(["compare", str(kept), str(models[1]), "--out", str(tmp_path), "--fail-if", "kl_mean > 100"]) == 0

@@ -29,6 +29,7 @@ from scoremode.references import (
     StatesWriter,
     discard,
     estimate_bytes,
+    is_reference,
     require_comparable,
     shard_name,
 )
@@ -337,12 +338,49 @@ def test_two_writers_at_once_are_refused(tmp_path: Path) -> None:
     assert writer_for(tmp_path / "ref", rows, "float32").resumed
 
 
-def test_a_finished_reference_is_not_written_over(tmp_path: Path) -> None:
-    rows = random_rows(3, 4, "float32")
+@pytest.mark.parametrize("other", [{"identity": {"model": "another"}}, {"rows_per_shard": 2}, {"targets": 31}])
+def test_another_finished_reference_is_not_written_over(tmp_path: Path, other: dict[str, Any]) -> None:
+    rows = random_rows(30, 4, "float32")
     make(tmp_path / "ref", rows, "float32")
-    with pytest.raises(RunError, match="finished reference"):
+    before = {p.name: p.read_bytes() for p in (tmp_path / "ref").iterdir()}
+    with pytest.raises(RunError, match="another reference, finished"):
+        writer_for(tmp_path / "ref", rows, "float32", **other)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "ref").iterdir()} == before
+
+
+def test_a_finished_reference_is_taken_up_again_by_its_own_run(tmp_path: Path) -> None:
+    """As after a kill between reference.json and the run's manifest: nothing is scored again."""
+    rows = random_rows(30, 4, "float32")
+    make(tmp_path / "ref", rows, "float32")
+    before = (tmp_path / "ref" / REFERENCE).read_bytes()
+    writer_for(tmp_path / "ref", rows, "float32").close()
+    assert "unfinished" in refused(tmp_path / "ref")
+    writer = writer_for(tmp_path / "ref", rows, "float32")  # what was taken up survives a kill as well
+    assert writer.resumed
+    assert writer.has(0, 30)
+    assert writer.head is not None
+    assert same_bits(writer.finish(MANIFEST).rows(0, 30), rows)
+    assert (tmp_path / "ref" / REFERENCE).read_bytes() == before
+
+
+def test_an_edited_finished_reference_is_not_taken_up(tmp_path: Path) -> None:
+    rows = random_rows(30, 4, "float32")
+    make(tmp_path / "ref", rows, "float32")
+    flip_last(tmp_path / "ref" / shard_name(0))
+    with pytest.raises(RunError, match="was changed"):
         writer_for(tmp_path / "ref", rows, "float32")
-    assert same_bits(Reference.open(tmp_path / "ref").rows(0, 3), rows)
+    assert not (tmp_path / "ref" / ROWS).exists()
+
+
+def test_a_folder_is_known_as_a_reference_by_its_identity(tmp_path: Path) -> None:
+    assert not is_reference(tmp_path / "ref")
+    rows = random_rows(3, 4, "float32")
+    writer_for(tmp_path / "ref", rows, "float32").close()
+    assert is_reference(tmp_path / "ref")
+    make(tmp_path / "ref", rows, "float32")
+    assert is_reference(tmp_path / "ref")
+    (tmp_path / "ref" / REFERENCE).write_text("{}")
+    assert not is_reference(tmp_path / "ref")
 
 
 @pytest.mark.parametrize("name", [HEAD, "states-00000.safetensors"])
@@ -701,7 +739,7 @@ def test_memory_stays_flat_over_200_megabytes(tmp_path: Path) -> None:
     )
     flat, whole = map(float, done.stdout.split())
     assert whole > 150, "the measure must see 200 MB that are really held"
-    assert flat < 40
+    assert flat < 60
 
 
 # ── sizes, and what may be compared ──────────────────────────────────────────────────────────────────────────────────

@@ -53,6 +53,8 @@ class LiveBaseline:
     Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead.
     """
 
+    place = None
+
     def __init__(self, engine: Engine, plan: Plan) -> None:
         self.engine, self.plan = engine, plan
         self.head: StoredHead = engine.stored_head()
@@ -84,6 +86,7 @@ class StoredBaseline:
 
     def __init__(self, stored: Reference, plan: Plan) -> None:
         self.stored, self.plan, self.dtype = stored, plan, stored.dtype
+        self.place = (str(stored.folder.resolve()), plan.target_offsets)
         self.head = StoredHead(
             weight=stored.head_weight(),
             bias=stored.head_bias(),
@@ -105,6 +108,8 @@ def states_dtype(engine: Engine, head: StoredHead) -> str:
 class HeldBaseline:
     """A few windows' states in memory."""
 
+    place = None
+
     def __init__(self, engine: Engine, plan: Plan, done: Bools) -> None:
         self.head: StoredHead = engine.stored_head()
         self.dtype = states_dtype(engine, self.head)
@@ -114,7 +119,7 @@ class HeldBaseline:
         return self._held[index]
 
 
-def noise_floor(engine: Engine, plan: Plan) -> Floats:
+def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None) -> Floats:
     """KL of a baseline against itself under another batch split, on a few windows spread over the plan.
 
     The engine's batches are other ones from here on: this comes last.
@@ -124,9 +129,9 @@ def noise_floor(engine: Engine, plan: Plan) -> Floats:
     within[0] = True
     done = np.ones(len(plan), np.bool_)
     done[chosen[within]] = False
-    held = HeldBaseline(engine, plan, done)
+    baseline = stored or HeldBaseline(engine, plan, done)
     engine.split_otherwise()
-    return np.concatenate([kl for _, _, kl in engine.score_against(held, plan, done)])
+    return np.concatenate([kl for _, _, kl in engine.score_against(baseline, plan, done)])
 
 
 def reference(
@@ -172,8 +177,8 @@ def _keep(side: Side, worker: Engine, question: dict[str, Any] | None, progress:
             names = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer")
             facts = {name: manifest[name] for name in (*names, "corpus", "corpus_sha256")}
             engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
-            writer.finish({**facts, "engine": engine})
-            manifest["noise_kl"] = noise_floor(worker, plan).tolist()
+            stored = StoredBaseline(writer.finish({**facts, "engine": engine}), plan)
+            manifest["noise_kl"] = noise_floor(worker, plan, stored).tolist()
 
         return score_into(
             side.asked,

@@ -59,7 +59,7 @@ def compare(
         kept = Path(baseline)
     elif runs.is_run(baseline):
         return [of_runs(baseline, name) for name in candidates]
-    elif len(candidates) == 1 and not runs.is_run(candidates[0]):
+    elif len(candidates) == 1 and not runs.is_run(candidates[0]) and "vllm" not in (engine, its_engine):
         asked = ask(baseline, trust_remote_code=bool(its_options.trust_remote_code), **question)
         p = Side.of(asked, its_engine, its_options, keep.folder("baseline"))
         return [_lockstep(p, candidates[0], How(engine, options, question), keep)]

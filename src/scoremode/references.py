@@ -55,7 +55,7 @@ SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 DATA_START = 512
 """Every file's header is padded to here: rows stay aligned, and a header can be written after its rows are counted."""
 RECORD = struct.Struct("<QQII")  # first row, rows, crc32 of the rows, crc32 of the three before
-CHUNK = 8 << 20
+CHUNK = 1 << 20
 MANIFEST_LIMIT = 64 << 20
 MOST_ROWS, WIDEST = 1 << 48, 1 << 24
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -191,6 +191,7 @@ class StatesWriter:
         self._shard: tuple[int, BinaryIO] | None = None  # the shard written last: the next window is most often there
         with _disk_errors(self.folder):
             _require_free(self.folder)
+            self._require_same_if_finished()
             self.folder.mkdir(parents=True, exist_ok=True)
             self._rows = (self.folder / ROWS).open("a+b", buffering=0)
         try:
@@ -200,7 +201,36 @@ class StatesWriter:
             self.close()
             raise
 
+    def _require_same_if_finished(self) -> None:
+        if not (self.folder / REFERENCE).exists():
+            return
+        found = Reference.open(self.folder)
+        if found.manifest["identity"] != self.identity or found.layout != self.layout:
+            raise RunError(
+                f"{self.folder} holds another reference, finished", fix="give another --out, or --fresh to replace it"
+            )
+
+    def _take_up_finished(self) -> None:
+        """Make a finished reference an unfinished one that lacks nothing.
+
+        Its run may not be finished: a kill between reference.json and the run's own manifest must not cost the states.
+        """
+        found = Reference.open(self.folder, verify=False)  # verified before the lock was taken
+        self.head = {name: value for name, value in found.manifest["head"].items() if name != "sha256"}
+        self._rows.truncate(0)
+        for shard in range(self.layout.shards):
+            first, count = shard * self.layout.rows_per_shard, self.layout.shard_rows(shard)
+            self._record(first, count, self._checksum(first, count))
+        self.flush()
+        with _disk_errors(self.folder):
+            self._note(ready=True)
+            (self.folder / REFERENCE).unlink()
+        self.resumed = True
+
     def _begin_or_go_on(self, progress: Progress | None) -> None:
+        if (self.folder / REFERENCE).exists():
+            self._take_up_finished()
+            return
         known = _read_partial(self.folder)
         if known is None or not known["ready"]:  # nothing was kept so far: at most, room was made for it
             self._begin()
@@ -299,9 +329,12 @@ class StatesWriter:
             for shard, offset, before, n in layout.pieces(first_target, len(rows)):
                 begin = before * layout.row_bytes
                 _write_at(self._opened(shard), data[begin : begin + n * layout.row_bytes], offset)
-        body = RECORD.pack(first_target, len(rows), zlib.crc32(data), 0)[:-4]
+        self._record(first_target, len(rows), zlib.crc32(data))
+
+    def _record(self, first: int, count: int, checksum: int) -> None:
+        body = RECORD.pack(first, count, checksum, 0)[:-4]
         self._pending.append(body + struct.pack("<I", zlib.crc32(body)))
-        self.present[first_target : first_target + len(rows)] = True
+        self.present[first : first + count] = True
 
     def _opened(self, shard: int) -> int:
         if self._shard is None or self._shard[0] != shard:
@@ -420,6 +453,15 @@ class StatesWriter:
         self.close()
 
 
+def is_reference(folder: Path) -> bool:
+    """Does the folder hold a reference, finished or not, that says whose it is?"""
+    for name in (REFERENCE, PARTIAL):
+        with suppress(_DamagedError, OSError):
+            if isinstance(_parse_json(folder / name).get("identity"), dict):
+                return True
+    return False
+
+
 def discard(folder: Path, *, held: bool = False) -> None:
     """Remove a reference's own files, finished or not; nothing where no reference is. ``held``: by the caller."""
     if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
@@ -443,18 +485,13 @@ def _geometry(layout: Layout) -> dict[str, Any]:
 
 
 def _require_free(folder: Path) -> None:
-    """Refuse a folder that holds a finished reference, or files of our names that are not ours."""
+    """Refuse a file in the folder's place, and files of our names that are not ours."""
     if not folder.is_dir():
         if folder.exists():
             raise RunError(f"{folder} is a file", fix="give a folder to --out")
         return
-    if (folder / REFERENCE).exists():
-        raise RunError(
-            f"{folder} holds a finished reference",
-            fix="use it as it is, or give another --out, or --fresh to replace it",
-        )
     foreign = sorted(p.name for p in folder.iterdir() if p.name == HEAD or SHARD_NAME.fullmatch(p.name))
-    if foreign and not (folder / PARTIAL).exists():
+    if foreign and not any((folder / name).exists() for name in (REFERENCE, PARTIAL)):
         raise RunError(f"{folder} is not a reference: it holds {foreign[0]}", fix="give a new or empty folder to --out")
 
 

@@ -94,6 +94,7 @@ def _require_ours(folder: Path, present: set[str]) -> None:
     known = (MANIFEST in present and _looks_ours(_parsed(manifest))) or (
         JOURNAL in present and _looks_ours({"identity": read_identity(journal)})
     )
+    known = known or references.is_reference(folder)  # killed before its journal was begun
     torn = not foreign and (
         (MANIFEST in present and SCORES in present) or (JOURNAL in present and journal.stat().st_size == 0)
     )

@@ -1,4 +1,4 @@
-"""The page in a real browser: Debian's Chromium, driven over a pipe in its own protocol, with nothing else installed."""
+"""The page in a real browser: Chromium, driven over a pipe in its own protocol, with nothing else installed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here; Debian's package is `chromium`")
 
 FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-extensions --hide-scrollbars --remote-debugging-pipe"
-).split()
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+    "--remote-debugging-pipe",
+)
 # Chromium reads commands from descriptor 3 and answers on 4; Popen cannot place them there, a small Python can
 LAUNCH = (
     "import fcntl, os, sys\n"
@@ -102,7 +103,8 @@ class Browser:
 
     def click(self, selector: str) -> None:
         place = self.ask(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            "e.scrollIntoView({block: 'center'});"
             "const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         at = {"x": place[0], "y": place[1], "button": "left", "clickCount": 1}
@@ -295,7 +297,8 @@ def test_the_theme_can_be_chosen(opened: Browser) -> None:
 def test_every_control_has_a_name_and_is_reached_by_tab(opened: Browser) -> None:
     names = opened.ask(
         "[...document.querySelectorAll('button, input, select, [tabindex=\"0\"]')].filter((e) => e.checkVisibility())"
-        ".filter((e) => !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).map((e) => e.outerHTML)"
+        ".filter((e) => !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length))"
+        ".map((e) => e.outerHTML)"
     )
     assert names == []
     opened.ask("document.activeElement.blur()")
@@ -382,8 +385,7 @@ def test_a_page_of_runs_alone(browser: Browser, tmp_path: Path) -> None:
     path = write(tmp_path / "runs.html", [], [], runs=[make_baseline(3000)])
     browser.screen(1280)
     browser.open(path)
-    assert browser.ask("document.querySelector('[data-measure=delta]').disabled")
-    assert browser.ask("document.querySelector('[data-measure=surprise]').getAttribute('aria-pressed')") == "true"
+    assert browser.ask("document.querySelectorAll('[data-measure]').length") == 0
     assert browser.ask("document.querySelectorAll('.t.v1, .t.v2, .t.v3, .t.v4').length") > 10
     browser.press("n")
     assert browser.ask("document.querySelectorAll('#details thead th').length") == 2
@@ -391,7 +393,7 @@ def test_a_page_of_runs_alone(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_print_and_pictures(browser: Browser, page: Path, tmp_path: Path) -> None:
-    """Paper gets the findings on a few sheets; pictures for people go to $SCOREMODE_SCREENSHOTS, else a temporary folder."""
+    """Paper gets the findings on a few sheets; pictures go to $SCOREMODE_SCREENSHOTS, else to a temporary folder."""
     folder = Path(os.environ.get("SCOREMODE_SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     for name, width, dark in (

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from scoremode.errors import EngineError, OptionError
-from scoremode.types import Answers, Bools, Floats, Window, WindowSource
+from scoremode.types import Answers, Bools, Floats, Ints, Window, WindowSource
 
 Raw = npt.NDArray[Any]
 """Numbers in a model's own dtype, bit for bit: bfloat16, which NumPy does not know, as uint16."""
@@ -92,6 +92,9 @@ class Baseline(Protocol):
 
     @property
     def dtype(self) -> str: ...  # of the states
+
+    @property
+    def place(self) -> tuple[str, Ints] | None: ...  # folder of a reference, and where each window begins in it
 
     def states(self, index: int, window: Window) -> Raw:
         """The final hidden states (m, d) of the rows that window ``index`` asks for."""

@@ -87,7 +87,9 @@ def logarithmic(low: float, high: float, label: str) -> Axis:
     every = max(1, math.ceil(len(powers) / 7))
     ticks = tuple((10.0**p, power_of_ten(p)) for p in powers if p % every == 0)
     if len(ticks) < 2:  # less than a decade: the powers alone would leave the axis bare
-        ticks = tuple((m * 10.0**p, plain(m * 10.0**p)) for p in range(-12, 9) for m in (1, 2, 5))
+        finer = [m * 10.0**p for p in range(math.floor(begin), math.ceil(end) + 1) for m in range(1, 10)]
+        within = [v for v in finer if low <= v <= high]
+        ticks = tuple((v, plain(v)) for v in within[:: math.ceil(len(within) / 5) or 1])
     return Axis(lambda v: (np.log10(v) - begin) / (end - begin), ticks, label)
 
 

@@ -319,7 +319,7 @@ RUN_MEASURES = (
     ("word_perplexity", "Word PPL", False),
     ("top1_accuracy", "Top-1", True),
     ("mean_rank", "Mean rank", False),
-    ("mean_entropy", "Entropy", False),
+    ("mean_entropy", "Entropy, nats", False),
 )
 
 
@@ -375,7 +375,7 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
     """The baseline, and what its own noise looks like in the same columns."""
     model = escaped(comparison.baseline.manifest.get("model", "baseline"))
     baseline = {
-        "ppl_candidate": with_error(s.get("ppl_baseline")),
+        "ppl_candidate": with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr")),
         "bits_per_byte_candidate": with_error(s.get("bits_per_byte_baseline")),
     }
     noise = {
@@ -435,7 +435,7 @@ def runs_table(alone: Sequence[Run]) -> str:
             cell = with_error(estimate.value, estimate.stderr, percent=percent) if estimate else "–"
             cells += f'<td data-label="{escaped(label)}">{cell}</td>'
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(run_name(run, alone))}</th>{cells}</tr>')
-    return _table(head, rows, '<p class="note">± is one standard error. Entropy is in nats.</p>')
+    return _table(head, rows, '<p class="note">± is one standard error.</p>')
 
 
 def run_name(run: Run, among: Sequence[Run] = ()) -> str:
@@ -708,17 +708,21 @@ def _text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit
     names = [c.name for c in comparisons] + [run_name(run, alone) for run in alone]
     options = "".join(f'<option value="{i}">{escaped(name)}</option>' for i, name in enumerate(names))
     label = "Candidate" if comparisons else "Run"
-    measures = (("delta", "Δ logprob"), ("kl", "KL"), ("surprise", "Surprise"))
+    measures = [("delta", "Δ logprob", True), ("kl", "KL", any(c.kl is not None for c in comparisons))]
     buttons = "".join(
-        f'<button type="button" data-measure="{name}" aria-pressed="false">{text}</button>' for name, text in measures
+        f'<button type="button" data-measure="{name}" aria-pressed="false">{text}</button>'
+        for name, text, known in [*measures, ("surprise", "Surprise", True)]
+        if known
     )
+    # runs alone have one measure: nothing to choose
+    colour_by = f'<div class="choice" role="group" aria-label="Colour by">{buttons}</div>' if comparisons else ""
     scales = "".join(f'<option value="{n}">{text}</option>' for n, text in ((1, "normal"), (10, "×10"), (100, "×100")))
     notes = "".join(f'<p class="note">{escaped(note)}</p>' for note in _text_notes(comparisons, alone, limit))
     return f"""<section id="text" aria-labelledby="text-title"><h2 id="text-title">The text</h2>
 <noscript><p class="note">The text is drawn by a script, and scripts are switched off here.</p></noscript>{notes}
 <div class="tools" hidden>
 <label>{label} <select id="view">{options}</select></label>
-<div class="choice" role="group" aria-label="Colour by">{buttons}</div>
+{colour_by}
 <label id="scale-label">Sensitivity <select id="scale">{scales}</select></label>
 <div class="choice jump" role="group" aria-label="Jump to the worst tokens">
 <button type="button" id="worst">Worst</button>
@@ -734,7 +738,7 @@ def _text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit
 <div id="legend" class="scale" hidden></div>
 <p id="said" class="said" role="status" aria-live="polite"></p>
 <div class="worst-list" hidden><h3 id="worst-title">Worst tokens</h3><ol id="worst-tokens"></ol></div>
-<h3 class="reading-title" hidden>All of it</h3>
+<h3 class="reading-title" hidden>Every token</h3>
 <div class="overview" hidden><svg id="map" viewBox="0 0 600 44" preserveAspectRatio="none" aria-hidden="true"></svg>
 <input id="page" type="range" min="1" max="1" value="1" step="1" aria-label="Page of the text"></div>
 <div class="reading" hidden>
@@ -832,10 +836,12 @@ def _facts_list(facts: Mapping[str, str]) -> str:
 
 
 def commands_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Exact commands as they are typed; an argument list becomes a shell line."""
+    """Exact commands as they are typed, from one line, a list of lines, or the words of one command."""
     given = manifest.get("command") or []
     if isinstance(given, str):
         return [given]
+    if len(given) > 1 and isinstance(given[0], str) and not any(c.isspace() for c in given[0]):
+        return [shlex.join(map(str, given))]  # its first word is a program's name alone: sys.argv, not lines
     return [line if isinstance(line, str) else shlex.join(map(str, line)) for line in given]
 
 

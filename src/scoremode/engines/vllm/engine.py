@@ -7,23 +7,34 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from scoremode.engines.base import Engine, EngineFacts, EngineOptions
+from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, Raw, StoredHead
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.start import family, one_line, start, stop, watch
-from scoremode.engines.vllm.wire import KERNEL_WORDS, Question, Words, join, unpack, unpack_words, width
-from scoremode.errors import EngineError, InputError, OptionError, ScoremodeError
+from scoremode.engines.vllm.wire import (
+    KERNEL_WORDS,
+    Question,
+    Words,
+    join,
+    states_words,
+    unpack,
+    unpack_words,
+    width,
+)
+from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
 from scoremode.models import ModelFacts
-from scoremode.types import Answers, Bools, Ids, Window, WindowSource
+from scoremode.references import RAW_DTYPES as RAW
+from scoremode.types import Answers, Bools, Floats, Ids, Ints, Window, WindowSource
 
 STEPS_AHEAD = 8  # batches of prompts waiting behind the one being computed: the scheduler never runs dry
 SMALLEST_BATCH = 256  # tokens
 TEST_TOKENS, TEST_TARGETS = 12, 3
+HEAD_BYTES = 16 << 20  # of the head's matrix in one answer
 
 
 class VllmEngine(Engine):
@@ -65,7 +76,9 @@ class VllmEngine(Engine):
             self._dtype = str(config.model_config.dtype).removeprefix("torch.")
             self._asked = 0
             self._gather = False
-            self.facts = self._facts(version, self._self_test(version))
+            verdict = self._self_test(version)
+            self._stored_head = verdict.kernel.pop("stored_head", "")
+            self.facts = self._facts(version, verdict)
             self._require_kernel()
         except BaseException:
             self.close()
@@ -84,12 +97,72 @@ class VllmEngine(Engine):
         vLLM batches by what is in flight, so an interrupted run ends in the same numbers only up to float noise.
         Where memory runs out, vLLM is started again with smaller batches, and only what is missing is scored.
         """
+        for index, answers, _ in self._score(source, done, Extra()):
+            yield index, answers
+
+    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
+        head = self._head_facts()
+        extra = Extra("states", words=states_words(head.width, head.itemsize))
+        for index, answers, words in self._score(source, done, extra):
+            raw = words.view(RAW[head.dtype]).reshape(len(words), -1)
+            yield index, answers, np.ascontiguousarray(raw[:, : head.width])
+
+    def score_against(
+        self, baseline: Baseline, source: WindowSource, done: Bools
+    ) -> Iterator[tuple[int, Answers, Floats]]:
+        if baseline.place is None:
+            raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
+        if baseline.head.vocabulary != self.facts.vocabulary:
+            raise ModelError(
+                f"the baseline has {baseline.head.vocabulary} ids and the candidate {self.facts.vocabulary}",
+                fix="compare models with one vocabulary",
+            )
+        folder, offsets = baseline.place
+        for index, answers, words in self._score(source, done, Extra("kl", 2, folder, offsets)):
+            yield index, answers, words.view(np.float64)[:, 0].copy()
+
+    def split_otherwise(self) -> None:
+        self._most_requests = 1  # windows one by one: vLLM batches by what is in flight
+
+    def stored_head(self) -> StoredHead:
+        head = self._head_facts()
+        line = states_words(head.width, head.itemsize)
+        weight = np.empty((head.rows, head.width), RAW[head.dtype])
+        bias = np.empty(head.rows, np.float32)
+        step = max(1, HEAD_BYTES // (4 * line))
+        for first in range(0, head.rows, step):
+            count = min(step, head.rows - first)
+            nothing = Question(np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
+            words = self._one(replace(nothing, extra="head", first=first, count=count))
+            block = np.ascontiguousarray(words[:, :line]).view(RAW[head.dtype])
+            weight[first : first + count] = block.reshape(count, -1)[:, : head.width]
+            bias[first : first + count] = np.ascontiguousarray(words[:, line]).view(np.float32)
+        kept = bias if head.has_bias else None
+        return StoredHead(weight, kept, head.dtype, "float32", self.facts.vocabulary, head.scale, head.softcap)
+
+    def _head_facts(self) -> HeadFacts:
+        if not self._stored_head:
+            raise ModelError(
+                "the head of this model is no plain matrix of floats, so no reference can be kept",
+                fix="take an unquantized baseline, and leave --head out",
+            )
+        return HeadFacts.read(self._stored_head)
+
+    def _one(self, question: Question) -> Words:
+        """The answer to a question about the model itself, on a prompt of two tokens."""
+        name = self._submit(np.ones(2, np.int32), question)
+        outputs: list[Any] = []
+        while not outputs:
+            outputs = [o for o in self._step() if o.request_id == name]
+        return np.asarray(outputs[0].outputs.data)
+
+    def _score(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         answered = done.copy()
         while not answered.all():
             try:
-                for index, answers in self._stream(source, answered.copy()):
+                for index, answers, words in self._stream(source, answered.copy(), extra):
                     answered[index] = True
-                    yield index, answers
+                    yield index, answers, words
             except EngineError:
                 if not self._begin_smaller():
                     raise
@@ -106,7 +179,7 @@ class VllmEngine(Engine):
         self._begin()
         return True
 
-    def _stream(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+    def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         """One pass over what is not done; a bounded number of prompts is in flight."""
         order = _order(source, done)
         shared = _shared(source) if self.options.prefix_caching else np.zeros(len(source), bool)
@@ -117,12 +190,12 @@ class VllmEngine(Engine):
         try:
             while waiting or flying or jobs:
                 while self._has_room(flying):
-                    job = jobs.popleft() if jobs else self._next(source, shared, fresh)
+                    job = jobs.popleft() if jobs else self._next(source, shared, fresh, extra)
                     if job is None:
                         waiting = False
                         break
                     if len(job.window.rows) == 0:
-                        yield job.index, _no_answers(job.window)
+                        yield job.index, _no_answers(job.window), np.zeros((0, extra.words), np.int32)
                         continue
                     flying[self._ask(job)] = job
                 for output in self._step() if flying else ():
@@ -132,20 +205,20 @@ class VllmEngine(Engine):
                     if rest is not None:
                         jobs.append(rest)
                     else:
-                        yield job.index, job.answers()
+                        yield job.index, job.answers(), job.extras()
         except KeyboardInterrupt:
             flying.clear()  # the engine was interrupted too, and may not listen any more: it is closed, not asked
             raise
         finally:
             self._forget(flying)
 
-    def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int]) -> _Job | None:
+    def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int], extra: Extra) -> _Job | None:
         index = next(fresh, None)
         if index is None:
             return None
         window = source.window(index)
         self._check(window, index)
-        return _Job(index, window, read_cache=bool(shared[index]), vocabulary=source.vocabulary or 0)
+        return _Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
 
     def _has_room(self, flying: dict[str, _Job]) -> bool:
         tokens = sum(len(job.window.ids) for job in flying.values())
@@ -165,7 +238,16 @@ class VllmEngine(Engine):
                 )
 
     def _ask(self, job: _Job) -> str:
-        question = Question(job.window.rows, job.window.targets, gather=self._gather, vocabulary=job.vocabulary)
+        first = 0 if job.extra.offsets is None else int(job.extra.offsets[job.index])
+        question = Question(
+            job.window.rows,
+            job.window.targets,
+            gather=self._gather,
+            vocabulary=job.vocabulary,
+            extra=job.extra.kind,
+            reference=job.extra.reference,
+            first=first,
+        )
         return self._submit(job.window.ids, question, job.read_cache)
 
     def _submit(self, ids: Ids, question: Question, read_cache: bool = False) -> str:
@@ -267,6 +349,38 @@ class VllmEngine(Engine):
                 self.log.discard()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Extra:
+    """What is asked beside the scores."""
+
+    kind: Literal["", "states", "kl"] = ""
+    words: int = 0  # behind each line
+    reference: str = ""
+    offsets: Ints | None = None  # (windows + 1,) rows of the reference where each window begins
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What workers say of their head's matrix."""
+
+    dtype: str
+    rows: int
+    width: int
+    scale: float
+    softcap: float | None
+    has_bias: bool
+
+    @staticmethod
+    def read(text: str) -> HeadFacts:
+        dtype, rows, width, scale, cap, bias = text.split()
+        softcap = None if cap == "None" else float(cap)
+        return HeadFacts(dtype.removeprefix("torch."), int(rows), int(width), float(scale), softcap, bias == "True")
+
+    @property
+    def itemsize(self) -> int:
+        return RAW[self.dtype].itemsize
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """A window on its way: what was asked, and what has been answered of it (always its last lines)."""
@@ -274,8 +388,10 @@ class _Job:
     index: int
     window: Window  # what is asked now: all, or only the front that the prefix cache swallowed
     read_cache: bool
-    vocabulary: int = 0  # ids from here on get no probability; 0: all
+    vocabulary: int  # ids from here on get no probability; 0: all
+    extra: Extra
     back: Answers | None = None
+    behind: Words | None = None  # what came behind the lines of ``back``
 
     def take(self, words: Words, block: int) -> _Job | None:
         """Add an answer; the job that asks for what is missing, None when nothing is.
@@ -284,10 +400,11 @@ class _Job:
         ends with the last of them: vLLM always computes the last token, and the block it lies in.
         """
         k = self.window.targets.shape[1]
-        words = words.reshape(-1, width(k))
+        words = words.reshape(-1, width(k) + self.extra.words)
         missing = len(self.window.rows) - len(words)
-        got = unpack(words, k)
+        got, more = unpack(words[:, : width(k)], k), np.ascontiguousarray(words[:, width(k) :])
         self.back = got if self.back is None else join(got, self.back)
+        self.behind = more if self.behind is None else np.concatenate([more, self.behind])
         if missing == 0:
             return None
         rows = self.window.rows[:missing]
@@ -296,11 +413,15 @@ class _Job:
         )
         near_the_end = int(rows[-1]) - int(rows[0]) < block
         cached = self.read_cache and near_the_end and len(words) > 0
-        return _Job(self.index, front, cached, self.vocabulary, self.back)
+        return _Job(self.index, front, cached, self.vocabulary, self.extra, self.back, self.behind)
 
     def answers(self) -> Answers:
         assert self.back is not None, "a job without an answer"
         return self.back
+
+    def extras(self) -> Words:
+        assert self.behind is not None, "a job without an answer"
+        return self.behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ chunks keeps the lines of its finished chunks (never hidden states) until the la
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +18,18 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
+from scoremode.engines.against import StoredStates
 from scoremode.engines.vllm.tap import Shard, Tap
 from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Question, pack_words, width
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import keep_own
 from scoremode.head.definition import Columns, define_columns
+from scoremode.head.divergence import (
+    DivergencePartials,
+    combine_divergence,
+    divergence_partials,
+    finish_divergence,
+)
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, combine, finish, partials, target_logits
@@ -48,6 +55,17 @@ class Settings:
         return rows_within(self.head_bytes, columns, device.type)
 
 
+class Kind(NamedTuple):
+    """What must be equal for rows to be scored together."""
+
+    k: int
+    vocabulary: int
+    gather: bool
+    self_test: bool
+    extra: str
+    reference: str
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The rows of one request that this forward pass has, and what is asked of them."""
@@ -59,9 +77,15 @@ class Part:
     finished: bool
 
     @property
-    def kind(self) -> tuple[int, int, bool, bool]:
+    def kind(self) -> Kind:
         """Parts of one kind are scored together."""
-        return self.targets.shape[1], self.question.vocabulary, self.question.gather, self.question.self_test
+        q = self.question
+        return Kind(self.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference)
+
+    @property
+    def reference_rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """(m,) where the baseline's states for these rows stand in the reference."""
+        return self.question.first + self.first + np.arange(len(self.index), dtype=np.int64)
 
 
 class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyped here
@@ -82,6 +106,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._rows = 0  # a step forced by lack of memory; 0: as the settings say
         self._choice: Choice | None = None
         self._asks_for_logits = not settings.exact
+        self._baseline: StoredStates | None = None  # what KL is measured against
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -94,6 +119,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         lines: list[Tensor] = [hidden_states.new_empty(0)] * len(parts)
         for kind in dict.fromkeys(p.kind for p in parts):
             members = [i for i, p in enumerate(parts) if p.kind == kind]
+            if kind.extra == "head":
+                for i in members:
+                    lines[i] = self._head_rows(hidden_states[:1], parts[i].question)
+                continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
             for i, own in zip(members, torch.split(together, sizes), strict=True):
@@ -102,29 +131,43 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return [keep(s.hidden_states_cache, p, own) for s, p, own in zip(states, parts, lines, strict=True)]
 
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
-        """Lines for the rows of parts of one kind, one after the other: int32 (rows, width)."""
-        k, vocabulary, gather, self_test = parts[0].kind
-        index = to_device(np.concatenate([p.index for p in parts]), hidden_states.device)
+        """Lines for the rows of parts of one kind, one after the other: int32 (rows, words)."""
+        kind = parts[0].kind
+        rows = np.concatenate([p.index for p in parts])
+        index = to_device(rows, hidden_states.device)
         targets = to_device(np.concatenate([p.targets for p in parts]).astype(np.int64), hidden_states.device)
-        if len(index) == 0:
-            return torch.empty(0, width(k), dtype=torch.int32, device=hidden_states.device)
-        if self._kernel_of(hidden_states) is not None and not gather:
-            step = self._rows or len(index)  # a kernel cuts its rows itself
+        stored = np.concatenate([p.reference_rows for p in parts])
+        if len(rows) == 0:
+            return torch.empty(0, width(kind.k), dtype=torch.int32, device=hidden_states.device)
+        if self._kernel_of(hidden_states) is not None and not kind.gather and kind.extra != "kl":
+            step = self._rows or len(rows)  # a kernel cuts its rows itself
         else:
             step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
-        answer = self._self_test if self_test else self._answer
         while True:
             try:
-                return torch.cat(
-                    [answer(hidden_states[i], t, gather, vocabulary) for i, t in blocks(index, targets, step)]
-                )
+                blocks = [slice(i, i + step) for i in range(0, len(rows), step)]
+                return torch.cat([self._lines(hidden_states[index[b]], targets[b], kind, stored[b]) for b in blocks])
             except torch.OutOfMemoryError:
                 # ranks that disagree on the blocks would wait for each other for ever: only one alone may retry
                 if step == 1 or self._shard_of(hidden_states).ranks > 1:
                     raise
-                step = self._rows = (min(step, len(index)) + 1) // 2
+                step = self._rows = (min(step, len(rows)) + 1) // 2
                 logger.warning("scoremode: out of memory, head now takes %d rows at a time", step)
                 torch.accelerator.empty_cache()
+
+    def _lines(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
+        if kind.self_test:
+            return self._self_test(hidden, targets, kind.gather, kind.vocabulary)
+        if kind.extra == "kl":
+            return self._answer_with_kl(hidden, targets, kind, stored)
+        line = self._answer(hidden, targets, kind.gather, kind.vocabulary)
+        return line if kind.extra != "states" else torch.cat([line, as_words(self._matrix_of(hidden)[0])], dim=1)
+
+    def _matrix_of(self, hidden: Tensor) -> tuple[Tensor, Head, Shard]:
+        found = self._tap.matrix(hidden)
+        if found is None:
+            raise RuntimeError("scoremode: the head of this model is no plain matrix, so its states cannot be kept")
+        return found
 
     def _shard_of(self, hidden_states: Tensor) -> Shard:
         if self._shard is None:
@@ -188,6 +231,60 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         whole = own if shard.ranks == 1 else combine([unpack_partials(w) for w in across_ranks(pack_partials(own))])
         return finish(whole, at_target)
 
+    def _head_facts(self, hidden: Tensor) -> dict[str, str]:
+        """For whoever keeps the head: dtype, rows, width, scale, cap, bias; nothing where it is no matrix."""
+        found = self._tap.matrix(hidden[:1])
+        if found is None:
+            return {}
+        head = found[1]
+        rows = head.weight.shape[0] if found[2].ranks == 1 else found[2].vocabulary
+        facts = (str(head.weight.dtype), rows, head.weight.shape[1], head.scale, head.softcap, head.bias is not None)
+        return {"stored_head": " ".join(map(str, facts))}
+
+    def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
+        """Lines with KL(baseline‖this model) in float64 behind them, from the reference's states for the same rows."""
+        if self._baseline is None or str(self._baseline.folder) != kind.reference:
+            self._baseline = StoredStates(kind.reference)
+        states = self._baseline.rows(stored, hidden.device)
+        choice = None if kind.gather else self._kernel_of(hidden)
+        found = None if choice is None else self._tap.matrix(hidden)
+        if choice is not None and found is not None:
+            rows, head, shard = found
+            head = head.within(kind.vocabulary) if kind.vocabulary else head
+            head_p = self._baseline.head(hidden.device, shard.first_id, head.vocabulary)
+            share = largest_of_ranks if shard.ranks > 1 else keep_own
+            part, at_p, at_q = choice.kernel.diverge(states, head_p, rows, head, targets, share)
+        else:
+            x, shard = self._tap.logits(hidden, kind.gather)
+            x = x[:, : max(0, kind.vocabulary - shard.first_id)] if kind.vocabulary else x
+            head_p = self._baseline.head(hidden.device, shard.first_id, x.shape[1])
+            x_p = head_p.logits(states)
+            at_p, at_q = (target_logits(y, targets, shard.first_id) for y in (x_p, x))
+            if shard.ranks > 1:
+                at_p, at_q = largest_of_ranks(at_p), largest_of_ranks(at_q)
+            part = divergence_partials(x_p, x, targets, at_p, at_q, shard.first_id)
+        if shard.ranks > 1:
+            part = combine_divergence([unpack_divergence(w) for w in across_ranks(pack_divergence(part))])
+        made = finish_divergence(part, at_p, at_q)
+        return torch.cat([to_words(made.q), made.kl.double()[:, None].contiguous().view(torch.int32)], dim=1)
+
+    def _head_rows(self, hidden: Tensor, question: Question) -> Tensor:
+        """Rows of the whole head's matrix as words, each with its bias in float32 behind it."""
+        _, head, shard = self._matrix_of(hidden)
+        ids = torch.arange(question.first, question.first + question.count, device=hidden.device) - head.first_id
+        own = (ids >= 0) & (ids < head.weight.shape[0] if shard.ranks == 1 else ids < head.vocabulary)
+        local = torch.where(own, ids, 0)
+        bias = torch.zeros(len(ids), device=hidden.device) if head.bias is None else head.bias[local].float()
+        words = torch.cat([as_words(head.weight[local]), bits(bias[:, None])], dim=1)
+        if shard.ranks == 1:
+            return words
+        held = torch.cat([words, own[:, None].to(torch.int32)], dim=1)
+        whole = words
+        for gathered in across_ranks(held.view(torch.float32)):
+            theirs = gathered.contiguous().view(torch.int32)
+            whole = torch.where(theirs[:, -1:] != 0, theirs[:, :-1], whole)
+        return whole
+
     def _self_test(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
         """Our line; that of ``compute_logits`` as served, in float64; largest |logit|; exact?; vocabulary; kernel."""
         ours = self._answer(hidden, targets, gather, vocabulary)
@@ -198,7 +295,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         theirs = to_words(define_columns(served, targets))
         size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
         shard = self._shard_of(hidden)
-        kernel = pack_words(describe_kernel(None if gather else self._kernel_of(hidden)))
+        kernel = pack_words(describe_kernel(None if gather else self._kernel_of(hidden)) | self._head_facts(hidden))
         facts = torch.tensor([[shard.exact, shard.vocabulary, *kernel]], dtype=torch.int32, device=hidden.device)
         return torch.cat([ours, theirs, bits(size), facts.expand(len(hidden), -1)], dim=1)
 
@@ -241,10 +338,6 @@ def keep(kept: list[Any], part: Part, lines: Tensor) -> Tensor | None:
     return torch.cat([piece for _, piece in reversed(run)]) if len(run) > 1 else lines
 
 
-def blocks(index: Tensor, targets: Tensor, step: int) -> Iterable[tuple[Tensor, Tensor]]:
-    return zip(torch.split(index, step), torch.split(targets, step), strict=True)
-
-
 def to_device(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
@@ -261,6 +354,31 @@ def to_words(columns: Columns) -> Tensor:
     ints, top = columns.rank.to(torch.int32), columns.top.to(torch.int32)[:, None]
     entropy, top_logprob = bits(columns.entropy[:, None]), bits(columns.top_logprob[:, None])
     return torch.cat([bits(columns.logprob), ints, entropy, top, top_logprob], dim=1)
+
+
+def as_words(x: Tensor) -> Tensor:
+    """Rows of floats as int32 words, bit for bit; an odd number of half-precision ones is padded."""
+    x = x.contiguous()
+    if x.shape[1] * x.element_size() % 4:
+        x = torch.nn.functional.pad(x, (0, 1))
+    return x.view(torch.int32)
+
+
+def pack_divergence(d: DivergencePartials) -> Tensor:
+    """All of it in float64, which holds ids and counts exactly, seen as float32 because gathering only copies."""
+    sides = [c for p in (d.p, d.q) for c in (p.largest, p.total, p.weighted, p.where)]
+    columns = [c.double()[:, None] for c in (*sides, d.cross)] + [d.p.before.double(), d.q.before.double()]
+    return torch.cat(columns, dim=1).view(torch.float32)
+
+
+def unpack_divergence(words: Tensor) -> DivergencePartials:
+    x = words.contiguous().view(torch.float64)
+    k = (x.shape[1] - 9) // 2
+    p, q = (
+        Partials(x[:, a].float(), x[:, a + 3].long(), x[:, a + 1], x[:, a + 2], x[:, b : b + k].long())
+        for a, b in ((0, 9), (4, 9 + k))
+    )
+    return DivergencePartials(p, q, x[:, 8])
 
 
 def pack_partials(p: Partials) -> Tensor:

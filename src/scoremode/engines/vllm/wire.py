@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from scoremode.types import Answers, Ids
 
 KEY = "scoremode"
+FLAGS = ("vocabulary", "gather", "self_test", "extra", "reference", "first", "count")
 KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes a word
 Words = npt.NDArray[np.int32]
 
@@ -48,6 +49,10 @@ class Question:
     vocabulary: int = 0  # ids from here on get no probability; 0: all
     gather: bool = False  # reduce gathered logits instead of each shard's own
     self_test: bool = False  # answer a second time, through the model's own compute_logits
+    extra: Literal["", "states", "kl", "head"] = ""  # hidden states or KL behind each line; or rows of the head instead
+    reference: str = ""  # folder of the reference that KL is measured against
+    first: int = 0  # of the reference's rows, for the first row asked; of the head's rows
+    count: int = 0  # of the head's rows
 
     def to_kwargs(self) -> dict[str, Any]:
         packed: dict[str, Any] = {
@@ -55,8 +60,7 @@ class Question:
             "targets": np.ascontiguousarray(self.targets, np.int32).tobytes(),
             "k": int(self.targets.shape[1]),
         }
-        flags = {name: getattr(self, name) for name in ("vocabulary", "gather", "self_test") if getattr(self, name)}
-        return {KEY: packed | flags}
+        return {KEY: packed | {name: value for name in FLAGS if (value := getattr(self, name))}}
 
     @staticmethod
     def from_kwargs(kwargs: dict[str, Any] | None) -> Question | None:
@@ -67,9 +71,7 @@ class Question:
         return Question(
             rows=np.frombuffer(packed["rows"], np.int32),
             targets=np.frombuffer(packed["targets"], np.int32).reshape(-1, packed["k"]),
-            vocabulary=int(packed.get("vocabulary", 0)),
-            gather=bool(packed.get("gather")),
-            self_test=bool(packed.get("self_test")),
+            **{name: packed[name] for name in FLAGS if name in packed},
         )
 
     @staticmethod
@@ -82,6 +84,11 @@ class Question:
 def width(k: int) -> int:
     """Words in a line of answer with k targets."""
     return 2 * k + 3
+
+
+def states_words(d: int, itemsize: int) -> int:
+    """Words of a hidden state; one of odd length is padded."""
+    return -(-d * itemsize // 4)
 
 
 def unpack(words: Words, k: int) -> Answers:
