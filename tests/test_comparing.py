@@ -114,7 +114,8 @@ def test_kl_of_a_real_model_is_that_of_its_logits_in_float64(models: tuple[Path,
         window = plan.window(index)
         with torch.no_grad():
             logits = [m(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows] for m in both]
-        expected.append(define_divergence(*logits, torch.from_numpy(window.targets.astype(np.int64))).kl.numpy())
+        targets = torch.from_numpy(window.targets.astype(np.int64))
+        expected.append(define_divergence(logits[0], logits[1], targets).kl.numpy())
     truth = np.concatenate(expected)
     assert truth.mean() > 1e-3, "the models differ"
     assert kl_of(found).mean() == pytest.approx(truth.mean(), rel=1e-6)

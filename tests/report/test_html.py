@@ -370,7 +370,10 @@ def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison
         (None, 0.1, ("–", "")),
         (float("nan"), None, ("–", "")),
         (float("inf"), 1.0, ("∞", "")),
-        (5.0, 0.0, ("5.000", "")),
+        (5.0, 0.0, ("5.000", "± 0")),
+        (256.0, 1e-14, ("256.0", "± 0")),
+        (5.0, float("inf"), ("5.000", "")),
+        (0.0, 0.0, ("0", "± 0")),
     ],
 )
 def test_numbers_have_the_digits_that_their_errors_allow(value: Any, stderr: Any, expected: tuple[str, str]) -> None:

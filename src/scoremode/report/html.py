@@ -140,9 +140,11 @@ def written(value: Any, stderr: Any = None, *, percent: bool = False) -> tuple[s
         return ("∞" if number > 0 else "−∞"), ""
     factor, unit = (100.0, "%") if percent else (1.0, "")
     number *= factor
-    if error is None or not 0 < error * factor < math.inf:
+    if error is None or math.isinf(error):
         return f"{_rounded(number, percent)}{unit}", ""
     error *= factor
+    if error <= 1e-9 * abs(number):  # what is left of rounding is no error
+        return f"{_rounded(number, percent)}{unit}", f"± 0{unit}"
     # numbers of one column are read against each other: below a thousandth they share a power of ten with their error
     power = math.floor(math.log10(abs(number))) if 0 < abs(number) < 1e-3 else 0
     number, error, shown = number / 10.0**power, error / 10.0**power, f"e{power}" if power else ""

@@ -1,0 +1,73 @@
+"""References kept by vLLM, and candidates that vLLM scores against them: with and without tensor parallelism."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scoremode.baselines import reference
+from scoremode.comparing import compare
+from scoremode.references import Reference
+from scoremode.types import Comparison
+
+ASKED: dict[str, Any] = {
+    "text": "The quick brown fox jumps over the lazy dog, and nobody minds at all. " * 5,
+    "context_length": 48,
+    "stride": 24,
+    "dtype": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def moved(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model with weights moved a little."""
+    folder = tmp_path_factory.mktemp("moved") / "moved"
+    shutil.copytree(small_llama, folder)
+    path = folder / "model.safetensors"
+    random = torch.Generator().manual_seed(1)
+    weights = {n: w * (1 + 0.1 * torch.randn(w.shape, generator=random)) for n, w in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_transformers(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("references") / "transformers"
+    reference(str(small_llama), folder, **ASKED)
+    return folder
+
+
+def kl_of(found: Comparison) -> Any:
+    assert found.kl is not None
+    return found.kl
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_reference_kept_by_vllm_is_that_of_transformers(
+    small_llama: Path, by_transformers: Path, tmp_path: Path, tp: int
+) -> None:
+    run = reference(str(small_llama), tmp_path / "ref", engine="vllm", tensor_parallel_size=tp, **ASKED)
+    ours, theirs = Reference.open(tmp_path / "ref"), Reference.open(by_transformers)
+    rows = theirs.vocabulary
+    assert np.array_equal(ours.head_weight()[:rows], theirs.head_weight()[:rows]), "the head, bit for bit"
+    apart = np.abs(ours.rows(0, ours.targets) - theirs.rows(0, theirs.targets)).max()
+    assert apart < 1e-4 * np.abs(theirs.rows(0, theirs.targets)).max()
+    assert max(run.manifest["noise_kl"]) < 1e-8
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"head": "as-served", "tensor_parallel_size": 2}])
+def test_divergence_by_vllm_is_that_of_transformers(
+    small_llama: Path, moved: Path, by_transformers: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Each rank has a slice of both heads; an as-served head is asked for its logits."""
+    (expected,) = compare(str(by_transformers), str(moved), out=tmp_path / "transformers", dtype="float32")
+    (found,) = compare(str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", dtype="float32", **options)
+    assert kl_of(expected).mean() > 1e-3, "the models differ"
+    assert kl_of(found) == pytest.approx(kl_of(expected), rel=1e-3, abs=1e-7)
+    assert found.candidate.scores.logprob == pytest.approx(expected.candidate.scores.logprob, abs=1e-4)
