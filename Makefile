@@ -26,8 +26,10 @@ $(VENV)/.dev: $(VENV)/.core
 	  $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
 	touch $@
 
-demo: $(VENV)/.core ## install, then perplexity and sequence probability on the embedded model and text
-	$(BIN)/scoremode ppl smollm2-135m --corpus python-docs --num-samples 5 --context-length 512 --stride 256 --out runs/demo --fresh
+demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedded model and tell what that did to it
+	$(BIN)/python examples/emulate_quantization.py smollm2-135m runs/demo-models --bits 8 4
+	$(BIN)/scoremode compare smollm2-135m runs/demo-models/smollm2-135m-w8 runs/demo-models/smollm2-135m-w4 \
+	  --corpus python-docs --num-samples 3 --context-length 512 --stride 512 --out runs/demo --fresh --report runs/demo.html
 	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
 
 test: $(VENV)/.dev lint ## install, then lint, types and the whole suite

@@ -3,7 +3,7 @@
 errors, types <- cache, corpus, tokens, methods, arrange, metrics, journal, runs, references, head, models
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
-              <- report <- cli
+              <- display <- cli
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "doctor",
         "vllm",
     ),
-    ("report",),
+    ("display",),
     ("cli", "__main__"),
 )
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub", "datasets")
-# Run.to_arrow() and Run.summary() are conveniences of a value, looked up when they are called
-LOOKED_UP_LATER = {("types", "runs")}
+# Run.to_arrow(), Run.summary() and how values show themselves in a notebook are looked up when they are called
+LOOKED_UP_LATER = {("types", "runs"), ("types", "display"), ("types", "statistics")}
 
 
 def modules() -> list[Path]:

@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from scoremode.baselines import reference
     from scoremode.comparing import compare
+    from scoremode.display.html import report
     from scoremode.drift import Noise, noise
     from scoremode.engines.base import EngineOptions
     from scoremode.errors import ScoremodeError
@@ -31,6 +32,7 @@ _HOME = {
     "ppl": "perplexity",
     "compare": "comparing",
     "reference": "baselines",
+    "report": "display.html",
     "Comparison": "types",
     "plan": "perplexity",
     "prob": "sequence",
@@ -68,6 +70,7 @@ __all__ = [
     "ppl",
     "prob",
     "reference",
+    "report",
 ]
 
 

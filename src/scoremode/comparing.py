@@ -52,6 +52,10 @@ def compare(
     """
     if not candidates:
         raise InputError("there is no candidate", fix="name a model, or a run, behind the baseline")
+    if len({short(name) for name in candidates}) < len(candidates):
+        raise InputError(
+            "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
+        )
     options = gather_options(options, question)
     keep = Keep(Path(out) if out else None, fresh, progress)
     its_engine, its_options = baseline_engine or engine, baseline_options or options
@@ -67,6 +71,11 @@ def compare(
         kept = keep.folder("baseline") or cache_folder() / "references" / _digest(baseline, its_engine, question)
         reference(baseline, kept, engine=its_engine, options=its_options, fresh=fresh, progress=progress, **question)
     return [_against_reference(kept, name, How(engine, options, question), keep) for name in candidates]
+
+
+def short(name: str) -> str:
+    """What a candidate is called in tables: the last part of a folder's path."""
+    return Path(name).name or name if Path(name).is_dir() else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,7 @@ def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Compari
     if run_q is None:
         with closing(q.open()) as worker:
             run_q = _score(q, worker, StoredBaseline(stored, q.asked.plan), run_p, keep, noise=lambda: noise)
-    return as_comparison(name, run_p, run_q, q.asked.plan)
+    return as_comparison(short(name), run_p, run_q, q.asked.plan)
 
 
 def _question_of(run: Run, given: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +183,7 @@ def _lockstep(p: Side, name: str, how: How, keep: Keep) -> Comparison:
             live = LiveBaseline(worker_p, plan)
             floor = partial(noise_floor, worker_p, plan)
             run_q = run_q or _score(q, worker_q, live, run_p, keep, noise=lambda: floor().tolist())
-    return as_comparison(name, run_p, run_q, plan)
+    return as_comparison(short(name), run_p, run_q, plan)
 
 
 def require_same_question(baseline: Question, candidate: Question) -> None:
@@ -223,7 +232,9 @@ def of_runs(baseline: str, candidate: str) -> Comparison:
     theirs = (run_q.manifest.get("against") or {}).get("fingerprint")
     kl = run_q.kl if theirs == run_p.manifest["model_fingerprint"] else None
     groups, weight = groups_of_run(run_p)
-    return Comparison(candidate, run_p, run_q, groups, weight, kl, None, {}, run_q.path)
+    noise = run_q.manifest.get("noise_kl") if kl is not None else None
+    floor = None if noise is None else np.array(noise)
+    return Comparison(short(candidate), run_p, run_q, groups, weight, kl, floor, _sizes(run_q), run_q.path)
 
 
 def groups_of_run(run: Run) -> tuple[Ints, Floats]:
@@ -236,7 +247,15 @@ def as_comparison(name: str, baseline: Run, candidate: Run, plan: Plan) -> Compa
     _, groups = groups_of(plan)
     floor = candidate.manifest.get("noise_kl")
     noise = None if floor is None else np.array(floor)
-    return Comparison(name, baseline, candidate, groups, _weights(plan), candidate.kl, noise, {}, candidate.path)
+    return Comparison(
+        name, baseline, candidate, groups, _weights(plan), candidate.kl, noise, _sizes(candidate), candidate.path
+    )
+
+
+def _sizes(run: Run) -> dict[str, Any]:
+    """What the report draws against divergence."""
+    keys = (("bytes", "weight_bytes"), ("bits_per_weight", "bits_per_weight"))
+    return {name: run.manifest[key] for name, key in keys if run.manifest.get(key)}
 
 
 def _weights(plan: Plan) -> Floats:

@@ -381,6 +381,11 @@ class Run:
 
         return to_arrow(self.scores, self.facts, self.kl)
 
+    def _repr_html_(self) -> str:
+        from scoremode.display.notebook import run_table
+
+        return run_table(self)
+
     def summary(self) -> dict[str, Any]:
         """The facts that ``--json`` prints."""
         from scoremode.runs import summary
@@ -404,3 +409,14 @@ class Comparison:
     noise_kl: Floats | None  # (m,) KL of the baseline against itself under another batch split; None where not measured
     manifest: Mapping[str, Any]  # how it was made: commands, engines, sizes (bytes, bits_per_weight), statistics
     path: str | None = None  # the folder it is kept in
+
+    def statistics(self) -> dict[str, Any]:
+        """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""
+        from scoremode.statistics import describe
+
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        from scoremode.display.notebook import comparison_table
+
+        return comparison_table(self, self.statistics())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
 from typing import Any
@@ -58,10 +59,12 @@ def run(parsed: argparse.Namespace) -> int:
             progress=progress,
             **question,
         )
+    command = " ".join(["scoremode", *map(shlex.quote, sys.argv[1:])])
+    found = [replace(c, manifest={**c.manifest, "command": command}) for c in found]
     statistics = [describe(c) for c in found]
     _print(parsed, found, statistics)
     if parsed.report:
-        from scoremode.report.html import write
+        from scoremode.display.html import write
 
         write(parsed.report, found, statistics)
     failures = [why for rule in rules for one in statistics if (why := gate.check(rule, one))]
@@ -71,8 +74,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _print(parsed: argparse.Namespace, found: list[Any], statistics: list[dict[str, Any]]) -> None:
-    from scoremode.report.compare import comparison_json, comparison_table
-    from scoremode.report.publish import markdown, model_index
+    from scoremode.display.compare import comparison_json, comparison_table
+    from scoremode.display.publish import markdown, model_index
 
     if parsed.json:
         options.print_json(comparison_json(found, statistics))

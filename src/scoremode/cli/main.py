@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="scoremode",
         description="Exactly what a language model, as it is served, thinks of a text.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=16),
     )
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)

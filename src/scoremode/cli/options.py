@@ -143,7 +143,7 @@ def print_json(value: Any) -> None:
 
 
 def print_parts(parts: list[Any]) -> None:
-    from scoremode.report.table import console
+    from scoremode.display.table import console
 
     out = console()
     for part in parts:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
-    from scoremode.report.table import sequence_table
+    from scoremode.display.table import sequence_table
     from scoremode.sequence import SequenceProbability, score_to_file
 
     pairs = list(_pairs(parsed))

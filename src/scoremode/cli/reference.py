@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.baselines import reference
     from scoremode.cli.progress import progress_bar
-    from scoremode.report.table import run_table
+    from scoremode.display.table import run_table
 
     with progress_bar("scoring") as progress:
         result = reference(

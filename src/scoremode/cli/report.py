@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.comparing import of_runs
-    from scoremode.report.html import write
+    from scoremode.display.html import write
     from scoremode.runs import load
     from scoremode.statistics import describe
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.report.table import run_table
+    from scoremode.display.table import run_table
     from scoremode.runs import load
 
     found = load(parsed.run_folder)

@@ -67,7 +67,9 @@ def test_divergence_by_vllm_is_that_of_transformers(
 ) -> None:
     """Each rank has a slice of both heads; an as-served head is asked for its logits."""
     (expected,) = compare(str(by_transformers), str(moved), out=tmp_path / "transformers", dtype="float32")
-    (found,) = compare(str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", dtype="float32", **options)
+    (found,) = compare(
+        str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", dtype="float32", **options
+    )
     assert kl_of(expected).mean() > 1e-3, "the models differ"
     assert kl_of(found) == pytest.approx(kl_of(expected), rel=1e-3, abs=1e-7)
     assert found.candidate.scores.logprob == pytest.approx(expected.candidate.scores.logprob, abs=1e-4)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from scoremode.engines.table import TableEngine
-from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.engine import Extra, VllmEngine
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.wire import Words
 from scoremode.errors import EngineError
 from scoremode.types import Answers, Bools, Window, WindowList, WindowSource
 
@@ -32,10 +33,10 @@ class Starved(VllmEngine):
         self.log = VllmLog()
         self._batch_tokens = self.options.max_num_batched_tokens or 0
 
-    def _stream(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+    def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         self.asked.append(int((~done).sum()))
         for index, answers in TableEngine(np.zeros((1, 9))).score(source, done):
-            yield index, answers
+            yield index, answers, np.zeros((len(answers.entropy), 0), np.int32)
             if self._batch_tokens > self.enough:
                 self.path.write_text(self.words)
                 raise EngineError("vLLM stopped")

@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from scoremode.display.text import shown
 from scoremode.drift import Noise, SettingNoise
-from scoremode.report.text import shown
 
 
 def noise_table(noise: Noise) -> list[Any]:

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.cache import write_atomically
+from scoremode.display import charts
+from scoremode.display.charts import Series, SizedPoint, escaped, visible
 from scoremode.errors import RunError
-from scoremode.report import charts
-from scoremode.report.charts import Series, SizedPoint, escaped, visible
 from scoremode.types import Comparison, Estimate, Floats, Ints, Run
 
 Statistics = Mapping[str, Any]
@@ -90,9 +90,20 @@ def write(
     return path
 
 
+def report(path: str | Path, *found: Comparison | Run) -> Path:
+    """Comparisons, or runs, as one HTML page.
+
+    >>> import scoremode as sm
+    >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
+    """
+    comparisons = [f for f in found if isinstance(f, Comparison)]
+    runs = [f for f in found if isinstance(f, Run)]
+    return write(path, comparisons, [c.statistics() for c in comparisons], runs=runs)
+
+
 def asset(name: str) -> str:
     """A file of the page that is kept beside this module, with the line ends that a browser hashes."""
-    return files("scoremode.report").joinpath("assets", name).read_text("utf-8").replace("\r\n", "\n")
+    return files("scoremode.display").joinpath("assets", name).read_text("utf-8").replace("\r\n", "\n")
 
 
 def policy(script: str) -> str:

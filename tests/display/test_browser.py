@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from scoremode.report.html import write
-from tests.report.demo import make_baseline, make_comparison, make_demo, make_facts, make_run
+from scoremode.display.html import write
+from tests.display.demo import make_baseline, make_comparison, make_demo, make_facts, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here; Debian's package is `chromium`")

@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from scoremode.display.text import shown
 from scoremode.ranking import rank
-from scoremode.report.text import shown
 from scoremode.types import Comparison
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.report.text import context_before, shown, worst_targets
+from scoremode.display.text import context_before, shown, worst_targets
 from scoremode.sequence import SequenceScore
 from scoremode.types import Estimate, Run
 

@@ -1,6 +1,6 @@
 """Comparisons that look real without a model: the text of python-docs, and scores drawn from a seeded generator.
 
-``python -m tests.report.demo report.html`` writes a report to look at.
+``python -m tests.display.demo report.html`` writes a report to look at.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from scoremode import corpus
-from scoremode.report.html import write
+from scoremode.display.html import write
 from scoremode.types import Comparison, Run, Scores, TargetFacts
 
 PIECES = re.compile(r"\s?[^\W\d_]{1,7}|\d{1,3}|\n+|\s?[^\w\s]{1,3}|\s+|_")

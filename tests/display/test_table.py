@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
-from scoremode.report.table import console, listing, plan_table, run_table, sequence_table, with_error
+from scoremode.display.table import console, listing, plan_table, run_table, sequence_table, with_error
 from scoremode.sequence import SequenceScore, TokenScore
 from scoremode.types import Estimate
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from scoremode.report.charts import escaped
-from scoremode.report.html import MEASURES, RUN_MEASURES, Statistics, size_cell, with_error
+from scoremode.display.charts import escaped
+from scoremode.display.html import MEASURES, RUN_MEASURES, Statistics, size_cell, with_error
 from scoremode.types import Comparison, Estimate, Run
 
 

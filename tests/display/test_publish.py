@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from scoremode.display.publish import code, escaped, markdown, model_index
 from scoremode.errors import RunError
-from scoremode.report.publish import code, escaped, markdown, model_index
 from scoremode.statistics import describe
 from scoremode.types import Comparison
 from tests.test_statistics import compared, random_comparison

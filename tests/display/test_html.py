@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.errors import RunError
-from scoremode.report import charts
-from scoremode.report.charts import escaped, visible
-from scoremode.report.html import (
+from scoremode.display import charts
+from scoremode.display.charts import escaped, visible
+from scoremode.display.html import (
     asset,
     column,
     commands_of,
@@ -30,9 +29,10 @@ from scoremode.report.html import (
     write,
     written,
 )
-from scoremode.report.notebook import comparison_table, run_table
+from scoremode.display.notebook import comparison_table, run_table
+from scoremode.errors import RunError
 from scoremode.types import Comparison, Run
-from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
+from tests.display.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 
 VOID = {"meta", "link", "input", "br"}
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>]]>\u2028\u202e\0\ud800\"'&"

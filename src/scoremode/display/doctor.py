@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.text import Text
 
-from scoremode.report.table import Facts
-from scoremode.report.text import shown
+from scoremode.display.table import Facts
+from scoremode.display.text import shown
 
 
 def doctor_table(found: dict[str, Any]) -> list[Any]:

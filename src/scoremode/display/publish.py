@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.display.table import with_error
 from scoremode.errors import RunError, harmless
-from scoremode.report.table import with_error
 from scoremode.types import Comparison, Estimate, Run
 
 NOTHING = "–"
