@@ -49,11 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="scoremode",
         description="Exactly what a language model, as it is served, thinks of a text.",
+        usage="%(prog)s [-h] [--version] VERB …",
         epilog=EXAMPLES,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=16),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    # the column is as wide as the longest name here; argparse does not count the verbs themselves
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", parser_class=Parser)
     for name, module in VERBS.items():
         summary = (module.__doc__ or "").split("\n")[0].split(": ", 1)[1]
         verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
