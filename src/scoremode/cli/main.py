@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
     # the column is as wide as the longest name here; argparse does not count the verbs themselves
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", parser_class=Parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", prog="scoremode", parser_class=Parser)
     for name, module in VERBS.items():
         summary = (module.__doc__ or "").split("\n")[0].split(": ", 1)[1]
         verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
