@@ -43,6 +43,8 @@ def test_a_plan_is_the_same_for_every_engine_and_before_weights_are_loaded(tiny:
     planned = sm.plan(str(tiny), **question)
     assert planned["plan_digest"] == sm.ppl(str(tiny), **question).plan_digest
     assert planned["memory"]["weights"] > 0
+    kept = planned["reference"]
+    assert kept["states"] == planned["targets"] * kept["head"] // sm.plan(str(tiny), **question)["tokenizer"]["size"]
 
 
 def test_documents_of_a_corpus_never_see_each_other(tiny: Path, tmp_path: Path) -> None:

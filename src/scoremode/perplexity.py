@@ -21,6 +21,7 @@ from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
 from scoremode.metrics import all_metrics, as_json, groups_of, llamacpp_stderr
+from scoremode.references import RAW_DTYPES, estimate_bytes
 from scoremode.scoring import Answered, Progress, check_fits, plain_answers, score_plan
 from scoremode.tokens import Document, TextTokenizer
 from scoremode.types import Bools, Plan, Run, Scores, TargetFacts, Tokens
@@ -310,6 +311,7 @@ def plan(
         "plan_digest": made.digest,
         "tokenizer": asdict(asked.tokens.tokenizer),
         "memory": memory_estimate(asked, options),
+        "reference": reference_estimate(asked, options),
         "first_windows": [_drawn(made, w) for w in range(min(3, len(made)))],
     }
 
@@ -322,6 +324,18 @@ def _drawn(made: Plan, w: int) -> dict[str, int]:
         "scores_from": int(made.first[w]),
         "scores_to": int(made.last[w]),
     }
+
+
+def reference_estimate(asked: Question, options: EngineOptions) -> dict[str, int] | None:
+    """Bytes that ``scoremode reference`` would keep on disk, and what logits in float16 would take instead."""
+    facts = asked.subject.facts
+    if facts is None or not facts.hidden_size or not facts.vocabulary:
+        return None
+    stored = facts.config.get("dtype") or facts.config.get("torch_dtype") or "float32"
+    wanted = options.dtype if options.dtype not in (None, "auto") else stored
+    on_cpu = options.dtype is None and (options.device or "cpu") == "cpu"
+    dtype = "float32" if on_cpu or wanted not in RAW_DTYPES else str(wanted)
+    return estimate_bytes(asked.plan.targets, facts.hidden_size, dtype, facts.vocabulary)
 
 
 def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:

@@ -134,6 +134,9 @@ def plan_table(plan: dict[str, Any]) -> list[Any]:
         f"{name.replace('_', ' ')} {_bytes(memory[name])}" for name in ("weights", "activations", "logits")
     )
     table.line("memory, about", f"{line} (logits whole would be {_bytes(memory['logits_if_whole'])})")
+    if kept := plan["reference"]:
+        logits = _bytes(kept["logits_fp16"])
+        table.line("as a reference", f"{_bytes(kept['total'])} on disk (float16 logits would be {logits})")
     table.line("plan digest", plan["plan_digest"])
     return [table]
 

@@ -1,0 +1,130 @@
+"""What a comparison costs, beside scoring alone: time, bytes on disk, host memory.
+
+    python benchmarks/compare.py memory                     host memory at 10k, 100k and 1M targets (table engine)
+    python benchmarks/compare.py bytes [--width 4096 --vocabulary 128256]      a reference against float16 logits
+    python benchmarks/compare.py time MODEL [--engine vllm] [--tokens 65536]   against a reference / scoring alone
+
+``time`` runs the model as its own candidate: what is measured is the work, not the divergence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MEMORY = """
+import resource, sys, tempfile
+from pathlib import Path
+from scoremode.comparing import compare
+targets = int(sys.argv[1])
+with tempfile.TemporaryDirectory() as folder:
+    text = Path(folder) / "text.txt"
+    text.write_text("abcdefgh" * (targets // 8 + 1))
+    (found,) = compare("table:uniform", "table:uniform", corpus=str(text), context_length=2048, stride=2048,
+                       out=Path(folder) / "out")
+    assert found.kl is not None and len(found.kl) >= targets - 1, "every target was compared"
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def memory(given: argparse.Namespace) -> dict[str, Any]:
+    """Peak memory of a whole comparison, each in a process of its own."""
+    found = {}
+    for targets in given.targets:
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, str(targets)], capture_output=True, text=True, check=True, timeout=3600
+        )
+        found[targets] = float(done.stdout.split()[-1])
+        print(f"{targets:>10,} targets  {found[targets]:8.0f} MiB at the peak", flush=True)
+    few, many = min(found), max(found)
+    slope = (found[many] - found[few]) * 2**20 / max(1, many - few)
+    print(f"{slope:.0f} bytes a target: scores, texts and KL of both runs, which a comparison is made of")
+    return {"peak_mib": found, "bytes_a_target": slope}
+
+
+def size(given: argparse.Namespace) -> dict[str, Any]:
+    """Bytes of a reference a target, its head not counted and counted, against float16 logits."""
+    from scoremode.references import estimate_bytes
+
+    kept = estimate_bytes(given.tokens, given.width, "bfloat16", given.vocabulary)
+    states, whole = (kept["logits_fp16"] / kept[name] for name in ("states", "total"))
+    print(f"D {given.width}, V {given.vocabulary:,}, {given.tokens:,} targets: 1/{states:.1f} of float16 logits")
+    print(f"with the head, which is kept once: 1/{whole:.1f}")
+    return {**kept, "times_smaller": states, "times_smaller_with_head": whole}
+
+
+def timed(given: argparse.Namespace) -> dict[str, Any]:
+    """Scoring alone and scoring against a reference, by one engine that is started once."""
+    from scoremode.baselines import Side, StoredBaseline, reference
+    from scoremode.engines.base import EngineOptions
+    from scoremode.perplexity import ask
+    from scoremode.references import Reference
+
+    options = EngineOptions(dtype=given.dtype)
+    words = "The quick brown fox jumps over the lazy dog while nobody is looking. "
+    question = {"text": words * (given.tokens // 14 + 1), "context_length": given.context, "stride": given.context}
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Path(folder) / "ref"
+        reference(given.model, kept, engine=given.engine, options=options, **question)
+        asked = ask(given.model, **question)
+        worker = Side.of(asked, given.engine, options, Path(folder) / "run").open()
+        try:
+            baseline, plan = StoredBaseline(Reference.open(kept), asked.plan), asked.plan
+            alone, against = [], []
+            for _ in range(given.repeat + 1):
+                alone.append(_seconds(worker.score(plan, _none(plan))))
+                against.append(_seconds(worker.score_against(baseline, plan, _none(plan))))
+            facts = worker.facts
+        finally:
+            worker.close()
+    a, b = statistics.median(alone[1:]), statistics.median(against[1:])  # the first pass compiles and warms up
+    print(
+        f"{plan.targets:,} targets on {facts.engine}, {facts.device}, {facts.dtype}: alone {a:.2f} s, against {b:.2f} s"
+    )
+    print(f"against a reference: {b / a:.3f} × scoring alone, wanted at most 1.3")
+    return {"targets": plan.targets, "alone_s": a, "against_s": b, "ratio": b / a, "settings": facts.settings}
+
+
+def _none(plan: Any) -> Any:
+    import numpy as np
+
+    return np.zeros(len(plan), np.bool_)
+
+
+def _seconds(answers: Any) -> float:
+    began = time.perf_counter()
+    for _ in answers:
+        pass
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("memory", "bytes", "time"))
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--engine", default=None)
+    parser.add_argument("--dtype", default=None)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--targets", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+    found = {"memory": memory, "bytes": size, "time": timed}[given.what](given)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if given.json:
+        Path(given.json).write_text(json.dumps({**found, "own_peak_mib": peak}, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()
