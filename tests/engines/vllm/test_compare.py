@@ -48,11 +48,11 @@ def kl_of(found: Comparison) -> Any:
     return found.kl
 
 
-@pytest.mark.parametrize("tp", [1, 2])
 def test_a_reference_kept_by_vllm_is_that_of_transformers(
-    small_llama: Path, by_transformers: Path, tmp_path: Path, tp: int
+    small_llama: Path, by_transformers: Path, tmp_path: Path
 ) -> None:
-    run = reference(str(small_llama), tmp_path / "ref", engine="vllm", tensor_parallel_size=tp, **ASKED)
+    """Two ranks: states come from one of them, the head's rows from whichever has them."""
+    run = reference(str(small_llama), tmp_path / "ref", engine="vllm", tensor_parallel_size=2, **ASKED)
     ours, theirs = Reference.open(tmp_path / "ref"), Reference.open(by_transformers)
     rows = theirs.vocabulary
     assert np.array_equal(ours.head_weight()[:rows], theirs.head_weight()[:rows]), "the head, bit for bit"
@@ -61,7 +61,7 @@ def test_a_reference_kept_by_vllm_is_that_of_transformers(
     assert max(run.manifest["noise_kl"]) < 1e-8
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"head": "as-served", "tensor_parallel_size": 2}])
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"head": "as-served"}])
 def test_divergence_by_vllm_is_that_of_transformers(
     small_llama: Path, moved: Path, by_transformers: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
