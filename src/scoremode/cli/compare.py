@@ -67,6 +67,8 @@ def run(parsed: argparse.Namespace) -> int:
         from scoremode.display.html import write
 
         write(parsed.report, found, statistics)
+        if not (parsed.json or parsed.markdown or parsed.model_index):
+            print(f"\nreport written to {parsed.report}")
     failures = [why for rule in rules for one in statistics if (why := gate.check(rule, one))]
     for why in failures:
         print(f"scoremode: {why}", file=sys.stderr)

@@ -28,8 +28,9 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     """The table, the noise floor, and who cannot be told apart."""
     baseline, m = found[0].baseline, found[0].baseline.manifest
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in ("perplexity", "ratio", "KL mean", "KL median", "KL 99%", "KL max", "same top"):
+    longest = max(len(shown(name)) for name in (m["model"], *(s["name"] for s in statistics)))
+    table.add_column("", no_wrap=True, min_width=min(longest, 28))
+    for name in ("ppl", "ratio", "KL mean", "median", "99%", "max", "same top"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row(Text(shown(m["model"])), f"{_number(statistics[0]['ppl_baseline'], 4)}", *["-"] * 6)
     for s in statistics:
@@ -38,7 +39,7 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
             _number(s["ppl_candidate"], 4),
             _with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
             _with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
-            *(_number(s[name], 5) for name in ("kl_median", "kl_p99", "kl_max")),
+            *(_number(s[name], digits) for name, digits in (("kl_median", 5), ("kl_p99", 4), ("kl_max", 2))),
             "-" if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
         )
     return [table, "", *_notes(found, statistics), _method_line(baseline.manifest, statistics[0])]
