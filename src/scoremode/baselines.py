@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from scoremode import runs
-from scoremode.engines.base import Engine, EngineOptions, Raw, StoredHead, gather_options
+from scoremode.engines.base import Engine, EngineOptions, StoredHead, gather_options
 from scoremode.engines.lookup import chosen_settings, engine_name, open_engine
 from scoremode.perplexity import Question, ask, identify, score_into
-from scoremode.references import Reference, StatesWriter
+from scoremode.references import Raw, Reference, StatesWriter
 from scoremode.scoring import Answered, Progress
 from scoremode.types import Answers, Bools, Floats, Plan, Run, Window
 

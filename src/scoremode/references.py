@@ -37,6 +37,7 @@ from scoremode.errors import EngineError, InputError, RunError, harmless
 from scoremode.types import Bools, Ints
 
 Raw = npt.NDArray[Any]
+"""Numbers in a model's own dtype, bit for bit: bfloat16, which NumPy does not know, as uint16."""
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 

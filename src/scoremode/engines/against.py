@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Baseline, Raw, StoredHead
+from scoremode.engines.base import Baseline, StoredHead
 from scoremode.errors import ModelError
 from scoremode.head.matrix import Head
-from scoremode.references import Reference
+from scoremode.references import Raw, Reference
 from scoremode.types import Ints, Window
 
 Asked = tuple[int, Window]

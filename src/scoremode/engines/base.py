@@ -7,13 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-import numpy.typing as npt
-
 from scoremode.errors import EngineError, OptionError
+from scoremode.references import Raw
 from scoremode.types import Answers, Bools, Floats, Ints, Window, WindowSource
-
-Raw = npt.NDArray[Any]
-"""Numbers in a model's own dtype, bit for bit: bfloat16, which NumPy does not know, as uint16."""
 
 
 @dataclass(frozen=True, slots=True)

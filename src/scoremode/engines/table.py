@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, EngineFacts, Raw, StoredHead
+from scoremode.engines.base import Baseline, Engine, EngineFacts, StoredHead
 from scoremode.errors import ModelError, did_you_mean
+from scoremode.references import Raw
 from scoremode.types import Answers, Bools, Floats, Ids, Window, WindowSource
 
 TABLES = ("uniform", "successor")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.against import Against, Asked, store_head, to_raw
-from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, Raw, StoredHead, refuse_options
+from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, StoredHead, refuse_options
 from scoremode.engines.batching import batches_by_length
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
@@ -27,6 +27,7 @@ from scoremode.head.definition import Columns
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.models import ModelFacts
+from scoremode.references import Raw
 from scoremode.types import Answers, Bools, Floats, Ids, Ints, Window, WindowSource
 
 T = TypeVar("T")

@@ -516,6 +516,13 @@ def diverge_spans(
         tl.store(ints_q + plane + at, before_q, mask=real_row)
 
 
+@triton.jit
+def _lines(span, spans, row, rows):
+    """(Where the numbers of these spans and rows lie, which of them exist), a line a span."""
+    at = span.to(tl.int64)[:, None] * rows + row[None, :]
+    return at, (span < spans)[:, None] & (row < rows)[None, :]
+
+
 @triton.jit(do_not_specialize=SIZES)
 def join_spans(
     floats,
@@ -539,16 +546,14 @@ def join_spans(
     index = tl.arange(0, block_spans)
     best = tl.full((block_rows,), float("-inf"), tl.float32)
     for begin in range(0, spans, block_spans):
-        real = ((begin + index) < spans)[:, None] & real_row[None, :]
-        at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+        at, real = _lines(begin + index, spans, row, rows)
         best = tl.maximum(best, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
     c = tl.ceil(best * LOG2_E)
     total = tl.zeros((block_rows,), tl.float32)
     weighted = tl.zeros((block_rows,), tl.float32)
     where = tl.full((block_rows,), 2147483647, tl.int32)
     for begin in range(0, spans, block_spans):
-        real = ((begin + index) < spans)[:, None] & real_row[None, :]
-        at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+        at, real = _lines(begin + index, spans, row, rows)
         largest = tl.load(floats + at, mask=real, other=2.0 * MASKED)
         own_total = tl.load(floats + plane + at, mask=real, other=0.0)
         own_weighted = tl.load(floats + 2 * plane + at, mask=real, other=0.0)
@@ -573,8 +578,7 @@ def join_spans(
     for j in range(0, k):
         before = tl.zeros((block_rows,), tl.int32)
         for begin in range(0, spans, block_spans):
-            real = ((begin + index) < spans)[:, None] & real_row[None, :]
-            at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+            at, real = _lines(begin + index, spans, row, rows)
             before += tl.sum(tl.load(ints + (1 + j) * plane + at, mask=real, other=0), 0)
         tl.store(before_out + row.to(tl.int64) * k + j, before.to(tl.int64), mask=real_row)
 
@@ -603,8 +607,7 @@ def join_crosses(
     cross = tl.zeros((block_rows,), tl.float32)
     total = tl.zeros((block_rows,), tl.float32)
     for begin in range(0, spans, block_spans):
-        real = ((begin + index) < spans)[:, None] & real_row[None, :]
-        at = (begin + index).to(tl.int64)[:, None] * rows + row[None, :]
+        at, real = _lines(begin + index, spans, row, rows)
         drop_p = tl.ceil(tl.load(floats_p + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
         drop_q = tl.ceil(tl.load(floats_q + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
         own_total = tl.load(floats_p + plane + at, mask=real, other=0.0)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, Raw, StoredHead
+from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, StoredHead
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
@@ -29,6 +29,7 @@ from scoremode.engines.vllm.wire import (
 from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
 from scoremode.models import ModelFacts
 from scoremode.references import RAW_DTYPES as RAW
+from scoremode.references import Raw
 from scoremode.types import Answers, Bools, Floats, Ids, Ints, Window, WindowSource
 
 STEPS_AHEAD = 8  # batches of prompts waiting behind the one being computed: the scheduler never runs dry
