@@ -1,6 +1,6 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types <- cache, corpus, tokens, methods, arrange, metrics, journal, runs, references, head, models
+errors, types <- cache, corpus, tokens, methods, arrange, metrics, journal, runs, references, head, models, weight_files
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
               <- display <- cli
@@ -21,7 +21,20 @@ import scoremode
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "types"),
-    ("cache", "corpus", "tokens", "methods", "arrange", "metrics", "journal", "runs", "references", "head", "models"),
+    (
+        "cache",
+        "corpus",
+        "tokens",
+        "methods",
+        "arrange",
+        "metrics",
+        "journal",
+        "runs",
+        "references",
+        "head",
+        "models",
+        "weight_files",
+    ),
     ("engines",),
     (
         "scoring",
@@ -42,7 +55,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub", "datasets")
 # Run.to_arrow(), Run.summary() and how values show themselves in a notebook are looked up when they are called
-LOOKED_UP_LATER = {("types", "runs"), ("types", "display"), ("types", "statistics")}
+LOOKED_UP_LATER = {("types", "columns"), ("types", "runs"), ("types", "display"), ("types", "statistics")}
 
 
 def modules() -> list[Path]:

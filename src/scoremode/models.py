@@ -8,7 +8,6 @@ import importlib.util
 import io
 import json
 import shutil
-import struct
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from scoremode.cache import cache_folder, file_sha256, remembered_sha256
 from scoremode.errors import ModelError, did_you_mean
+from scoremode.weight_files import StoredTensor, bits_per_weight, read_header, stored_bytes
 
 EMBEDDED = "smollm2-135m"
 EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -41,6 +41,7 @@ class ModelFacts:
     hidden_size: int | None
     layers: int | None
     weight_bytes: int
+    bits_per_weight: float | None  # stored bits over weights; None where the format is not understood
     config: dict[str, Any]
 
 
@@ -86,6 +87,7 @@ def inspect(name: str) -> ModelFacts:
         pickled = any(path.glob("*.bin"))
         what = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
         raise ModelError(f"the model folder {path} holds {what}", fix="give a folder with .safetensors files")
+    headers = [read_header(p) for p in weights]
     text_config = config.get("text_config") or config
     revision = path.name if path.parent.name == "snapshots" else None
     files = {} if revision else {p.name: remembered_sha256(p) for p in _fingerprinted(path)}
@@ -102,7 +104,8 @@ def inspect(name: str) -> ModelFacts:
         ),
         hidden_size=_first_int(text_config, "hidden_size", "n_embd", "d_model"),
         layers=_first_int(text_config, "num_hidden_layers", "n_layer"),
-        weight_bytes=sum(_tensor_bytes(p) for p in weights),
+        weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
+        bits_per_weight=_bits_per_weight(config, {name: t for tensors in headers for name, t in tensors.items()}),
         config=config,
     )
 
@@ -128,21 +131,12 @@ def _first_int(config: dict[str, Any], *names: str) -> int | None:
     return next((config[n] for n in names if isinstance(config.get(n), int)), None)
 
 
-def _tensor_bytes(path: Path) -> int:
-    """Bytes of tensors that a safetensors file promises in its header; an error where the file is cut short."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        raw = file.read(length) if length < size else b""
-    try:
-        header = json.loads(raw)
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelError(f"{path} is not a safetensors file", fix="download it again") from None
-    if 8 + length + end > size:
-        raise ModelError(f"{path} is cut short: {size} bytes of {8 + length + end}", fix="download it again")
-    return int(end)
+def _bits_per_weight(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> float | None:
+    """A checkpoint that only emulates fewer bits says in its config how many; any other is measured."""
+    said = config.get("bits_per_weight")
+    if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
+        return float(said)
+    return bits_per_weight(tensors, config.get("quantization_config"))
 
 
 # ── the embedded model ───────────────────────────────────────────────────────────────────────────────────────────────

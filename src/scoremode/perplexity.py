@@ -217,7 +217,7 @@ def describe(
         "model_revision": facts.revision if facts else None,
         "model_files": facts.files if facts else {},
         "weight_bytes": facts.weight_bytes if facts else None,
-        "bits_per_weight": facts.config.get("bits_per_weight") if facts else None,
+        "bits_per_weight": facts.bits_per_weight if facts else None,
         "engine": engine.engine,
         "dtype": engine.dtype,
         "device": engine.device,
