@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("baseline", metavar="BASELINE", help="a model, a reference, or a run")
     parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="models, or runs of the same plan")
     options.add_question(parser)
+    parser.set_defaults(method=None)  # unless one is given, that of a reference holds
     options.add_engine(parser)
     options.add_vllm(parser)
     its = parser.add_argument_group("baseline", "where it is not scored as the candidates are")
