@@ -4,8 +4,9 @@
     python -m pytest tests/head/fused_checks.py                        # with one
 
 Inputs come in two kinds. Random ones are compared with the naive float32 computation: the kernel may be no worse,
-element by element, up to a rounding of the largest sum of products. Whole numbers give logits that are exact in
-float32, many of them equal: there ranks and first choices must be those of the definition, without any slack.
+element by element, up to roundings of the largest sum of products and one of the number itself. Whole numbers give
+logits that are exact in float32, many of them equal: there ranks and first choices must be those of the definition,
+without any slack.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 FLOATS = ("logprob", "entropy", "top_logprob")
 INFINITY = math.inf
 ROUNDINGS = 4.0  # slack: so many roundings of the largest Σ |hidden · weight| of a row. Naive sums have about one
-KL_NATS, KL_SHARE = 2e-6, 2.0**-22  # what a divergence may be off beyond naive's own error: nats, and two roundings
+KL_NATS, KL_SHARE = 2e-6, 1e-6  # what a divergence may be off beyond naive's own error: nats, and a share of it
 TILE = 256 if ON_GPU else 32  # ids that the kernel takes at a time (half or a quarter of it in some cases on a GPU)
 WIDE = 3000 if ON_GPU else 160  # a vocabulary of several tiles, and more than one span of them
 HUGE = 3e4  # what stands in padding: large, and still a float16
@@ -196,7 +197,8 @@ def away(found: Tensor, truth: Tensor) -> Tensor:
 
 
 def assert_no_worse(found: Tensor, naive: Tensor, truth: Tensor, slack: Tensor | float, name: str) -> None:
-    ours, limit = away(found, truth), away(naive, truth) + slack
+    own_rounding = torch.where(truth.isinf(), 0.0, truth.abs()) * 2.0**-23
+    ours, limit = away(found, truth), away(naive, truth) + slack + own_rounding
     assert bool(limit.isfinite().all()), f"{name}: the naive computation is no measure here"
     worse = ~(ours <= limit)  # NaN is worse
     assert not bool(worse.any()), (

@@ -102,6 +102,10 @@ class Side:
 
     @staticmethod
     def of(hidden: Tensor, head: Head, tiles: Tiles) -> Side:
+        if hidden.shape[1] == 1:
+            # A width of 1 is compiled as a constant, and a loop of one known step starts from the bias instead of
+            # adding it at the end: a target's logit would differ in the last bit from the same logit in its tile.
+            hidden, head = _widened(hidden), replace(head, weight=_widened(head.weight))
         hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
         if head.weight.stride(-1) != 1:
             head = replace(head, weight=head.weight.contiguous())
@@ -132,6 +136,10 @@ class Side:
             # Triton's interpreter multiplies bfloat16 only after widening; a GPU's matrix units take it as it is
             "precision": "ieee" if head.weight.dtype == torch.float32 or not head.weight.is_cuda else "tf32",
         }
+
+
+def _widened(matrix: Tensor) -> Tensor:
+    return torch.nn.functional.pad(matrix, (0, 1))
 
 
 def find_target_logits(side: Side, targets: Tensor, touched: Tensor, spans: Spans) -> Tensor:

@@ -14,7 +14,6 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 MASKED = tl.constexpr(-5.0e6)  # stands for -inf: below any logit, and still exact to a few units after times log₂e
 UNREAL = tl.constexpr(4.0e6)  # logits beyond this are no logits: masked where negative, NaN where positive
-NOWHERE = tl.constexpr(1.0e9)
 BEHIND = tl.constexpr(1 << 30)
 HUGE = tl.constexpr(2.0**100)
 TINY = tl.constexpr(2.0**-99)
@@ -100,14 +99,15 @@ def _to_logits(
     has_cap: tl.constexpr,
 ):
     """A tile of products as logits: bias, scale, cap; MASKED where an id is forbidden, less behind the vocabulary."""
-    ids = first_column + tl.arange(0, x.shape[1])
+    local = tl.arange(0, x.shape[1])  # counted from 0: ids themselves are needed in rare cases only, and made there
     if has_bias:
-        x += tl.load(bias + ids, mask=ids < columns, other=0.0).to(tl.float32)[None, :]
+        added = tl.load(bias + first_column + local, mask=local < columns - first_column, other=0.0)
+        x += added.to(tl.float32)[None, :]
     x = _shaped(x, scale, cap, has_scale, has_cap)
     if has_bias:
         x = tl.where(x < MASKED, MASKED, x)  # a bias of -inf forbids an id
     if first_column + x.shape[1] > columns:
-        x = tl.where((ids < columns)[None, :], x, 2.0 * MASKED)
+        x = tl.where((local < columns - first_column)[None, :], x, 2.0 * MASKED)
     return x
 
 
@@ -143,8 +143,25 @@ def _is_tiny(x):
 
 
 @triton.jit
-def _place_by_id(x, largest, numbered):
-    return tl.min(tl.where(x == largest[:, None], numbered[None, :], NOWHERE), 1)
+def _sum_of_places(chosen):
+    """Σ of 8192 + place over the places of each row that hold a 1.
+
+    Matrix units leave columns 8j + 2i and 8j + 2i + 1 of a row with the i-th of four threads. In this order of sums
+    8j is a constant of the program; numbers that depend on the thread would take a register for every column.
+    """
+    rows: tl.constexpr = chosen.shape[0]
+    columns: tl.constexpr = chosen.shape[1]
+    by_thread = tl.permute(tl.reshape(chosen, (rows, columns // 8, 4, 2)), (0, 2, 1, 3))
+    by_thread = tl.reshape(by_thread, (rows, 4, columns // 4))
+    step = tl.arange(0, columns // 4)
+    number = (8192 + (step >> 1) * 8 + (step & 1)).to(tl.float32)
+    sums = tl.sum(by_thread * number[None, None, :], 2)
+    return tl.sum(tl.where(sums > 0.0, sums + (2 * tl.arange(0, 4)).to(tl.float32)[None, :], 0.0), 1)
+
+
+@triton.jit
+def _place_by_id(x, ids, largest):
+    return tl.min(tl.where(x == largest[:, None], ids[None, :], BEHIND), 1)
 
 
 @triton.jit
@@ -152,30 +169,50 @@ def _count_by_id(x, ids, value, target):
     """Ids that rank before the target: larger logits, and equal ones of a lower id."""
     below = tl.where(value == 0.0, -SMALLEST, _next_below(value))
     limit = tl.where(ids[None, :] < target[:, None], below[:, None], value[:, None])
-    return tl.sum(tl.where(x > limit, 1.0, 0.0), 1)
+    return tl.sum((x > limit).to(tl.int32), 1)
 
 
 @triton.jit
-def _place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
-    """(8192 + the first place with the largest logit, ids that rank before the target), of each row of a tile.
+def _quick_place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
+    """(Id of the largest logit, ids that rank before the target, is that in doubt?), of each row of a tile.
 
-    The quick way: the sum of 8192 + place over all places that hold the largest logit is that number where one place
-    alone holds it. In a tile that lies wholly before the target equal logits count, in one behind it they do not: one
-    threshold a row. Where equals are met that would have to be told apart by their ids, ids are looked at.
+    The sum of 8192 + place over all places that hold the largest logit tells the place where one alone holds it. In a
+    tile that lies wholly before the target equal logits count, in one behind it they do not: one threshold a row. Where
+    equals are met that would have to be told apart by their ids, the answer is in doubt.
     """
-    local = tl.arange(0, x.shape[1])
-    numbered = ((local << 10) | 0x46000000).to(tl.float32, bitcast=True)  # 8192.0 + local
-    place = tl.sum(_above(x, _next_below(largest), compare) * numbered[None, :], 1)
+    place = _sum_of_places(_above(x, _next_below(largest), compare))
     count = tl.sum(_above(x, tl.where(target >= first_column + x.shape[1], _next_below(value), value), compare), 1)
     doubtful = _is_tiny(value) | _is_tiny(largest) | (place < 8192.0) | (place >= 16384.0)
     if has_target:
         inside = (target >= first_column) & (target < first_column + x.shape[1])
         at_least = tl.sum(_above(x, _next_below(value), compare), 1)
         doubtful = doubtful | (inside & (at_least - count != 1.0))
-    if tl.max(doubtful.to(tl.int32), 0) != 0:
-        place = _place_by_id(x, largest, numbered)
-        count = _count_by_id(x, first_column + local, value, target)
-    return place, count
+    return first_column + place.to(tl.int32) - 8192, count.to(tl.int32), doubtful.to(tl.int32)
+
+
+@triton.jit
+def _place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
+    """(Lowest id with the largest logit, ids that rank before the target), of each row of a tile."""
+    where, count, doubtful = _quick_place_and_count(x, largest, value, target, first_column, has_target, compare)
+    if tl.max(doubtful, 0) != 0:
+        ids = first_column + tl.arange(0, x.shape[1])
+        where = _place_by_id(x, ids, largest)
+        count = _count_by_id(x, ids, value, target)
+    return where, count
+
+
+@triton.jit
+def _places_and_counts_of_two(
+    x_p, x_q, top_p, top_q, value_p, value_q, target, first_column, has_target, compare: tl.constexpr
+):  # fmt: skip
+    """``_place_and_count`` of two tiles of the same ids. Asks once whether either is in doubt: that costs a barrier."""
+    where_p, count_p, doubt_p = _quick_place_and_count(x_p, top_p, value_p, target, first_column, has_target, compare)
+    where_q, count_q, doubt_q = _quick_place_and_count(x_q, top_q, value_q, target, first_column, has_target, compare)
+    if tl.max(doubt_p | doubt_q, 0) != 0:
+        ids = first_column + tl.arange(0, x_p.shape[1])
+        where_p, where_q = _place_by_id(x_p, ids, top_p), _place_by_id(x_q, ids, top_q)
+        count_p, count_q = _count_by_id(x_p, ids, value_p, target), _count_by_id(x_q, ids, value_q, target)
+    return where_p, where_q, count_p, count_q
 
 
 @triton.jit
@@ -194,15 +231,15 @@ def _place_and_counts(
     plane, compare: tl.constexpr,
 ):  # fmt: skip
     """As ``_place_and_count`` for k targets, whose counts are added to those of the span's earlier tiles in memory."""
-    place = tile_largest
+    where = row
     for j in range(0, k):
         target, value = _target(targets, at_target, row, real_row, columns, first_id, j, k)
-        place, count = _place_and_count(x, tile_largest, value, target, first_column, has_target, compare)
+        where, count = _place_and_count(x, tile_largest, value, target, first_column, has_target, compare)
         slot = counts + j * plane
         if not is_first:
-            count += tl.load(slot, mask=real_row, other=0).to(tl.float32)
-        tl.store(slot, count.to(tl.int32), mask=real_row)
-    return place
+            count += tl.load(slot, mask=real_row, other=0)
+        tl.store(slot, count, mask=real_row)
+    return where
 
 
 @triton.jit
@@ -353,15 +390,15 @@ def reduce_spans(
         has_target = tl.load(touched + row_block * tiles + tile) != 0
         tile_largest = tl.max(x, 1)
         if one_target:
-            place, count = _place_and_count(x, tile_largest, value, target, first_column, has_target, compare)
-            before += count.to(tl.int32)
+            tile_where, count = _place_and_count(x, tile_largest, value, target, first_column, has_target, compare)
+            before += count
         else:
-            place = _place_and_counts(
+            tile_where = _place_and_counts(
                 x, tile_largest, targets, at_target, ints + plane + at, row, real_row,
                 columns, first_id, k, first_column,
                 has_target, tile == first_tile, plane, compare,
             )  # fmt: skip
-        where = tl.where(tile_largest > largest, first_column + place.to(tl.int32) - 8192, where)
+        where = tl.where(tile_largest > largest, tile_where, where)
         new = tl.maximum(largest, tile_largest)
         c_old, c = tl.ceil(largest * LOG2_E), tl.ceil(new * LOG2_E)
         z = tl.fma(x, LOG2_E, -c[:, None])
@@ -467,23 +504,24 @@ def diverge_spans(
         has_target = tl.load(touched + row_block * tiles + tile) != 0
         top_p, top_q = tl.max(x_p, 1), tl.max(x_q, 1)
         if one_target:
-            place_p, count_p = _place_and_count(x_p, top_p, value_p, target, first_column, has_target, compare)
-            place_q, count_q = _place_and_count(x_q, top_q, value_q, target, first_column, has_target, compare)
-            before_p += count_p.to(tl.int32)
-            before_q += count_q.to(tl.int32)
+            tile_where_p, tile_where_q, count_p, count_q = _places_and_counts_of_two(
+                x_p, x_q, top_p, top_q, value_p, value_q, target, first_column, has_target, compare
+            )
+            before_p += count_p
+            before_q += count_q
         else:
-            place_p = _place_and_counts(
+            tile_where_p = _place_and_counts(
                 x_p, top_p, targets, at_p, ints_p + plane + at, row, real_row,
                 columns, first_id, k, first_column, has_target,
                 tile == first_tile, plane, compare,
             )  # fmt: skip
-            place_q = _place_and_counts(
+            tile_where_q = _place_and_counts(
                 x_q, top_q, targets, at_q, ints_q + plane + at, row, real_row,
                 columns, first_id, k, first_column, has_target,
                 tile == first_tile, plane, compare,
             )  # fmt: skip
-        where_p = tl.where(top_p > largest_p, first_column + place_p.to(tl.int32) - 8192, where_p)
-        where_q = tl.where(top_q > largest_q, first_column + place_q.to(tl.int32) - 8192, where_q)
+        where_p = tl.where(top_p > largest_p, tile_where_p, where_p)
+        where_q = tl.where(top_q > largest_q, tile_where_q, where_q)
         new_p, new_q = tl.maximum(largest_p, top_p), tl.maximum(largest_q, top_q)
         c_p, c_q = tl.ceil(new_p * LOG2_E), tl.ceil(new_q * LOG2_E)
         drop_p, drop_q = tl.ceil(largest_p * LOG2_E) - c_p, tl.ceil(largest_q * LOG2_E) - c_q
