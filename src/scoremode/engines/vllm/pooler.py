@@ -139,7 +139,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         stored = np.concatenate([p.reference_rows for p in parts])
         if len(rows) == 0:
             return torch.empty(0, width(kind.k), dtype=torch.int32, device=hidden_states.device)
-        if self._kernel_of(hidden_states) is not None and not kind.gather and kind.extra != "kl":
+        if self._kernel_of(hidden_states) is not None and not kind.gather:
             step = self._rows or len(rows)  # a kernel cuts its rows itself
         else:
             step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
