@@ -99,8 +99,9 @@ class TransformersEngine(Engine):
             raise OptionError(f"--head {wanted} is not known", fix="give exact or as-served")
         served = self._served_logits
         ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
-        hidden = self._hidden(ids)[0]
+        # the whole model first: compressed checkpoints are unpacked when it is called, not when only its body is
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        hidden = self._hidden(ids)[0]
         if bool(expected.isnan().any()):
             raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
         self._require_causal(ids, hidden)
