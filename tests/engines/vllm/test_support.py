@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from scoremode.engines.base import EngineOptions
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.start import choose_dtype
 from scoremode.errors import ModelError, OptionError
 
 
@@ -88,3 +90,13 @@ def test_output_of_other_processes_goes_to_the_log_and_ours_comes_back(
     print("ours")
     assert "from a child" in log.text()
     assert capfd.readouterr().out == "ours\n"
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [(4, "bfloat16"), (8, "float32"), (None, "float32")])
+def test_int4_weights_are_served_in_bfloat16_on_a_cpu(tmp_path: Path, bits: int | None, dtype: str) -> None:
+    """vLLM's kernel for them takes no float32; everything else stays exact."""
+    weights = {"num_bits": bits, "type": "int"}
+    quantized = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    config = {"model_type": "llama", **({"quantization_config": quantized} if bits else {})}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert choose_dtype(str(tmp_path), on_cpu=True, trust_remote_code=False) == dtype

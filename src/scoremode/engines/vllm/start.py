@@ -154,21 +154,23 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
     except Exception:  # not for us to judge: vLLM knows more formats, and says better what is wrong
         return "float32" if on_cpu else "bfloat16"
     if on_cpu:
-        return "bfloat16" if _int8_needs_bfloat16(config) else "float32"
+        return "bfloat16" if _needs_bfloat16_on_cpu(config) else "float32"
     text = config.get_text_config()
     said = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
     return said if said in ("bfloat16", "float16") else "bfloat16"
 
 
-def _int8_needs_bfloat16(config: Any) -> bool:
-    """On CPUs with AMX vLLM serves int8 activations by a kernel that takes no float32."""
+def _needs_bfloat16_on_cpu(config: Any) -> bool:
+    """vLLM's kernel for packed int4 weights takes no float32; with AMX neither does that for int8 activations."""
     import torch
 
     quantization = getattr(config, "quantization_config", None) or {}
     groups = quantization.get("config_groups", {}) if isinstance(quantization, dict) else {}
     activations = [group.get("input_activations") or {} for group in groups.values()]
+    weights = [group.get("weights") or {} for group in groups.values()]
     int8 = any(a.get("num_bits") == 8 and a.get("type") == "int" for a in activations)
-    return int8 and bool(torch.cpu._is_amx_tile_supported())
+    int4 = any(w.get("num_bits") == 4 and w.get("type") == "int" for w in weights)
+    return int4 or (int8 and bool(torch.cpu._is_amx_tile_supported()))
 
 
 def _device_defaults(on_cpu: bool, options: VllmOptions) -> dict[str, str]:
