@@ -31,23 +31,26 @@ with tempfile.TemporaryDirectory() as folder:
     (found,) = compare("table:uniform", "table:uniform", corpus=str(text), context_length=2048, stride=2048,
                        out=Path(folder) / "out")
     assert found.kl is not None and len(found.kl) >= targets - 1, "every target was compared"
+    found.statistics()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
 def memory(given: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a whole comparison, each in a process of its own."""
-    found = {}
+    """Peak memory of a whole comparison, its statistics included, each in a process of its own."""
+    found, seconds = {}, {}
     for targets in given.targets:
+        began = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-c", MEMORY, str(targets)], capture_output=True, text=True, check=True, timeout=3600
         )
         found[targets] = float(done.stdout.split()[-1])
-        print(f"{targets:>10,} targets  {found[targets]:8.0f} MiB at the peak", flush=True)
+        seconds[targets] = time.perf_counter() - began
+        print(f"{targets:>10,} targets  {found[targets]:8.0f} MiB at the peak  {seconds[targets]:6.1f} s", flush=True)
     few, many = min(found), max(found)
     slope = (found[many] - found[few]) * 2**20 / max(1, many - few)
-    print(f"{slope:.0f} bytes a target: scores, texts and KL of both runs, which a comparison is made of")
-    return {"peak_mib": found, "bytes_a_target": slope}
+    print(f"{slope:.0f} bytes a target: the text, its tokens and KL; scores and texts of both runs stay on disk")
+    return {"peak_mib": found, "seconds": seconds, "bytes_a_target": slope}
 
 
 def size(given: argparse.Namespace) -> dict[str, Any]:

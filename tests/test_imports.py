@@ -1,6 +1,7 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types <- cache, corpus, tokens, methods, arrange, metrics, journal, runs, references, head, models, weight_files
+errors, types <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, runs, comparable,
+                 references, head, models, weight_files
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
               <- display <- cli
@@ -28,8 +29,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "methods",
         "arrange",
         "metrics",
+        "columns",
         "journal",
         "runs",
+        "comparable",
         "references",
         "head",
         "models",

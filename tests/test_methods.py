@@ -23,9 +23,9 @@ def tokens_of(*lengths: int, facts: TokenizerFacts = FACTS) -> Tokens:
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     ones = np.ones(n, np.int32)
     counts = np.array(lengths, dtype=np.int64)
-    chars = np.arange(n, dtype=np.int64)
+    ends = np.arange(1, n + 1, dtype=np.int64)
     ids = (np.arange(n) % 900 + 10).astype(np.int32)
-    return Tokens(ids, starts, chars, chars + 1, ones, ones, counts, counts, facts)
+    return Tokens(ids, starts, ends, ones, ones, counts, counts, facts)
 
 
 def plan_for(name: str, *lengths: int, context: int, stride: int | None = None, **more: Any) -> Plan:

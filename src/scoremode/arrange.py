@@ -18,7 +18,7 @@ from typing import cast
 from scoremode.corpus import WIKITEXT2_BLANK, Corpus, Message
 from scoremode.errors import OptionError
 from scoremode.methods import Arrangement, Method
-from scoremode.tokens import Document, TextTokenizer, chat_document, tokenize
+from scoremode.tokens import Document, TextTokenizer, chat_document, count_words, tokenize
 from scoremode.types import Tokens
 
 JOIN = "\n\n"
@@ -64,9 +64,9 @@ def _arrange_lines(corpus: Corpus, arrangement: Arrangement) -> Iterator[Documen
 
 
 def document(text: str, source: str | None = None) -> Document:
-    """A document with the counts of its source: words as lm-evaluation-harness counts them, empty ends included."""
+    """A document with the counts of its source."""
     source = text if source is None else source
-    return Document(text, source_bytes=len(source.encode()), source_words=len(re.split(r"\s+", source)))
+    return Document(text, source_bytes=len(source.encode()), source_words=count_words(source))
 
 
 def _unended(text: str) -> str:

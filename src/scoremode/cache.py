@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def cache_folder() -> Path:
@@ -20,10 +22,17 @@ def cache_folder() -> Path:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """The whole file or none of it, even if the machine stops in between."""
+    with written_atomically(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def written_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name once all is written to it; if anything is raised before, nothing is left of it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide results from the rest of a team

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ import numpy as np
 from scoremode import runs
 from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_floor, reference
 from scoremode.cache import cache_folder
+from scoremode.comparable import Outline, difference
 from scoremode.engines.base import Baseline, Engine, EngineOptions, gather_options
 from scoremode.errors import InputError, RunError
-from scoremode.metrics import groups_of
+from scoremode.metrics import groups_of, present, weights_of
 from scoremode.perplexity import Question, ask, score_into
 from scoremode.references import REFERENCE, Reference, require_comparable
 from scoremode.scoring import Answered, Progress
@@ -64,9 +65,8 @@ def compare(
     elif runs.is_run(baseline):
         return [of_runs(baseline, name) for name in candidates]
     elif len(candidates) == 1 and not runs.is_run(candidates[0]) and "vllm" not in (engine, its_engine):
-        asked = ask(baseline, trust_remote_code=bool(its_options.trust_remote_code), **question)
-        p = Side.of(asked, its_engine, its_options, keep.folder("baseline"))
-        return [_lockstep(p, candidates[0], How(engine, options, question), keep)]
+        its_how = How(its_engine, its_options, question)
+        return [_lockstep(baseline, candidates[0], its_how, How(engine, options, question), keep)]
     else:
         kept = keep.folder("baseline") or cache_folder() / "references" / _digest(baseline, its_engine, question)
         reference(baseline, kept, engine=its_engine, options=its_options, fresh=fresh, progress=progress, **question)
@@ -93,19 +93,18 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How candidates are scored."""
+    """How models are scored."""
 
     engine: str | None
     options: EngineOptions
     question: dict[str, Any]
 
-    def side(
-        self, name: str, question: dict[str, Any], check: Callable[[Question], None], against: Any, keep: Keep
-    ) -> Side:
-        """The candidate of that name, once ``check`` found it comparable."""
-        asked = ask(name, trust_remote_code=bool(self.options.trust_remote_code), **question)
-        check(asked)
-        return Side.of(asked, self.engine, self.options, keep.folder(name), against=against)
+    def ask(self, name: str, **stored: Any) -> Question:
+        """The question for the model of that name; ``stored`` is what a stored baseline adds to it."""
+        return ask(name, trust_remote_code=bool(self.options.trust_remote_code), **{**stored, **self.question})
+
+    def side(self, asked: Question, folder: Path | None, **more: Any) -> Side:
+        return Side.of(asked, self.engine, self.options, folder, **more)
 
 
 def _digest(*parts: Any) -> str:
@@ -121,8 +120,9 @@ def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Compari
     run_p, stored = runs.load(folder), Reference.open(folder)
     if runs.is_run(name):
         return of_runs(str(folder), name)
-    question = _question_of(run_p, how.question)
-    q = how.side(name, question, partial(_require_comparable, stored), run_p.manifest["identity"], keep)
+    asked = how.ask(name, **_question_of(run_p, how.question))
+    _require_comparable(stored, asked)
+    q = how.side(asked, keep.folder(name), against=run_p.manifest["identity"])
     noise = run_p.manifest.get("noise_kl")
     run_q = runs.claim(q.folder, q.identity, fresh=keep.fresh)
     if run_q is None:
@@ -132,13 +132,13 @@ def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Compari
 
 
 def _question_of(run: Run, given: dict[str, Any]) -> dict[str, Any]:
-    """The question of a stored baseline; what is given again must lead to the same plan, which is checked later."""
+    """The question of a stored baseline; what is given goes before it, and must lead to the same plan."""
     stored = run.manifest.get("question")
     if stored is None and not given:
         raise InputError(
             f"the text of {run.path} was piped in and cannot be read again", fix="give the same text with --corpus"
         )
-    return {**(stored or {}), **given}
+    return dict(stored or {})
 
 
 def _require_comparable(stored: Reference, asked: Question) -> None:
@@ -172,46 +172,48 @@ def _score(
 
 
 # ── two models side by side ──────────────────────────────────────────────────────────────────────────────────────────
-def _lockstep(p: Side, name: str, how: How, keep: Keep) -> Comparison:
-    q = how.side(name, how.question, partial(require_same_question, p.asked), p.identity, keep)
-    plan = q.asked.plan
+def _lockstep(baseline: str, candidate: str, how_p: How, how_q: How, keep: Keep) -> Comparison:
+    first = how_p.ask(baseline)
+    subject, known = first.subject, _outline(first)
+    del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
+    asked = how_q.ask(candidate)
+    _require_same_question(known, _outline(asked))
+    p = how_p.side(replace(asked, subject=subject), keep.folder("baseline"))
+    q = how_q.side(asked, keep.folder(candidate), against=p.identity)
     run_p, run_q = (runs.claim(side.folder, side.identity, fresh=keep.fresh) for side in (p, q))
     if run_p is None or run_q is None:
         with ExitStack() as opened:
             worker_p, worker_q = (opened.enter_context(closing(side.open())) for side in (p, q))
             run_p = run_p or score_into(p.asked, worker_p, p.identity, p.folder, keep.progress)
-            live = LiveBaseline(worker_p, plan)
-            floor = partial(noise_floor, worker_p, plan)
+            live = LiveBaseline(worker_p, asked.plan)
+            floor = partial(noise_floor, worker_p, asked.plan)
             run_q = run_q or _score(q, worker_q, live, run_p, keep, noise=lambda: floor().tolist())
-    return as_comparison(short(name), run_p, run_q, plan)
+    return as_comparison(short(candidate), run_p, run_q, asked.plan)
 
 
-def require_same_question(baseline: Question, candidate: Question) -> None:
+def _outline(asked: Question) -> Outline:
+    return Outline(
+        tokenizer=asked.tokens.tokenizer.fingerprint,
+        vocabulary=asked.subject.vocabulary,
+        plan_digest=asked.plan.digest,
+        method=asked.plan.method,
+        settings=dict(asked.plan.settings),
+        corpus_sha256=asked.corpus.sha256,
+    )
+
+
+def _require_same_question(baseline: Outline, candidate: Outline) -> None:
     """Refuse what cannot be compared, with the reason and what would make it comparable."""
-    names = f"{baseline.subject.name} and {candidate.subject.name}"
-    if baseline.tokens.tokenizer.fingerprint != candidate.tokens.tokenizer.fingerprint:
-        raise InputError(
-            f"{names} have different tokenizers, so they do not score the same tokens",
-            fix="compare bits per byte instead: scoremode ppl prints them for each",
-        )
-    if baseline.subject.vocabulary != candidate.subject.vocabulary:
-        raise InputError(
-            f"{names} have vocabularies of {baseline.subject.vocabulary} and {candidate.subject.vocabulary} ids",
-            fix="compare models with one vocabulary",
-        )
-    if baseline.plan.digest != candidate.plan.digest:
-        raise InputError(
-            f"{names} give different plans: {_difference(baseline.plan, candidate.plan)}",
-            fix="give --context-length and --stride that both models allow",
-        )
-
-
-def _difference(a: Plan, b: Plan) -> str:
-    given, other = dict(a.settings), dict(b.settings)
-    differing = sorted(k for k in given.keys() | other.keys() if given.get(k) != other.get(k))
-    if differing:
-        return ", ".join(f"{k.replace('_', ' ')} {given.get(k)} and {other.get(k)}" for k in differing)
-    return f"{len(a)} and {len(b)} windows"
+    found = difference(baseline, candidate)
+    if found is None:
+        return
+    fixes = {
+        "tokenizer": "compare bits per byte instead: scoremode ppl prints them for each",
+        "vocabulary": "compare models with one vocabulary",
+        "text": "give both the same text",
+        "plan": "give --context-length and --stride that both models allow",
+    }
+    raise InputError(found.reason, fix=fixes[found.kind])
 
 
 # ── two finished runs ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,8 +241,19 @@ def of_runs(baseline: str, candidate: str) -> Comparison:
 
 def groups_of_run(run: Run) -> tuple[Ints, Floats]:
     """Independent groups of a stored run's targets: documents where there are several, else windows."""
-    by = run.facts.document if len(np.unique(run.facts.document)) > 1 else run.facts.window
-    return np.unique(by, return_inverse=True)[1].astype(np.int64), np.ones(len(run.scores))
+    by, numbers = "document", _present(run, "document")
+    if len(numbers) <= 1:
+        by, numbers = "window", _present(run, "window")
+    groups = np.empty(len(run.scores), np.int64)
+    begin = 0
+    for (column,) in run.facts.blocks(by):
+        groups[begin : begin + len(column)] = np.searchsorted(numbers, column)
+        begin += len(column)
+    return groups, np.broadcast_to(np.float64(1), len(groups))
+
+
+def _present(run: Run, name: str) -> Ints:
+    return present(column for (column,) in run.facts.blocks(name))
 
 
 def as_comparison(name: str, baseline: Run, candidate: Run, plan: Plan) -> Comparison:
@@ -248,7 +261,7 @@ def as_comparison(name: str, baseline: Run, candidate: Run, plan: Plan) -> Compa
     floor = candidate.manifest.get("noise_kl")
     noise = None if floor is None else np.array(floor)
     return Comparison(
-        name, baseline, candidate, groups, _weights(plan), candidate.kl, noise, _sizes(candidate), candidate.path
+        name, baseline, candidate, groups, weights_of(plan), candidate.kl, noise, _sizes(candidate), candidate.path
     )
 
 
@@ -256,12 +269,3 @@ def _sizes(run: Run) -> dict[str, Any]:
     """What the report draws against divergence."""
     keys = (("bytes", "weight_bytes"), ("bits_per_weight", "bits_per_weight"))
     return {name: run.manifest[key] for name, key in keys if run.manifest.get(key)}
-
-
-def _weights(plan: Plan) -> Floats:
-    """How much each target counts in the method's mean."""
-    if plan.average != "window":
-        return np.ones(plan.targets)
-    assert plan.weight is not None
-    weights: Floats = (plan.weight / plan.target_counts)[plan.target_window]
-    return weights

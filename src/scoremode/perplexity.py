@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,16 +15,17 @@ import numpy as np
 
 from scoremode import __version__, runs
 from scoremode.arrange import prepare
+from scoremode.columns import Rows
 from scoremode.corpus import Corpus, load
 from scoremode.engines.base import Engine, EngineFacts, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
-from scoremode.metrics import all_metrics, as_json, groups_of, llamacpp_stderr
+from scoremode.metrics import ScoreRows, all_metrics, as_json, grouping, llamacpp_stderr
 from scoremode.references import RAW_DTYPES, estimate_bytes
 from scoremode.scoring import Answered, Progress, check_fits, plain_answers, score_plan
 from scoremode.tokens import Document, TextTokenizer
-from scoremode.types import Bools, Plan, Run, Scores, TargetFacts, Tokens
+from scoremode.types import BLOCK, Bools, Floats, Ids, Plan, Run, Scores, TargetBlock, TargetFacts, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,9 @@ def _score_with(engine: Engine, asked: Question, out: Path | None) -> Run:
         runs.claim(out, identity, fresh=True)
         return score_into(asked, engine, identity, out)
     with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
-        return replace(score_into(asked, engine, identity, Path(folder)), path=None)
+        run = score_into(asked, engine, identity, Path(folder))
+        # replacing nothing reads every column, before the folder goes
+        return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)
 
 
 def score_into(
@@ -152,12 +155,11 @@ def score_into(
     check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
     journal = Journal(folder / runs.JOURNAL, identity, asked.plan, with_kl=with_kl)
     try:
-        scores = score_plan(asked.plan, engine, journal, progress, answered)
-        manifest = {**describe(asked, engine.facts, scores, journal.seconds, identity), **(more or {})}
-        facts = target_facts(asked, scores)
+        score_plan(asked.plan, engine, journal, progress, answered)
+        manifest = {**describe(asked, engine.facts, journal, journal.seconds, identity), **(more or {})}
         if before_saving:
             before_saving(manifest)
-        return runs.save(folder, scores, facts, manifest, journal.kl)
+        return runs.save(folder, _rows_to_keep(asked, journal), manifest, asked.plan.targets)
     finally:
         journal.close()
 
@@ -186,11 +188,11 @@ def library_versions() -> dict[str, str]:
 
 
 def describe(
-    asked: Question, engine: EngineFacts, scores: Scores, seconds: float, identity: dict[str, Any]
+    asked: Question, engine: EngineFacts, scores: ScoreRows, seconds: float, identity: dict[str, Any]
 ) -> dict[str, Any]:
     """The manifest: the numbers, and everything another person needs to get them again."""
     plan, facts = asked.plan, asked.subject.facts
-    zero = int(np.isneginf(scores.logprob).sum())
+    zero = sum(int(np.isneginf(logprob).sum()) for logprob in _logprobs(plan, scores))
     notes = list(plan.notes) + ([f"{zero} targets have probability zero"] if zero else [])
     if passed_over := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
@@ -202,8 +204,8 @@ def describe(
         "method_settings": dict(plan.settings),
         "notes": notes,
         "coverage": plan.coverage,
-        "stderr_groups": groups_of(plan)[0],
-        **({"perplexity_stderr_llamacpp": llamacpp_stderr(scores)} if plan.method == "llamacpp" else {}),
+        "stderr_groups": grouping(plan).kind,
+        **_error_of_llamacpp(plan, scores),
         "plan_digest": plan.digest,
         "corpus": asked.corpus.name,
         "corpus_sha256": asked.corpus.sha256,
@@ -231,6 +233,17 @@ def describe(
     }
 
 
+def _logprobs(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:
+    for block in plan.blocks():
+        yield scores.rows(block.begin, block.end).logprob
+
+
+def _error_of_llamacpp(plan: Plan, scores: ScoreRows) -> dict[str, float | None]:
+    if plan.method != "llamacpp":
+        return {}
+    return {"perplexity_stderr_llamacpp": llamacpp_stderr(np.concatenate(list(_logprobs(plan, scores))))}
+
+
 def processor_name() -> str:
     """The processor's name where the system tells it."""
     try:
@@ -242,40 +255,55 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def target_facts(asked: Question, scores: Scores) -> TargetFacts:
-    """Where each target stands in the text, and the words that ids stand for."""
-    plan, tokens = asked.plan, asked.tokens
-    index, document = plan.target_token, plan.target_document
-    pieces = _source_pieces(asked)
+def _rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
+    words = Words(asked.subject.tokenizer)
+    for block in asked.plan.blocks():
+        scores = journal.rows(block.begin, block.end)
+        kl = None if journal.kl is None else journal.kl[block.begin : block.end]
+        yield Rows(scores, target_facts(asked, block, scores, words), kl)
+
+
+class Words:
+    """What ids stand for, each decoded once."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def of(self, ids: Ids) -> Any:
+        return np.array([*map(self._word, ids.tolist()), None], dtype=object)[:-1]  # None: never an array of characters
+
+    def _word(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self.tokenizer.decode([token])
+        return self._known[token]
+
+
+def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words) -> TargetFacts:
+    """Where each target of a block stands in the text, and the words that ids stand for."""
+    tokens, index = asked.tokens, block.token
     return TargetFacts(
-        window=plan.target_window,
-        document=document,
+        window=block.window,
+        document=block.document,
         token=index,
         id=tokens.ids[index],
         byte_len=tokens.byte_len[index],
         word_starts=tokens.word_starts[index],
-        text=pieces[index],
-        top_text=_decoded(scores.top, asked.subject.tokenizer),
+        text=_source_pieces(asked, block, words),
+        top_text=words.of(scores.top),
     )
 
 
-def _source_pieces(asked: Question) -> Any:
-    """The characters of the source behind each token of the stream; the token's own name where it has none."""
-    tokens, pieces = asked.tokens, np.empty(len(asked.tokens), dtype=object)
-    spans = zip(tokens.char_start.tolist(), tokens.char_end.tolist(), strict=True)
-    documents = np.repeat(np.arange(tokens.documents), np.diff(tokens.doc_starts)).tolist()
-    for i, ((begin, end), d) in enumerate(zip(spans, documents, strict=True)):
+def _source_pieces(asked: Question, block: TargetBlock, words: Words) -> Any:
+    """The characters of the source behind each target; the token's own name where it has none."""
+    pieces = np.empty(len(block), dtype=object)
+    starts, ends = asked.tokens.char_start_of(block.token), asked.tokens.char_end[block.token]
+    for i, (d, begin, end) in enumerate(zip(block.document.tolist(), starts.tolist(), ends.tolist(), strict=True)):
         pieces[i] = asked.documents[d].text[begin:end]
-    empty = np.flatnonzero(tokens.char_end == tokens.char_start)
+    empty = np.flatnonzero(ends == starts)
     if len(empty):
-        pieces[empty] = _decoded(tokens.ids[empty], asked.subject.tokenizer)
+        pieces[empty] = words.of(asked.tokens.ids[block.token[empty]])
     return pieces
-
-
-def _decoded(ids: Any, tokenizer: TextTokenizer) -> Any:
-    unique, inverse = np.unique(ids, return_inverse=True)
-    words = np.array([tokenizer.decode([int(i)]) for i in unique] + [None], dtype=object)[:-1]
-    return words[inverse]
 
 
 def plan(
@@ -339,7 +367,7 @@ def reference_estimate(asked: Question, options: EngineOptions) -> dict[str, int
 
 
 def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:
-    """Bytes, roughly: weights as stored, the states of a batch, the logits alive at once, and what a run keeps."""
+    """Bytes, roughly: weights as stored, the states of a batch, the logits alive at once, and scores."""
     from scoremode.head.budget import default_budget
 
     facts = asked.subject.facts
@@ -352,5 +380,5 @@ def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:
         "activations": batch * hidden * 4 * 12,  # a layer's states and its MLP's, about
         "logits": min(default_budget(options.device or "cpu"), longest * vocabulary * 4),
         "logits_if_whole": longest * vocabulary * 4,
-        "scores": asked.plan.targets * 36,
+        "scores": min(asked.plan.targets, BLOCK) * 36,  # the rest lies on disk
     }

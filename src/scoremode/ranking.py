@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
-from scoremode.statistics import describe, terms
+from scoremode.statistics import describe, terms_of_difference
 from scoremode.types import Comparison
 
 BOUND = 1.96
@@ -96,11 +96,10 @@ def _ties(
 ) -> set[tuple[int, int]]:
     """Every pair, in both orders, whose difference is within its error, or has none."""
     found: set[tuple[int, int]] = set()
-    parts = {i: terms(comparisons[i], by) for i in known} if comparisons else {}
     for at, i in enumerate(known):
         for j in known[at + 1 :]:
-            if parts:
-                difference = parts[i].minus(parts[j]).estimate()
+            if comparisons:
+                difference = terms_of_difference(comparisons[i], comparisons[j], by).estimate()
                 gap, error = difference.value, difference.stderr
             else:
                 gap, error = rows[i][by] - rows[j][by], _independent(rows[i], rows[j], by)

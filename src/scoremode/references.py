@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.cache import remembered_sha256, write_atomically
+from scoremode.comparable import Outline, difference
 from scoremode.errors import EngineError, InputError, RunError, harmless
 from scoremode.types import Bools, Ints
 
@@ -878,40 +879,26 @@ def require_comparable(
 
     ``reference`` is a reference's manifest. Where settings and text of both are known, the reason names them.
     """
-    again = _same_question(reference)
-    if reference["tokenizer"] != tokenizer:
-        raise InputError(
-            "different tokenizers: the reference and the candidate do not have the same tokens",
-            fix="give a candidate with the reference's tokenizer, or compare bits per byte: " + again,
-        )
-    if reference["vocabulary"] != vocabulary:
-        raise InputError(
-            f"vocabulary {reference['vocabulary']} vs {vocabulary}: distributions over other ids cannot be compared",
-            fix=f"make a reference of a model with {vocabulary} ids: "
-            f"scoremode reference MODEL --corpus {_corpus(reference)} --out ref/",
-        )
-    if reference["plan_digest"] == plan_digest:
-        return
-    known = reference.get("corpus_sha256")
-    if corpus_sha256 is not None and known is not None and known != corpus_sha256:
-        raise InputError("other text: the reference was made of another corpus", fix=f"score the same: {again}")
-    raise InputError(
-        f"other plan: {_difference(reference, method, method_settings)}", fix=f"score as the reference was: {again}"
+    kept = Outline(
+        reference["tokenizer"],
+        reference["vocabulary"],
+        reference["plan_digest"],
+        reference["method"],
+        reference.get("method_settings"),
+        reference.get("corpus_sha256"),
     )
-
-
-def _difference(reference: Mapping[str, Any], method: str, settings: Mapping[str, Any] | None) -> str:
-    """In what two plans differ, as far as their manifests tell."""
-    if reference["method"] != method:
-        return f"method {harmless(str(reference['method']))} vs {method}"
-    theirs = reference.get("method_settings") or {}
-    mine = theirs if settings is None else settings
-    differing = [
-        f"{harmless(str(name)).replace('_', ' ')} {harmless(str(theirs.get(name)))} vs {mine.get(name)}"
-        for name in sorted(theirs.keys() | mine.keys())
-        if theirs.get(name) != mine.get(name)
-    ]
-    return ", ".join(differing) or "other windows or another text"
+    found = difference(kept, Outline(tokenizer, vocabulary, plan_digest, method, method_settings, corpus_sha256))
+    if found is None:
+        return
+    again = _same_question(reference)
+    fixes = {
+        "tokenizer": f"give a candidate with the reference's tokenizer, or compare bits per byte: {again}",
+        "vocabulary": f"make a reference of a model with {vocabulary} ids: "
+        f"scoremode reference MODEL --corpus {_corpus(reference)} --out ref/",
+        "text": f"score the same: {again}",
+        "plan": f"score as the reference was: {again}",
+    }
+    raise InputError(found.reason, fix=fixes[found.kind])
 
 
 def _corpus(reference: Mapping[str, Any]) -> str:

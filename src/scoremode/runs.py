@@ -8,18 +8,16 @@ DIR/manifest.json     what was scored, by whom, how, and the numbers; holds the 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from scoremode import references
+from scoremode import columns, references
 from scoremode.cache import cache_folder, file_sha256, write_atomically
 from scoremode.errors import RunError
 from scoremode.journal import read_identity, require_unlocked
-from scoremode.types import Floats, Run, Scores, TargetFacts
+from scoremode.types import Run, Scores, TargetFacts
 
 FORMAT = 1
 MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"
@@ -152,12 +150,24 @@ def load(folder: str | Path) -> Run:
     path = folder / SCORES
     if not path.exists() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
-    scores, facts, kl = _read_table(path)
-    if len(scores) != manifest["targets"]:
+    return _opened(folder, manifest)
+
+
+def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
+    """The run of a folder whose columns stay on disk until they are asked for; but for KL, which comparisons need."""
+    stored = columns.ColumnFile(folder / SCORES)
+    if stored.rows != manifest["targets"]:
         raise RunError(
-            f"{path} has {len(scores)} rows instead of {manifest['targets']}", fix="score again with --fresh"
+            f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix="score again with --fresh"
         )
-    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder), kl=kl)
+    return Run(
+        plan_digest=manifest["plan_digest"],
+        scores=Scores.on_disk(stored),
+        facts=TargetFacts.on_disk(stored),
+        manifest=manifest,
+        path=str(folder),
+        kl=stored.read("kl") if "kl" in stored.names else None,
+    )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -179,59 +189,18 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def save(folder: Path, scores: Scores, facts: TargetFacts, manifest: dict[str, Any], kl: Floats | None = None) -> Run:
+def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any], targets: int) -> Run:
     """Write the columns, then the manifest, then drop the journal."""
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    pq.write_table(to_arrow(scores, facts, kl), buffer, compression="zstd")
-    data = buffer.getvalue()
-    manifest = {"format": FORMAT, **manifest, "scores_sha256": hashlib.sha256(data).hexdigest(), "targets": len(scores)}
-    write_atomically(folder / SCORES, data)
+    columns.write(folder / SCORES, blocks)
+    manifest = {
+        "format": FORMAT,
+        **manifest,
+        "scores_sha256": file_sha256(folder / SCORES),
+        "targets": targets,
+    }
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False).encode())
     (folder / JOURNAL).unlink(missing_ok=True)
-    return Run(manifest["plan_digest"], scores, facts, manifest, str(folder), kl=kl)
-
-
-def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> Any:
-    """One row a target: where it stands, what it is, what the model thought of it."""
-    import pyarrow as pa
-
-    columns: dict[str, Any] = {
-        name: pa.array(getattr(facts, name))
-        for name in ("window", "document", "token", "id", "byte_len", "word_starts")
-    }
-    columns["text"] = pa.array(facts.text, type=pa.string()).dictionary_encode()
-    for name, column in scores.columns():
-        columns[name] = pa.array(column)
-    columns["top_text"] = pa.array(facts.top_text, type=pa.string()).dictionary_encode()
-    if kl is not None:
-        columns["kl"] = pa.array(kl)
-    return pa.table(columns)
-
-
-def _read_table(path: Path) -> tuple[Scores, TargetFacts, Floats | None]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-
-        def column(name: str) -> Any:
-            values = table.column(name).to_numpy()
-            return values.astype(object) if name.endswith("text") else np.array(values)
-
-        scores = Scores(**{n: column(n) for n in ("logprob", "rank", "entropy", "top", "top_logprob")})
-        facts = TargetFacts(
-            **{
-                n: column(n)
-                for n in ("window", "document", "token", "id", "byte_len", "word_starts", "text", "top_text")
-            }
-        )
-        kl = column("kl") if "kl" in table.column_names else None
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise RunError(f"{path} cannot be read ({error})", fix="score again with --fresh") from None
-    return scores, facts, kl
+    return _opened(folder, manifest)
 
 
 def summary(run: Run) -> dict[str, Any]:

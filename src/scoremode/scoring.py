@@ -10,7 +10,7 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.journal import Journal
-from scoremode.types import Answers, Bools, Floats, Plan, Scores, Window
+from scoremode.types import Answers, Bools, Floats, Plan, Window
 
 Progress = Callable[[int, int], None]
 """Called with forward tokens done and forward tokens in all."""
@@ -47,8 +47,8 @@ def score_plan(
     journal: Journal,
     progress: Progress | None = None,
     answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
-) -> Scores:
-    """Scores of every target of the plan; what the journal already has is not computed again."""
+) -> None:
+    """Score every target of the plan into the journal; what it already has is not computed again."""
     check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
     total = plan.forward_tokens
     fed = int(plan.lengths[journal.done].sum())
@@ -68,7 +68,6 @@ def score_plan(
     missing = int((~journal.done).sum())
     if missing:
         raise EngineError(f"the engine left {missing} of {len(plan)} windows without an answer", fix="run it again")
-    return journal.scores
 
 
 def check_divergence(index: int, kl: Floats | None) -> None:

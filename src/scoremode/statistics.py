@@ -8,7 +8,7 @@ here is that of the difference: never of two numbers taken apart. Means count a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from scoremode.errors import RunError
 from scoremode.methods import METHODS
-from scoremode.metrics import exponential, finite, ratio
-from scoremode.types import Comparison, Estimate, Floats, Ints, Run
+from scoremode.metrics import GroupSums, exponential, finite, present, ratio
+from scoremode.types import BLOCK, Bools, Comparison, Estimate, Floats, Ids, Ints, Run
 
 KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
 DELTA_P_QUANTILES = {
@@ -72,7 +72,7 @@ def describe(c: Comparison, *, bootstrap: int = 1000, seed: int = 0) -> dict[str
         found = {
             "name": c.name,
             "targets": len(c.groups),
-            "groups": len(np.unique(c.groups)),
+            "groups": len(present(_cut(c.groups))),
             **_of_both_runs(c),
             **_perplexity(c, bootstrap, seed),
             **_divergence(c, bootstrap, seed),
@@ -86,39 +86,85 @@ def describe(c: Comparison, *, bootstrap: int = 1000, seed: int = 0) -> dict[str
 
 def require_sound(c: Comparison) -> None:
     """Refuse arrays that do not line up, and what is not a number: neither may pass for a result."""
-    arrays = {"groups": c.groups, "weight": c.weight, "kl": c.kl, "noise_kl": c.noise_kl}
-    arrays |= {"the baseline": c.baseline.scores.logprob, "the candidate": c.candidate.scores.logprob}
-    for name, array in arrays.items():
-        if array is None:
-            continue
-        if name != "noise_kl" and len(array) != len(c.groups):
+    held = {"groups": c.groups, "weight": c.weight, "kl": c.kl, "noise_kl": c.noise_kl}
+    parts = {name: (len(array), _cut(array)) for name, array in held.items() if array is not None}
+    for name, run in (("the baseline", c.baseline), ("the candidate", c.candidate)):
+        parts[name] = len(run.scores), (logprob for (logprob,) in run.scores.blocks("logprob"))
+    for name, (length, blocks) in parts.items():
+        if name != "noise_kl" and length != len(c.groups):
             raise RunError(
-                f"{c.name}: {name} has {len(array)} targets instead of {len(c.groups)}",
-                fix="compare runs of one plan",
+                f"{c.name}: {name} has {length} targets instead of {len(c.groups)}", fix="compare runs of one plan"
             )
-        if np.isnan(array).any():
+        if any(np.isnan(block).any() for block in blocks):
             raise RunError(f"{c.name}: {name} holds what is not a number", fix="score again with --fresh")
 
 
-# ── what every number is made of ─────────────────────────────────────────────────────────────────────────────────────
-@dataclass(frozen=True, slots=True, eq=False)
-class Terms:
-    """A statistic as Σ numerator / Σ denominator, with the group of each term.
+def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    return (array[begin : begin + BLOCK] for begin in range(0, len(array), BLOCK))
 
-    >>> Terms(np.array([1.0, 2.0, 6.0]), np.ones(3), np.arange(3)).estimate()
+
+# ── what every number is made of ─────────────────────────────────────────────────────────────────────────────────────
+class Terms(GroupSums):
+    """A statistic as Σ numerator / Σ denominator: the sums of each group, which are all that its error needs.
+
+    >>> parts = Terms(3)
+    >>> parts.add(np.arange(3), np.array([1.0, 2.0, 6.0]), np.ones(3))
+    >>> parts.estimate()
     3 ± 1.53
     """
 
-    numerator: Floats  # (n,)
-    denominator: Floats  # (n,)
-    groups: Ints  # (n,) 0, 1, … without holes
+    @property
+    def groups(self) -> Ints:
+        return np.arange(len(self.numerator))
 
-    def estimate(self) -> Estimate:
-        return ratio(self.numerator, self.denominator, self.groups)
 
-    def minus(self, other: Terms) -> Terms:
-        """The difference of two statistics over the same denominators, paired term by term."""
-        return Terms(self.numerator - other.numerator, self.denominator, self.groups)
+@dataclass(frozen=True, slots=True, eq=False)
+class Both:
+    """Some consecutive targets under both models."""
+
+    base: Floats  # (n,) log-probabilities
+    cand: Floats  # (n,)
+    base_top: Ids  # (n,)
+    cand_top: Ids  # (n,)
+    kl: Floats | None  # (n,)
+    weight: Floats  # (n,)
+    groups: Ints  # (n,)
+
+    @property
+    def delta_p(self) -> Floats:
+        found: Floats = np.exp(self.cand) - np.exp(self.base)
+        return found
+
+
+def _blocks(c: Comparison) -> Iterator[Both]:
+    """All targets of a comparison in order, without holding the columns of its runs."""
+    sides = (run.scores.blocks("logprob", "top") for run in (c.baseline, c.candidate))
+    begin = 0
+    for (base, base_top), (cand, cand_top) in zip(*sides, strict=True):
+        here = slice(begin, begin + len(base))
+        kl = None if c.kl is None else c.kl[here]
+        yield Both(base, cand, base_top, cand_top, kl, c.weight[here], c.groups[here])
+        begin = here.stop
+
+
+Values = Callable[[Both], Floats | Bools]
+
+
+def _kl_of(b: Both) -> Floats:
+    assert b.kl is not None, "KL was not measured"
+    return b.kl
+
+
+MEANS: dict[str, Values] = {
+    "ppl_ratio": lambda b: b.base - b.cand,
+    "log_ppl_ratio": lambda b: b.base - b.cand,
+    "kl_mean": _kl_of,
+    "delta_logprob_mean": lambda b: b.cand - b.base,
+    "delta_p_mean": lambda b: b.delta_p,
+    "same_top": lambda b: b.base_top == b.cand_top,
+    "worse": lambda b: b.cand < b.base,
+}
+"""What each statistic is the mean of, target by target."""
 
 
 def terms(c: Comparison, name: str) -> Terms:
@@ -128,20 +174,23 @@ def terms(c: Comparison, name: str) -> Terms:
     the logarithm of the ratio, or, where the method averages documents, Σ of their perplexities over Σ of the
     baseline's, whose value is the ratio itself (``averages_documents`` tells).
     """
-    base, cand = c.baseline.scores, c.candidate.scores
-    if name in ("ppl_ratio", "log_ppl_ratio"):
-        return _document_terms(c) if averages_documents(c) else _weighted(c, base.logprob - cand.logprob)
-    if name == "kl_mean":
-        assert c.kl is not None, "KL was not measured"
-        return _weighted(c, c.kl)
-    if name == "delta_logprob_mean":
-        return _weighted(c, cand.logprob - base.logprob)
-    if name == "delta_p_mean":
-        return _weighted(c, np.exp(cand.logprob) - np.exp(base.logprob))
-    if name == "same_top":
-        return _weighted(c, (base.top == cand.top).astype(np.float64))
-    assert name == "worse", name
-    return _weighted(c, (cand.logprob < base.logprob).astype(np.float64))
+    if name in ("ppl_ratio", "log_ppl_ratio") and averages_documents(c):
+        return _document_terms(c)
+    return _weighted(c, MEANS[name])
+
+
+def terms_of_difference(a: Comparison, b: Comparison, name: str) -> Terms:
+    """The same for the difference of two candidates, paired target by target."""
+    if name in ("ppl_ratio", "log_ppl_ratio") and averages_documents(a):
+        ours, theirs = _document_terms(a), _document_terms(b)
+        ours.numerator -= theirs.numerator
+        return ours
+    values, numbers = MEANS[name], present(_cut(a.groups))
+    found = Terms(len(numbers))
+    for ours_here, theirs_here in zip(_blocks(a), _blocks(b), strict=True):
+        numerator = values(ours_here) * ours_here.weight - values(theirs_here) * theirs_here.weight
+        found.add(np.searchsorted(numbers, ours_here.groups), numerator, ours_here.weight)
+    return found
 
 
 def averages_documents(c: Comparison) -> bool:
@@ -150,21 +199,25 @@ def averages_documents(c: Comparison) -> bool:
     return method is not None and method.average == "document"
 
 
-def _weighted(c: Comparison, values: Floats) -> Terms:
-    return Terms(values * c.weight, c.weight, _without_holes(c.groups))
+def _weighted(c: Comparison, values: Values) -> Terms:
+    numbers = present(_cut(c.groups))  # without holes: an empty group would be counted as an independent one
+    found = Terms(len(numbers))
+    for block in _blocks(c):
+        found.add(np.searchsorted(numbers, block.groups), values(block) * block.weight, block.weight)
+    return found
 
 
 def _document_terms(c: Comparison) -> Terms:
     """Perplexity of each document under the candidate, over that under the baseline."""
-    index = _without_holes(c.baseline.facts.document)
-    counts = np.bincount(index)
-    base, cand = (np.exp(np.bincount(index, -run.scores.logprob) / counts) for run in (c.baseline, c.candidate))
-    return Terms(cand, base, np.arange(len(counts)))
-
-
-def _without_holes(groups: Ints) -> Ints:
-    """Groups numbered 0, 1, …: an empty group would be counted as an independent one."""
-    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+    documents = present(document for (document,) in c.baseline.facts.blocks("document"))
+    base, cand = GroupSums(len(documents)), GroupSums(len(documents))
+    for (document,), block in zip(c.baseline.facts.blocks("document"), _blocks(c), strict=True):
+        index, ones = np.searchsorted(documents, document), np.ones(len(document))
+        base.add(index, -block.base, ones)
+        cand.add(index, -block.cand, ones)
+    found = Terms(len(documents))
+    found.add(found.groups, np.exp(cand.numerator / cand.denominator), np.exp(base.numerator / base.denominator))
+    return found
 
 
 def bootstrap(
@@ -180,7 +233,7 @@ def bootstrap(
     sums, units = np.bincount(groups, numerator), np.bincount(groups, denominator)
     generator = np.random.default_rng(seed)
     found = np.empty(draws)
-    step = max(1, 2**21 // count)  # some 16 MB of indices at a time, however many groups there are
+    step = max(1, 2**18 // count)  # some 2 MB of indices at a time, however many groups there are
     for begin in range(0, draws, step):
         stop = min(begin + step, draws)
         chosen = generator.integers(count, size=(stop - begin, count))
@@ -194,16 +247,29 @@ def quantile(values: Floats, fraction: float) -> float:
     >>> quantile(np.array([0.0, 1.0, np.inf]), 0.25), quantile(np.array([0.0, 1.0, np.inf]), 0.5)
     (0.5, 1.0)
     """
+    return quantiles(values.copy(), {"wanted": fraction})["wanted"]
+
+
+def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
+    """Several quantiles by their names; the values are left in another order, so that no copy is needed."""
     if not len(values):
-        return math.nan
-    at = fraction * (len(values) - 1)
+        return dict.fromkeys(fractions, math.nan)
+    places = {name: _place(fraction, len(values)) for name, fraction in fractions.items()}
+    values.partition(sorted({i for below, above, _ in places.values() for i in (below, above)}))
+    return {name: _between(float(values[i]), float(values[j]), share) for name, (i, j, share) in places.items()}
+
+
+def _place(fraction: float, n: int) -> tuple[int, int, float]:
+    """The two nearest in order, and how far the quantile lies from the one to the other."""
+    at = fraction * (n - 1)
     below = math.floor(at)
-    above = min(below + 1, len(values) - 1)
-    part = np.partition(values, (below, above))
-    share = at - below
+    return below, min(below + 1, n - 1), at - below
+
+
+def _between(below: float, above: float, share: float) -> float:
     if share == 0:  # apart, because 0 · ∞ is not a number
-        return float(part[below])
-    return float(part[below] + share * (part[above] - part[below])) if math.isfinite(part[below]) else math.inf
+        return below
+    return below + share * (above - below) if math.isfinite(below) else math.inf
 
 
 # ── the numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -215,7 +281,7 @@ def _of_both_runs(c: Comparison) -> dict[str, Any]:
     for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
         found[f"bits_per_byte_{side}"] = _stored(run, "bits_per_byte").value
     for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
-        found[f"zero_probability_{side}"] = int(np.isneginf(run.scores.logprob).sum())
+        found[f"zero_probability_{side}"] = sum(int(np.isneginf(p).sum()) for (p,) in run.scores.blocks("logprob"))
     return found
 
 
@@ -230,7 +296,7 @@ def _perplexity(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
     if averages_documents(c):
         quotient = parts.estimate()
         logarithm = _logarithm(quotient)
-        difference = Terms(parts.numerator - parts.denominator, np.ones(len(parts.groups)), parts.groups).estimate()
+        difference = ratio(parts.numerator - parts.denominator, np.ones(len(parts.groups)), parts.groups)
     else:
         logarithm = parts.estimate()
         quotient = exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
@@ -258,14 +324,13 @@ def _difference_of_exponentials(c: Comparison) -> Estimate:
     Near the means, exp(a) - exp(b) moves as exp(a)·da - exp(b)·db: one number a target, so that what both runs
     share cancels before it is squared.
     """
-    nll = [-run.scores.logprob for run in (c.candidate, c.baseline)]
-    means = [_weighted(c, values).estimate() for values in nll]
-    ppl = [exponential(mean).value for mean in means]
-    value = ppl[0] - ppl[1]
+    cand, base = _weighted(c, lambda b: -b.cand).estimate(), _weighted(c, lambda b: -b.base).estimate()
+    ppl_cand, ppl_base = exponential(cand).value, exponential(base).value
+    value = ppl_cand - ppl_base
     if not math.isfinite(value):
-        return Estimate(math.nan, None, len(c.groups), means[0].groups)
-    moves = ppl[0] * (nll[0] - means[0].value) - ppl[1] * (nll[1] - means[1].value)
-    return Estimate(value, _weighted(c, moves).estimate().stderr, len(c.groups), means[0].groups)
+        return Estimate(math.nan, None, len(c.groups), cand.groups)
+    moves = _weighted(c, lambda b: ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value))
+    return Estimate(value, moves.estimate().stderr, len(c.groups), cand.groups)
 
 
 def _divergence(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
@@ -280,13 +345,16 @@ def _divergence(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
     parts = terms(c, "kl_mean")
     mean, (low, high) = parts.estimate(), _bounds(parts, draws, seed)
     values = (mean.value, mean.stderr, low, high, int(np.isinf(c.kl).sum()))
-    quantiles = {f"kl_{name}": quantile(c.kl, fraction) for name, fraction in KL_QUANTILES.items()}
-    return {**dict(zip(names, values, strict=True)), **quantiles, **noise}
+    return {**dict(zip(names, values, strict=True)), **_named("kl", quantiles(c.kl.copy(), KL_QUANTILES)), **noise}
+
+
+def _named(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {f"{prefix}_{name}": value for name, value in values.items()}
 
 
 def _bounds(parts: Terms, draws: int, seed: int) -> tuple[float, float]:
     """The bootstrap's 95 % bounds; NaN where there is nothing to draw from."""
-    if draws < 1 or len(np.unique(parts.groups)) < 2:
+    if draws < 1 or len(parts.groups) < 2:
         return math.nan, math.nan
     resampled = bootstrap(parts.numerator, parts.denominator, parts.groups, draws=draws, seed=seed)
     if not np.isfinite(resampled).all():
@@ -295,12 +363,15 @@ def _bounds(parts: Terms, draws: int, seed: int) -> tuple[float, float]:
 
 
 def _probability(c: Comparison) -> dict[str, Any]:
-    parts = terms(c, "delta_p_mean")
-    delta = np.exp(c.candidate.scores.logprob) - np.exp(c.baseline.scores.logprob)
+    delta = np.empty(len(c.groups))
+    begin = 0
+    for block in _blocks(c):
+        delta[begin : begin + len(block.base)] = block.delta_p
+        begin += len(block.base)
     return {
-        **_with_error("delta_p_mean", parts.estimate()),
-        **_with_error("delta_p_rms", _root(_weighted(c, delta**2).estimate())),
-        **{f"delta_p_{name}": quantile(delta, fraction) for name, fraction in DELTA_P_QUANTILES.items()},
+        **_with_error("delta_p_mean", terms(c, "delta_p_mean").estimate()),
+        **_with_error("delta_p_rms", _root(_weighted(c, lambda b: b.delta_p**2).estimate())),
+        **_named("delta_p", quantiles(delta, DELTA_P_QUANTILES)),
     }
 
 

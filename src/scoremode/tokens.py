@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from scoremode.corpus import Message
 from scoremode.errors import ModelError
-from scoremode.types import Bools, Ids, Ints, TokenizerFacts, Tokens, frozen
+from scoremode.types import BLOCK, Bools, Ids, Ints, TokenizerFacts, Tokens, frozen
 
 # digits, spaces, scripts, an emoji of several code points and a control character: what tokenizers disagree about
 PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naïve 👩‍🔬 don't\x07 <s> _x_ "
@@ -153,12 +154,12 @@ class ByteTokenizer:
 
 def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:
     """Spans without gaps or overlaps: from where the token before ended to this token's end."""
-    if not len(ids):
-        nothing = np.zeros(0, np.int64)
-        return Encoding(ids, nothing, nothing, nothing)
-    owned_ends = np.minimum(np.maximum.accumulate(ends), length).astype(np.int64)
-    owned_starts = np.concatenate([[0], owned_ends[:-1]]).astype(np.int64)
-    touches = np.where(ends > starts, np.minimum(starts, owned_starts), owned_starts).astype(np.int64)
+    bounds = np.zeros(len(ids) + 1, np.int64)
+    owned_starts, owned_ends = bounds[:-1], bounds[1:]  # one array seen twice: a token begins where the last one ended
+    np.maximum.accumulate(ends, out=owned_ends)
+    np.minimum(owned_ends, length, out=owned_ends)
+    touches = np.minimum(starts, owned_starts)
+    np.copyto(touches, owned_starts, where=ends <= starts)
     return Encoding(ids, owned_starts, owned_ends, touches)
 
 
@@ -196,23 +197,25 @@ class Document:
 
 def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
     """All documents as one stream of ids."""
-    parts: list[tuple[Encoding, Ids, Ids, Bools | None]] = []
+    ids, ends, byte_len, word_starts, masks = [], [], [], [], []
     doc_bytes, doc_words = [], []
     for document in documents:
         encoding = tokenizer.encode(document.text, special=special)
-        mask = _inside(encoding, document.scored_spans)
-        parts.append((encoding, _byte_lengths(document.text, encoding), _word_starts(document.text, encoding), mask))
+        ids.append(encoding.ids)
+        ends.append(encoding.char_end)
+        byte_len.append(_byte_lengths(document.text, encoding))
+        word_starts.append(_word_starts(document.text, encoding))
+        masks.append(_inside(encoding, document.scored_spans))
         doc_bytes.append(document.source_bytes)
         doc_words.append(document.source_words)
-    lengths = [len(encoding.ids) for encoding, *_ in parts]
-    masks = [mask for *_, mask in parts]
+        del encoding  # it holds more than is kept, while the next document is cut
+    lengths = [len(part) for part in ids]
     return Tokens(
-        ids=frozen(_joined([e.ids for e, *_ in parts], np.int32)),
+        ids=frozen(_joined(ids, np.int32)),
         doc_starts=frozen(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)),
-        char_start=frozen(_joined([e.char_start for e, *_ in parts], np.int64)),
-        char_end=frozen(_joined([e.char_end for e, *_ in parts], np.int64)),
-        byte_len=frozen(_joined([b for _, b, _, _ in parts], np.int32)),
-        word_starts=frozen(_joined([w for _, _, w, _ in parts], np.int32)),
+        char_end=frozen(_joined(ends, np.int64)),
+        byte_len=frozen(_joined(byte_len, np.int32)),
+        word_starts=frozen(_joined(word_starts, np.int32)),
         doc_bytes=frozen(np.array(doc_bytes, dtype=np.int64)),
         doc_words=frozen(np.array(doc_words, dtype=np.int64)),
         tokenizer=tokenizer.facts,
@@ -222,25 +225,37 @@ def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special
     )
 
 
-def _joined(arrays: list[Any], dtype: type[np.generic]) -> Any:
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
+    """All parts in one array; the list is emptied, so that parts and whole of only one column are held at a time."""
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.zeros(0, dtype)
+    parts.clear()
+    return joined.astype(dtype, copy=False)
 
 
 def _byte_lengths(text: str, encoding: Encoding) -> Ids:
-    if text.isascii():
-        return (encoding.char_end - encoding.char_start).astype(np.int32)
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
-    before = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
-    lengths: Ints = before[encoding.char_end] - before[encoding.char_start]
-    return lengths.astype(np.int32)
+    """UTF-8 bytes of each token's characters, a block of tokens at a time."""
+    lengths = np.empty(len(encoding.ids), np.int32)
+    for begin in range(0, len(lengths), BLOCK):
+        starts, ends = encoding.char_start[begin : begin + BLOCK], encoding.char_end[begin : begin + BLOCK]
+        piece = text[starts[0] : ends[-1]]
+        if piece.isascii():
+            lengths[begin : begin + BLOCK] = ends - starts
+            continue
+        points = np.frombuffer(piece.encode("utf-32-le"), dtype=np.uint32)
+        size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+        before = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
+        lengths[begin : begin + BLOCK] = before[ends - starts[0]] - before[starts - starts[0]]
+    return lengths
 
 
 def _word_starts(text: str, encoding: Encoding) -> Ids:
-    starts = np.fromiter((m.start() for m in re.finditer(r"\S+", text)), dtype=np.int64)
-    owner = np.searchsorted(encoding.char_end, starts, side="right")
-    counts: Ints = np.bincount(owner[owner < len(encoding.ids)], minlength=len(encoding.ids))
-    return counts.astype(np.int32)
+    """How many words begin inside each token, a block of words at a time."""
+    counts = np.zeros(len(encoding.ids), np.int32)
+    starts = (word.start() for word in re.finditer(r"\S+", text))
+    while len(some := np.fromiter(islice(starts, BLOCK), dtype=np.int64)):
+        owner = np.searchsorted(encoding.char_end, some, side="right")
+        np.add.at(counts, owner[owner < len(counts)], 1)
+    return counts
 
 
 def _inside(encoding: Encoding, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
@@ -251,6 +266,11 @@ def _inside(encoding: Encoding, spans: tuple[tuple[int, int], ...] | None) -> Bo
     for begin, end in spans:
         mask |= (encoding.char_end > begin) & (encoding.char_start < end)
     return mask & (encoding.char_end > encoding.char_start)
+
+
+def count_words(text: str) -> int:
+    """Words as lm-evaluation-harness counts them: what white space separates, empty ends included."""
+    return 1 + sum(1 for _ in re.finditer(r"\s+", text))
 
 
 def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:
@@ -274,4 +294,4 @@ def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistan
     if assistant_only and not spans:
         raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
     size = len(text.encode())
-    return Document(text, size, len(re.split(r"\s+", text)), tuple(spans) if assistant_only else None)
+    return Document(text, size, count_words(text), tuple(spans) if assistant_only else None)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ Bools = npt.NDArray[np.bool_]
 
 Average = Literal["token", "window", "document"]
 """How scores become one perplexity: over all targets; weighted window means; arithmetic mean over documents."""
+
+BLOCK = 1 << 14
+"""Targets that are worked on at a time, so that what is held at once does not grow with the text."""
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -80,8 +83,7 @@ class Tokens:
 
     ids: Ids  # (n,)
     doc_starts: Ints  # (documents + 1,)
-    char_start: Ints  # (n,) in the document's text; special tokens are empty spans
-    char_end: Ints  # (n,)
+    char_end: Ints  # (n,) in the document's text: a token owns all from the end of the one before to its own
     byte_len: Ids  # (n,) UTF-8 bytes of the document that this token completes; sums to the document's bytes
     word_starts: Ids  # (n,) words (runs of non-space) that begin inside this token
     doc_bytes: Ints  # (documents,) of the source text, before any rewriting by a recipe
@@ -92,6 +94,16 @@ class Tokens:
     @property
     def documents(self) -> int:
         return len(self.doc_starts) - 1
+
+    @property
+    def char_start(self) -> Ints:
+        """Where each token's characters begin in the document's text, (n,); special tokens are empty spans."""
+        return self.char_start_of(np.arange(len(self)))
+
+    def char_start_of(self, index: Ints) -> Ints:
+        """The same for some tokens: where the token before ended, 0 for the first of a document."""
+        document = np.searchsorted(self.doc_starts, index, side="right") - 1
+        return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -156,6 +168,20 @@ class WindowList:
         return self.items[index]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetBlock:
+    """Some consecutive targets of a plan, those of whole windows: where each of them stands."""
+
+    begin: int  # among all targets
+    end: int
+    window: Ints  # (end - begin,)
+    token: Ints  # (end - begin,) index in the stream
+    document: Ints  # (end - begin,)
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Which windows are fed, which tokens are scored, how the scores are averaged: the same for every engine.
@@ -217,7 +243,8 @@ class Plan:
             array = getattr(self, name)
             hasher.update(f"|{name}:".encode())
             if array is not None:
-                hasher.update(f"{array.dtype.str}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+                hasher.update(f"{array.dtype.str}{array.shape}".encode())
+                hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
 
     @cached_property
@@ -228,10 +255,15 @@ class Plan:
     @cached_property
     def target_counts(self) -> Ints:
         """Targets of each window, (windows,)."""
+        return self._allowed(self.first, self.last)
+
+    def _allowed(self, begin: Ints, end: Ints) -> Ints:
+        """How many tokens may be targets in each stretch of the stream."""
         if self.mask is None:
-            return self.last - self.first
-        allowed = np.concatenate([[0], np.cumsum(self.mask, dtype=np.int64)])
-        counts: Ints = allowed[self.last] - allowed[self.first]
+            return end - begin
+        before = np.zeros(len(self.mask) + 1, np.int64)
+        np.cumsum(self.mask, out=before[1:])
+        counts: Ints = before[end] - before[begin]
         return counts
 
     @cached_property
@@ -255,25 +287,52 @@ class Plan:
     @cached_property
     def target_token(self) -> Ints:
         """The stream index of each target, (targets,)."""
-        counts = self.last - self.first
-        begin = np.repeat(self.first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        return self._tokens_of(slice(None))
+
+    def _tokens_of(self, windows: slice) -> Ints:
+        first, last = self.first[windows], self.last[windows]
+        counts = last - first
+        begin = np.repeat(first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         index = begin + np.arange(len(begin), dtype=np.int64)
         return index if self.mask is None else index[self.mask[index]]
 
     @cached_property
     def target_document(self) -> Ints:
         """The document of each target, (targets,)."""
-        return np.searchsorted(self.doc_starts, self.target_token, side="right").astype(np.int64) - 1
+        return self._documents_of(self.target_token)
+
+    def _documents_of(self, token: Ints) -> Ints:
+        return np.searchsorted(self.doc_starts, token, side="right").astype(np.int64) - 1
+
+    def blocks(self) -> Iterator[TargetBlock]:
+        """All targets in order, about BLOCK at a time: what ``target_…`` say, without holding it for a whole text."""
+        offsets, at = self.target_offsets, 0
+        while at < len(self):
+            reached = int(np.searchsorted(offsets, offsets[at] + BLOCK, side="right")) - 1
+            stop = max(at + 1, reached)  # a window is never cut, however long it is
+            token = self._tokens_of(slice(at, stop))
+            window = np.repeat(np.arange(at, stop, dtype=np.int64), self.target_counts[at:stop])
+            yield TargetBlock(int(offsets[at]), int(offsets[stop]), window, token, self._documents_of(token))
+            at = stop
 
     @cached_property
+    def covered(self) -> int:
+        """How many tokens of the stream are scored, each counted once."""
+        order = np.argsort(self.first, kind="stable")
+        first, last = self.first[order], self.last[order]
+        reached = np.concatenate([[0], np.maximum.accumulate(last)[:-1]])
+        begin = np.minimum(np.maximum(first, reached), last)
+        return int(self._allowed(begin, last).sum())
+
+    @property
     def coverage(self) -> float:
         """Share of the stream's tokens that are scored at least once (a first token without context never is)."""
-        return len(np.unique(self.target_token)) / max(1, len(self.ids))
+        return self.covered / max(1, len(self.ids))
 
     @property
     def scores_once(self) -> bool:
         """Is no token scored twice?"""
-        return len(np.unique(self.target_token)) == self.targets
+        return self.covered == self.targets
 
     def window(self, index: int) -> Window:
         start, lead = int(self.start[index]), int(self.lead[index])
@@ -286,8 +345,55 @@ class Plan:
         return Window(ids=ids, rows=rows.astype(np.int32), targets=self.ids[positions][:, None])
 
 
+class StoredColumns(Protocol):
+    """Columns on disk, of one length."""
+
+    rows: int
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """A whole column."""
+        ...
+
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        """Some columns side by side, BLOCK rows at a time."""
+        ...
+
+
+class Columns:
+    """Arrays of one length. Those of a stored run are read when they are first asked for; from then on they stay."""
+
+    __slots__ = ("_stored",)
+    _stored: StoredColumns  # left empty where all columns are in memory
+
+    @classmethod
+    def on_disk(cls, stored: StoredColumns) -> Self:
+        made = object.__new__(cls)
+        object.__setattr__(made, "_stored", stored)
+        return made
+
+    if not TYPE_CHECKING:  # type checkers know the columns as fields
+
+        def __getattr__(self, name: str) -> Any:
+            """Python asks here only for a slot that is still empty."""
+            if name not in type(self).__slots__:
+                raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
+            column = self._stored.read(name)
+            object.__setattr__(self, name, column)
+            return column
+
+    def blocks(self, *names: str) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        """Some columns side by side, BLOCK rows at a time; what lies on disk is not kept in memory."""
+        stored = getattr(self, "_stored", None)
+        if stored is not None:
+            yield from stored.blocks(names)
+            return
+        columns = [getattr(self, name) for name in names]
+        for begin in range(0, len(columns[0]), BLOCK):
+            yield tuple(column[begin : begin + BLOCK] for column in columns)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Scores:
+class Scores(Columns):
     """One row per target, in plan order."""
 
     logprob: Floats  # (n,) nats, <= 0
@@ -297,7 +403,12 @@ class Scores:
     top_logprob: Floats  # (n,) nats
 
     def __len__(self) -> int:
-        return len(self.logprob)
+        stored = getattr(self, "_stored", None)
+        return len(self.logprob) if stored is None else stored.rows
+
+    def rows(self, begin: int, end: int) -> Scores:
+        """The scores of some consecutive targets."""
+        return Scores(*(column[begin:end] for _, column in self.columns()))
 
     @staticmethod
     def empty(n: int) -> Scores:
@@ -316,7 +427,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TargetFacts:
+class TargetFacts(Columns):
     """Where each target stands in the text: what a person needs to read the scores. One row per target."""
 
     window: Ints  # (n,)
@@ -377,7 +488,7 @@ class Run:
 
     def to_arrow(self) -> Any:
         """Every column, one row a target, as a ``pyarrow.Table``."""
-        from scoremode.runs import to_arrow
+        from scoremode.columns import to_arrow
 
         return to_arrow(self.scores, self.facts, self.kl)
 
