@@ -1,7 +1,11 @@
 """Round-to-nearest compressed-tensors checkpoints of a model: no data, no llmcompressor, seconds each.
 
-    python make_checkpoints.py MODEL OUT w8a8 fp8            the two that vLLM also serves on a CPU
-    python make_checkpoints.py MODEL OUT --all               also w8a16 w4a16 w4a16-asym nvfp4a16, for a GPU
+    python make_checkpoints.py MODEL OUT w8a8 fp8            the two that vLLM also serves on any CPU
+    python make_checkpoints.py MODEL OUT w4a16 w4a16-asym    on x86 CPUs in bfloat16
+    python make_checkpoints.py MODEL OUT --all               also w8a16 nvfp4a16, for a GPU
+
+MODEL is smollm2-135m, or a checkpoint's folder. Transformers opens what is written too, and emulates it: the integers
+times their scales in float32, int8 activations rounded and put back.
 
 The head stays unquantized, as in nearly all published checkpoints, unless a name ends in "+head".
 """
@@ -24,6 +28,8 @@ from compressed_tensors.quantization import (
 )
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+from scoremode.models import resolve
 
 GROUP = 64  # 128, the preset's, does not divide SmolLM2's hidden size of 576
 PRESETS = {
@@ -109,8 +115,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(PRESETS)}")
     parser.add_argument("--all", action="store_true")
     given = parser.parse_args()
+    model = str(resolve(given.model))
     for name in PRESETS if given.all else given.names or ON_CPU:
-        print(make(given.model, given.out / name, name), flush=True)
+        print(make(model, given.out / name, name), flush=True)
 
 
 if __name__ == "__main__":
