@@ -24,7 +24,7 @@ SRC = HERE.parent / "src"
 VERSION = "0.1.0"
 GROUP, NAME, POINT = "vllm.general_plugins", "scoremode", "scoremode.engines.vllm.plugin:register"
 METER, WITNESS = "common.MemoryMeter", "common.PassWitness"
-SMALL_VOCABULARY = 1003  # not a multiple of 64: vLLM pads it, and the padding must get no probability
+SMALL_VOCABULARY = 5003  # not a multiple of 64: vLLM pads it, and the padding must get no probability
 
 
 # ── children ─────────────────────────────────────────────────────────────────────────────────────────────────────────

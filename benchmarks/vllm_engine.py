@@ -190,13 +190,21 @@ class Against(Ours):
         head = self.engine.stored_head()
         folder = temporary_folder("reference") / "reference"
         facts = dict.fromkeys(("plan_digest", "method", "model_fingerprint", "tokenizer"), "benchmark")
-        shape = {"targets": len(ids) * a_prompt, "width": head.weight.shape[1], "dtype": self.engine.facts.dtype}
+        shape: dict[str, Any] = {
+            "targets": len(ids) * a_prompt,
+            "width": head.weight.shape[1],
+            "dtype": self.engine.facts.dtype,
+        }
         with StatesWriter(folder, **shape, identity={}) as writer:
             begin = time.perf_counter()
             for i, _, states in self.engine.score_with_states(windows_of(ids), np.zeros(len(ids), np.bool_)):
                 writer.write(i * a_prompt, states)
             say(f"states kept at {ids.size / (time.perf_counter() - begin):,.0f} tokens/s")
-            shape_of_logits = {"scale": head.scale, "softcap": head.softcap, "vocabulary": head.vocabulary}
+            shape_of_logits: dict[str, Any] = {
+                "scale": head.scale,
+                "softcap": head.softcap,
+                "vocabulary": head.vocabulary,
+            }
             writer.write_head(head.weight, head.bias, **shape_of_logits)
             stored = writer.finish({**facts, "engine": {}})
         plan: Any = SimpleNamespace(target_offsets=np.arange(len(ids) + 1) * a_prompt)

@@ -35,8 +35,6 @@ from scoremode.head.partials import Partials, nothing_of
 
 WORKSPACE = 48 << 20  # bytes of partials that one launch may leave behind
 SHALLOW = 1536  # up to this depth two programs a processor: one reduces its tile while the other multiplies
-GROUP = 16  # row blocks that go through the vocabulary together, so that its tiles are found in the L2 cache
-SINGLES = 12  # the last of so many tiles are spans of their own, so that all programs end at about the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +48,8 @@ class Tiles:
     stages: int
     span: int  # tiles that leave one set of partials behind
     descriptors: bool  # the device copies tiles by itself (from Hopper on)
+    group: int = 16  # row blocks that go through the vocabulary together, so that its tiles are found in the L2 cache
+    singles: int = 12  # a part of so many, the last tiles, are spans of their own: programs end at about the same time
 
     def fits(self, *tensors: Tensor) -> bool:
         """Can these matrices be described to the copy engine? Their rows must start at multiples of 16 bytes."""
@@ -64,12 +64,13 @@ def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
     modern = torch.cuda.get_device_capability(weight.device) >= (9, 0)
     if weight.dtype == torch.float32:
         return Tiles(64, 64, 32, 4, 2, span=16, descriptors=modern)
-    if two_products:
-        return Tiles(128, 128, 64, 8, 4, span=16, descriptors=modern) if modern else Tiles(64, 128, 32, 8, 3, 16, False)
+    shallow = weight.shape[1] <= SHALLOW
     if not modern:
-        return Tiles(128, 128, 32, 8, 3, span=16, descriptors=False)
-    if weight.shape[1] <= SHALLOW:
-        return Tiles(128, 128, 64, 4, 3, span=16, descriptors=True)
+        return Tiles(64 if two_products else 128, 128, 32, 8, 3, span=16, descriptors=False)
+    if two_products:
+        return Tiles(128, 128, 64, 8, 4, span=32, descriptors=True, group=32 if shallow else 16, singles=24)
+    if shallow:
+        return Tiles(128, 128, 64, 4, 3, span=16, descriptors=True, group=32, singles=24)
     return Tiles(128, 256, 64, 8, 3, span=8, descriptors=True)
 
 
@@ -84,7 +85,7 @@ class Spans:
     @staticmethod
     def of(columns: int, tiles: Tiles) -> Spans:
         count = -(-columns // tiles.columns)
-        return Spans(count, (count - count // SINGLES) // tiles.span, tiles.span)
+        return Spans(count, (count - count // tiles.singles) // tiles.span, tiles.span)
 
     @property
     def count(self) -> int:
@@ -196,7 +197,7 @@ def _reduce(side: Side, targets: Tensor, share: Share) -> tuple[Partials, Tensor
         side.hidden.shape[1],
     )
     shape = (head.first_id, head.scale, head.softcap or 1.0, spans.tiles, spans.long, spans.count, k)
-    options = {"span": spans.span, "group": GROUP, "one_target": k == 1, **side.shape_options()}
+    options = {"span": spans.span, "group": tiles.group, "one_target": k == 1, **side.shape_options()}
     launch: Any = reduce_spans[(row_blocks * spans.count,)]
     launch(
         *side.matrices(),
@@ -255,7 +256,7 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     # by the padded width, which all ranks share: they must cut their rows alike
     words = Spans.of(head.weight.shape[0], tiles).count * (4 + targets.shape[1])
     parts, logits = [], []
-    for rows in launches(len(hidden), words, tiles.rows):
+    for rows in launches(len(hidden), words, tiles):
         if head.vocabulary == 0 or len(hidden) == 0:
             part, at_target = nothing_of(hidden[rows], targets[rows]), share(_absent(targets[rows]))
         else:
@@ -265,9 +266,10 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     return Partials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
-def launches(n: int, words: int, tile_rows: int) -> list[slice]:
+def launches(n: int, words: int, tiles: Tiles) -> list[slice]:
     """Rows of each launch: as many as leave ``words`` 32-bit words each within the workspace, in whole groups."""
-    step = max(1, WORKSPACE // (4 * words) // (tile_rows * GROUP)) * tile_rows * GROUP
+    together = tiles.rows * tiles.group
+    step = max(1, WORKSPACE // (4 * words) // together) * together
     return [slice(begin, begin + step) for begin in range(0, max(1, n), step)]
 
 
@@ -316,7 +318,7 @@ def _diverge(p: Side, q: Side, targets: Tensor, share: Share) -> tuple[Divergenc
         spans.count,
         k,
         span=spans.span,
-        group=GROUP,
+        group=tiles.group,
         tile_rows=tiles.rows,
         tile_columns=tiles.columns,
         depth=tiles.depth,
@@ -349,7 +351,7 @@ def diverge_fused(
     targets = targets.contiguous()
     words = Spans.of(head_p.weight.shape[0], tiles).count * (9 + 2 * targets.shape[1])
     parts, all_p, all_q = [], [], []
-    for rows in launches(len(targets), words, tiles.rows):
+    for rows in launches(len(targets), words, tiles):
         if head_p.vocabulary == 0 or len(targets) == 0:
             empty = nothing_of(hidden_p[rows], targets[rows])
             part = DivergencePartials(empty, empty, torch.zeros_like(empty.total))
