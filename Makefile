@@ -32,8 +32,10 @@ demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedd
 	  --corpus python-docs --num-samples 3 --context-length 512 --stride 512 --out runs/demo --fresh --report runs/demo.html
 	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
 
+# two processes, because most of the time is spent waiting for engines to start; one thread in each, because threads of
+# two processes on two cores wait for each other. A file stays in one process: its tests share engines.
 test: $(VENV)/.dev lint ## install, then lint, types and the whole suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
