@@ -13,7 +13,7 @@ from scoremode.engines.lookup import chosen_settings, find_subject
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.engines.vllm.start import choose_dtype
+from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype
 from scoremode.errors import ModelError, OptionError
 
 
@@ -111,3 +111,19 @@ def test_variables_that_choose_kernels_are_part_of_what_a_run_is(monkeypatch: py
     settings = chosen_settings(subject, "vllm", EngineOptions())
     assert settings["VLLM_CPU_INT4_W4A8"] == "0"
     assert "secret" not in settings.values()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ahead"),
+    [
+        ({}, True),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, True),
+        ({"tensor_parallel_size": 2}, False),  # vLLM may choose Ray, and would refuse to start
+        ({"pipeline_parallel_size": 2}, False),
+        ({"distributed_executor_backend": "ray"}, False),
+    ],
+)
+def test_batches_are_planned_ahead_where_the_executor_is_known_to_allow_it(
+    arguments: dict[str, Any], ahead: bool
+) -> None:
+    assert can_plan_ahead(arguments) is ahead

@@ -40,7 +40,7 @@ def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer
         if on_cpu:
             # compiling takes longer than most CPU runs; but only its warm-up makes the buffers between pipeline stages
             arguments.setdefault("enforce_eager", options.pipeline_parallel_size == 1)
-        elif _can_plan_ahead(arguments):
+        elif can_plan_ahead(arguments):
             # vLLM plans the next batch while this one runs, for all but pooling models: there it must be asked for
             arguments.setdefault("async_scheduling", True)
         with support.environment({}, _device_defaults(on_cpu, options)):
@@ -72,7 +72,7 @@ def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer
                 _forget_model_classes()
 
 
-def _can_plan_ahead(arguments: dict[str, Any]) -> bool:
+def can_plan_ahead(arguments: dict[str, Any]) -> bool:
     """Does the executor that vLLM will choose allow asynchronous scheduling? It refuses to start where not."""
     ranks = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
     backend = arguments.get("distributed_executor_backend")
