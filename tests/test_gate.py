@@ -35,6 +35,7 @@ def test_rules_are_read(text: str, rule: Rule) -> None:
     [
         ("kl_maen > 0.02", ["no statistic 'kl_maen'", "did you mean kl_mean"]),
         ("kl-mean > 0.02", ["did you mean kl_mean"]),
+        ("kl > 0.02", ["did you mean kl_mean?"]),
         ("zzzz > 0.02", ["no statistic 'zzzz'", "known: targets, groups"]),
         ("name > 0.02", ["no statistic 'name'"]),
         ("kl_mean == 0.02", ["'==' cannot be judged", "use one of >, >=, <, <="]),

@@ -82,7 +82,9 @@ def _number(text: str) -> float:
 
 
 def _near(name: str) -> str:
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), FIELDS, n=3, cutoff=0.5)
+    plain = name.lower().replace("-", "_")
+    mean = [f"{plain}_mean"] if f"{plain}_mean" in FIELDS else []
+    near = mean or difflib.get_close_matches(plain, FIELDS, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
 
 

@@ -20,6 +20,7 @@ from scoremode.display.html import (
     asset,
     column,
     commands_of,
+    comparisons_table,
     file_size,
     page_data,
     positions,
@@ -417,3 +418,11 @@ def test_a_logarithmic_axis_has_a_few_different_labels(low: float, high: float) 
     labels = [text for _, text in charts.logarithmic(low, high, "x").marks()]
     assert 2 <= len(labels) <= 12
     assert len(set(labels)) == len(labels)
+
+
+def test_the_baseline_has_its_own_size_in_the_table() -> None:
+    comparison, statistics = make_comparison(
+        "q4", make_baseline(50, bits_per_weight=16.0, weight_bytes=2**20), seed=2, bits_per_weight=4.5
+    )
+    table = comparisons_table([comparison], [statistics])
+    assert table.index("16.00 bpw") < table.index("4.50 bpw")

@@ -26,6 +26,12 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
 
 
+def test_the_baseline_has_its_own_size() -> None:
+    c = random_comparison(50, manifest={"bits_per_weight": 4.5})
+    sized = replace(c, baseline=replace(c.baseline, manifest={**c.baseline.manifest, "bits_per_weight": 16.0}))
+    assert [row[1] for row in rows(published(sized))[2:]] == ["16.00", "4.50"]
+
+
 def test_a_row_a_candidate_behind_the_baseline() -> None:
     made = {"bits_per_weight": 4.5, "bytes": 1, "command": "scoremode compare base q4"}
     text = published(random_comparison(50, manifest=made), random_comparison(50, seed=1, name="q8"))

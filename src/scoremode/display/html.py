@@ -351,7 +351,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     """A row a candidate, under the baseline and the noise of the baseline itself."""
     shown = [m for m in MEASURES if any(s.get(m.name) is not None for s in statistics)]
     marks = {m.name: _best_and_worst(m, statistics) for m in shown}
-    sized = [size_cell(c) for c in comparisons]
+    sized = [size_of(c) for c in comparisons]
     with_size = any(sized)
     head = "".join(f'<th scope="col"><abbr title="{escaped(m.about)}">{escaped(m.label)}</abbr></th>' for m in shown)
     head = f'<th scope="col">Model</th>{"<th scope=col>Size</th>" if with_size else ""}{head}'
@@ -395,19 +395,24 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
         "kl_mean": with_error(s.get("noise_floor_kl_mean")),
         "kl_p99": with_error(s.get("noise_floor_kl_p99")),
     }
-    rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, with_size)
+    size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
+    rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
     if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
-        rows += _reference_row('noise floor <span class="tag">baseline again</span>', noise, shown, with_size)
+        again = 'noise floor <span class="tag">baseline again</span>'
+        rows += _reference_row(again, noise, shown, "" if with_size else None)
     return rows
 
 
-def _reference_row(name: str, cells: Mapping[str, str], shown: Sequence[Measure], with_size: bool) -> str:
-    size = '<td class="none" data-label="Size"></td>' if with_size else ""
+def _reference_row(name: str, cells: Mapping[str, str], shown: Sequence[Measure], size: str | None) -> str:
+    """``size`` is None where the table has no such column."""
+    own = ""
+    if size is not None:
+        own = f'<td data-label="Size">{size}</td>' if size else '<td class="none"></td>'
     rest = "".join(
         f'<td data-label="{escaped(m.label)}">{cells[m.name]}</td>' if m.name in cells else '<td class="none"></td>'
         for m in shown
     )
-    return f'<tr class="reference"><th scope="row">{name}</th>{size}{rest}</tr>'
+    return f'<tr class="reference"><th scope="row">{name}</th>{own}{rest}</tr>'
 
 
 def _best_and_worst(measure: Measure, statistics: Sequence[Statistics]) -> dict[int, str]:
@@ -426,9 +431,14 @@ def _marked_cell(measure: Measure, statistics: Statistics, mark: str | None) -> 
     return f'<td{kind} data-label="{escaped(measure.label)}">{measure.cell(statistics)}{said}</td>'
 
 
-def size_cell(comparison: Comparison) -> str:
+def size_of(comparison: Comparison) -> str:
+    """The candidate's."""
+    return size_cell(*(comparison.manifest.get(name) for name in ("bits_per_weight", "bytes")))
+
+
+def size_cell(bits_per_weight: object, stored_bytes: object) -> str:
     """Bits per weight over the size of the files, as HTML; '' where neither is known."""
-    bits, count = (usable(comparison.manifest.get(name)) for name in ("bits_per_weight", "bytes"))
+    bits, count = usable(bits_per_weight), usable(stored_bytes)
     if bits is None:
         return escaped(file_size(count)) if count is not None else ""
     return f"{bits:.2f} bpw" + (f' <span class="error">{escaped(file_size(count))}</span>' if count is not None else "")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scoremode.display.charts import escaped
-from scoremode.display.html import MEASURES, RUN_MEASURES, Statistics, size_cell, with_error
+from scoremode.display.html import MEASURES, RUN_MEASURES, Statistics, size_of, with_error
 from scoremode.types import Comparison, Estimate, Run
 
 
@@ -33,7 +33,7 @@ def comparison_table(comparison: Comparison, statistics: Statistics) -> str:
     rows += [(m.label, m.cell(statistics)) for m in MEASURES if statistics.get(m.name) is not None]
     if statistics.get("noise_floor_kl_mean") is not None:
         rows.append(("Noise floor, KL mean", with_error(statistics["noise_floor_kl_mean"])))
-    if size := size_cell(comparison):
+    if size := size_of(comparison):
         rows.append(("Size", size))
     rows.append(("Tokens", f"{len(comparison.groups):,}"))
     return _table(f"{comparison.name} against {baseline}", rows)

@@ -37,11 +37,11 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     for c in comparisons:
         if c.baseline.plan_digest != first.baseline.plan_digest:
             raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them apart")
-    title, sizes = _sizes(comparisons)
+    title, own_size, sizes = _sizes(comparisons)
     header = ["model", *title, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
     baseline = [
         f"{escaped(first.baseline.manifest['model'])} (baseline)",
-        *([NOTHING] if title else []),
+        *own_size,
         _cell(statistics[0], "ppl_baseline"),
         *[NOTHING] * 4,
     ]
@@ -90,16 +90,22 @@ def _cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> st
     return f"{100 * value:.4g}%" if percent else f"{value:.4g}"
 
 
-def _sizes(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
-    """The column of sizes: bits per weight where any candidate says so, else size, else no column."""
-    for key, title in (("bits_per_weight", "bits per weight"), ("bytes", "size")):
+def _sizes(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[list[str]]]:
+    """Title, baseline's and candidates' cells: bits per weight where any candidate says so, else size, else nothing."""
+    first = comparisons[0].baseline.manifest
+    for key, own_key, title in (
+        ("bits_per_weight", "bits_per_weight", "bits per weight"),
+        ("bytes", "weight_bytes", "size"),
+    ):
         values = [c.manifest.get(key) for c in comparisons]
         if any(v is not None for v in values):
-            return [title], [[NOTHING if v is None else _size(key, float(v))] for v in values]
-    return [], [[] for _ in comparisons]
+            return [title], [_size(key, first.get(own_key))], [[_size(key, v)] for v in values]
+    return [], [], [[] for _ in comparisons]
 
 
-def _size(key: str, value: float) -> str:
+def _size(key: str, value: float | None) -> str:
+    if value is None:
+        return NOTHING
     if key == "bits_per_weight":
         return f"{value:.2f}"
     return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
