@@ -249,9 +249,9 @@ def test_an_empty_slice_still_takes_part_in_the_exchange() -> None:
         assert at.isneginf().all()
         return at + 1
 
-    hidden, weight, targets = draw(1030, 4, 8, 2)
+    hidden, weight, targets = draw(2060, 4, 8, 2)
     part, _ = reduce_blocked(hidden, Head(weight, 0, first_id=100), targets, share)
-    assert called == [(344, 2), (344, 2), (342, 2)]
+    assert called == [(687, 2), (687, 2), (686, 2)]
     assert part.largest.isneginf().all()
     assert not part.total.any()
     assert not part.before.any()

@@ -34,7 +34,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param == "tiny blocks":
         monkeypatch.setattr(blocked, "CHUNK", 16)
         monkeypatch.setattr(blocked, "COLUMNS", 160)
-        monkeypatch.setattr(blocked, "ROWS", 52)  # a quarter of it together: 13
+        monkeypatch.setattr(blocked, "ROWS", 26)  # half of it together: 13
 
 
 def draw(n: int, d: int, v: int, k: int, noise: float = 0.05) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -223,7 +223,7 @@ def test_slices_of_logits_add_up(data: st.DataObject) -> None:
 def test_the_workspace_of_a_divergence_stays_below_32_mib() -> None:
     for n, d, v, k in ((600, 576, 49152, 1), (300, 2048, 20011, 9), (64, 8192, 9000, 40)):
         targets = torch.zeros(n, k, dtype=torch.int64)
-        rows = next(iter(blocked._row_blocks(targets, blocked.ROWS // 4)))
+        rows = next(iter(blocked._row_blocks(targets, blocked.ROWS // 2)))
         m = len(targets[rows])
         head = Head(torch.empty(v, d, device="meta"), v)
         columns = blocked._plan(targets[rows], head, d, blocked.BLOCK_OF_TWO, blocked.ASIDE_OF_TWO).columns

@@ -26,12 +26,12 @@ from scoremode.head.divergence import DivergencePartials
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, nothing_of
 
-ROWS = 512  # together: matrix kernels are at their best from about here on
+ROWS = 1024  # together: matrix kernels are at their best from about 512 on, and the weights are read less often
 COLUMNS = 4096  # together, at most: more would not make the product faster
 FEW_ROWS = 128  # up to here blocks of columns cost more than they save
 CHUNK = 256  # logits among which the largest is looked for first: its place is looked for in one chunk only
-BLOCK = 3 << 18  # logits of a block: 3 MiB. Smaller ones lose more to each call than the cache gains
-BLOCK_OF_TWO = 1 << 18  # logits of a block of a divergence, whose sums take four blocks in float64
+BLOCK = 1 << 20  # logits of a block: 4 MiB. Smaller ones lose more to each call than the cache gains
+BLOCK_OF_TWO = 1 << 18  # logits of a block of a divergence, whose sums take five blocks in float64: 10 MiB
 ASIDE = 3 << 19  # numbers that may be copied and kept, of logits and of weights: 6 MiB
 ASIDE_OF_TWO = 1 << 19  # for either side of a divergence
 
@@ -56,7 +56,7 @@ def diverge_blocked(
     """Partials of a slice of two heads, and the targets' logits of both, on a CPU. See ``kernels.Diverge``."""
     parts, all_p, all_q = [], [], []
     depth = max(head_p.weight.shape[1], head_q.weight.shape[1])
-    for rows in _row_blocks(targets, ROWS // 4):  # fewer: there are two of everything, and blocks in float64 besides
+    for rows in _row_blocks(targets, ROWS // 2):  # fewer: there are two of everything, and blocks in float64 besides
         plan = _plan(targets[rows], head_p, depth, BLOCK_OF_TWO, ASIDE_OF_TWO)
         p = _Side(hidden_p[rows], head_p, targets[rows], plan, _SPACE)
         q = _Side(hidden_q[rows], head_q, targets[rows], plan, _SPACE_OF_Q)
@@ -312,18 +312,30 @@ def _diverge(p: _Side, q: _Side) -> DivergencePartials:
     sums_p, sums_q = (_Sums.zeros(len(with_ids), p.n, torch.float64) for _ in range(2))
     cross = torch.zeros(len(with_ids), p.n, dtype=torch.float64)
     for line, index in enumerate(with_ids):
-        below_p, weight = _weigh(p, index, sums_p, line)
-        below_q, _ = _weigh(q, index, sums_q, line)
-        gap = torch.sub(below_p, below_q, out=q.space("weight", *weight.shape, dtype=torch.float64))
-        torch.sum(gap.mul_(weight).masked_fill_(weight == 0, 0.0), 1, out=cross[line])
-        for below, sums, side in ((below_p, sums_p, p), (below_q, sums_q, q)):
-            weight = torch.exp(below, out=side.space("weight", *below.shape, dtype=torch.float64))
-            torch.sum(weight.mul_(below.clamp_min_(FAR_BELOW)), 1, out=sums.weighted[line])
+        below_p, weight_p = _weigh(p, index, sums_p, line)
+        below_q, weight_q = _weigh(q, index, sums_q, line)
+        terms = p.space("terms", *weight_p.shape, dtype=torch.float64)
+        own_p = torch.sum(torch.mul(weight_p, below_p, out=terms), 1, out=sums_p.weighted[line])
+        own_q = torch.sum(torch.mul(weight_q, below_q, out=terms), 1, out=sums_q.weighted[line])
+        # Σ p·x_p - Σ p·x_q: in float64 the difference loses nothing that counts, and equal sides give 0
+        torch.sub(own_p, torch.sum(torch.mul(weight_p, below_q, out=terms), 1), out=cross[line])
+        if not math.isfinite(float(own_p.sum() + own_q.sum() + cross[line].sum())):
+            _add_up_with_infinities(below_p, weight_p, below_q, weight_q, cross[line], own_p, own_q)
     part_p, part_q = p.partials(sums_p), q.partials(sums_q)
     drop_p, drop_q = sums_p.drop(p.largest), sums_q.drop(q.largest)
     share = torch.where(sums_p.total > 0, drop_p.exp(), 0.0)  # where p is nothing, q does not matter
     moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * sums_p.total), 0.0)
     return DivergencePartials(part_p, part_q, moved.sum(0))
+
+
+def _add_up_with_infinities(
+    below_p: Tensor, weight_p: Tensor, below_q: Tensor, weight_q: Tensor, cross: Tensor, own_p: Tensor, own_q: Tensor
+) -> None:
+    """Where an id has a logit of -inf: what p forbids counts nothing, what q alone forbids is infinitely far."""
+    gap = (below_p - below_q).mul_(weight_p).masked_fill_(weight_p == 0, 0.0)
+    torch.sum(gap, 1, out=cross)
+    torch.sum(weight_p * below_p.clamp_min(FAR_BELOW), 1, out=own_p)
+    torch.sum(weight_q * below_q.clamp_min(FAR_BELOW), 1, out=own_q)
 
 
 def _weigh(side: _Side, index: int, sums: _Sums, line: int) -> tuple[Tensor, Tensor]:
