@@ -230,3 +230,22 @@ def test_the_workspace_of_a_divergence_stays_below_32_mib() -> None:
         singles = 2 * (2 * m * columns + m * k * columns + columns * d + m * d)
         doubles = 2 * 2 * m * columns
         assert 4 * singles + 8 * doubles < 32 << 20
+
+
+def test_ranks_whose_stored_slices_differ_exchange_equally_often() -> None:
+    """The model's own head is padded alike on every rank; a baseline's slice has its real ids only."""
+    hidden, weight, other, targets = draw(40, 8, 500, 1)
+    exchanged = []
+    for real in (500, 20):
+        calls: list[int] = []
+
+        def share(at: Tensor, calls: list[int] = calls) -> Tensor:
+            calls.append(len(at))
+            return at
+
+        p, q = Head(weight[:real], real), Head(other, real)
+        part, _, _ = diverge_in_chunks(hidden, p, hidden, q, targets % real, share, budget=4 * 500 * 3)
+        assert len(part.p.largest) == 40
+        exchanged.append(calls)
+    assert len(exchanged[0]) > 2
+    assert exchanged[0] == exchanged[1]

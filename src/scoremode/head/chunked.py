@@ -77,7 +77,7 @@ def diverge_in_chunks(
 ) -> tuple[DivergencePartials, Tensor, Tensor]:
     """Partials of a slice of two heads, and the targets' logits of both. See ``kernels.Diverge``."""
     parts, all_p, all_q = [], [], []
-    for rows in _chunks(hidden_p, head_p, budget):
+    for rows in _chunks(hidden_q, head_q, budget):  # of q: it is padded alike on all ranks, a stored p is not
         x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])
         at_p, at_q = (share(target_logits(x, targets[rows], head_p.first_id)) for x in (x_p, x_q))
         parts.append(divergence_partials(x_p, x_q, targets[rows], at_p, at_q, head_p.first_id, one_pass))

@@ -349,7 +349,8 @@ def diverge_fused(
         return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
     tiles = tiles_for(head_p.weight if head_p.weight.dtype == torch.float32 else head_q.weight, two_products=True)
     targets = targets.contiguous()
-    words = Spans.of(head_p.weight.shape[0], tiles).count * (9 + 2 * targets.shape[1])
+    # by the padded width of q, which all ranks share: a stored p has no padding
+    words = Spans.of(head_q.weight.shape[0], tiles).count * (9 + 2 * targets.shape[1])
     parts, all_p, all_q = [], [], []
     for rows in launches(len(targets), words, tiles):
         if head_p.vocabulary == 0 or len(targets) == 0:
