@@ -254,19 +254,8 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
     warm = ids[: max(1, arguments.prompts // 4)]
     contender.prepare(ids)
     contender.run(warm)
-    seconds, host = [], []
-    alone: list[float] = []
-    result: Any = None
-    for _ in range(arguments.repeat):
-        result = None  # what the last pass made must not be freed inside the next one's time
-        used, begin = cpu_seconds(), time.perf_counter()
-        result = contender.run(ids)
-        seconds.append(time.perf_counter() - begin)
-        host.append(cpu_seconds() - used)
-        if isinstance(contender, Against):
-            begin = time.perf_counter()
-            Ours.run(contender, ids)
-            alone.append(time.perf_counter() - begin)
+    times, result = time_passes(contender, ids, arguments.repeat)
+    seconds, alone = times["seconds"], times["alone"]
     memory: dict[str, float] = {}
     if all(contender.llm.collective_rpc("scoremode_meter_begin")):
         contender.run(warm)
@@ -275,7 +264,7 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
         "tokens_per_second": ids.size / statistics.median(seconds),
         "fastest": ids.size / min(seconds),
         "seconds": seconds,
-        "host_us_per_token": 1e6 * statistics.median(host) / ids.size,
+        "host_us_per_token": 1e6 * statistics.median(times["host"]) / ids.size,
         "mean_logprob": contender.mean_logprob(result, ids),
         "start_seconds": started,
         "x_alone": statistics.median(seconds) / statistics.median(alone) if alone else None,
@@ -283,6 +272,23 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
     }
     contender.close()
     return found
+
+
+def time_passes(contender: Contender, ids: Any, repeat: int) -> tuple[dict[str, list[float]], Any]:
+    """Wall time and host time of each pass, and what the last one gave; where one compares, also scoring alone."""
+    times: dict[str, list[float]] = {"seconds": [], "host": [], "alone": []}
+    result: Any = None
+    for _ in range(repeat):
+        result = None  # what the last pass made must not be freed inside the next one's time
+        used, begin = cpu_seconds(), time.perf_counter()
+        result = contender.run(ids)
+        times["seconds"].append(time.perf_counter() - begin)
+        times["host"].append(cpu_seconds() - used)
+        if isinstance(contender, Against):
+            begin = time.perf_counter()
+            Ours.run(contender, ids)
+            times["alone"].append(time.perf_counter() - begin)
+    return times, result
 
 
 def cpu_seconds() -> float:
