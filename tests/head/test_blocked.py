@@ -289,7 +289,7 @@ def test_the_workspace_stays_below_32_mib(n: int, d: int, v: int, k: int, dtype:
     targets = torch.zeros(n, k, dtype=torch.int64)
     head = Head(torch.empty(v, d, dtype=dtype, device="meta"), v)
     rows = next(iter(blocked._row_blocks(targets, blocked.ROWS)))
-    plan = blocked._plan(targets[rows], head, d, blocked.BLOCK, blocked.ASIDE)
+    plan = blocked._plan(targets[rows], head, d, blocked.BLOCK, blocked.COPIED)
     m = len(targets[rows])
     product = scratch = m * plan.columns
     numbers = product + scratch + m * k * plan.columns + plan.columns * d + m * d + m * plan.chunk

@@ -226,7 +226,7 @@ def test_the_workspace_of_a_divergence_stays_below_32_mib() -> None:
         rows = next(iter(blocked._row_blocks(targets, blocked.ROWS // 2)))
         m = len(targets[rows])
         head = Head(torch.empty(v, d, device="meta"), v)
-        columns = blocked._plan(targets[rows], head, d, blocked.BLOCK_OF_TWO, blocked.ASIDE_OF_TWO).columns
+        columns = blocked._plan(targets[rows], head, d, blocked.BLOCK_OF_TWO, blocked.COPIED_OF_TWO).columns
         singles = 2 * (2 * m * columns + m * k * columns + columns * d + m * d)
         doubles = 2 * 2 * m * columns
         assert 4 * singles + 8 * doubles < 32 << 20

@@ -32,8 +32,8 @@ FEW_ROWS = 128  # up to here blocks of columns cost more than they save
 CHUNK = 256  # logits among which the largest is looked for first: its place is looked for in one chunk only
 BLOCK = 1 << 20  # logits of a block: 4 MiB. Smaller ones lose more to each call than the cache gains
 BLOCK_OF_TWO = 1 << 18  # logits of a block of a divergence, whose sums take five blocks in float64: 10 MiB
-ASIDE = 3 << 19  # numbers that may be copied and kept, of logits and of weights: 6 MiB
-ASIDE_OF_TWO = 1 << 19  # for either side of a divergence
+COPIED = 3 << 19  # weights that are copied for a block, at most: 6 MiB
+COPIED_OF_TWO = 1 << 19  # for either side of a divergence
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -42,7 +42,7 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
         return reduce_in_chunks(hidden, head, targets, share)
     parts, logits = [], []
     for rows in _row_blocks(targets, ROWS):
-        plan = _plan(targets[rows], head, head.weight.shape[1], BLOCK, ASIDE)
+        plan = _plan(targets[rows], head, head.weight.shape[1], BLOCK, COPIED)
         side = _Side(hidden[rows], head, targets[rows], plan, _SPACE)
         side.rank_against(share(side.target_logits()))
         parts.append(side.partials(_sums(side)))
@@ -57,7 +57,7 @@ def diverge_blocked(
     parts, all_p, all_q = [], [], []
     depth = max(head_p.weight.shape[1], head_q.weight.shape[1])
     for rows in _row_blocks(targets, ROWS // 2):  # fewer: there are two of everything, and blocks in float64 besides
-        plan = _plan(targets[rows], head_p, depth, BLOCK_OF_TWO, ASIDE_OF_TWO)
+        plan = _plan(targets[rows], head_p, depth, BLOCK_OF_TWO, COPIED_OF_TWO)
         p = _Side(hidden_p[rows], head_p, targets[rows], plan, _SPACE)
         q = _Side(hidden_q[rows], head_q, targets[rows], plan, _SPACE_OF_Q)
         p.rank_against(share(p.target_logits()))
@@ -130,15 +130,13 @@ class _Plan:
         return [i for i, block in enumerate(self.blocks) if block.fresh < self.columns]
 
 
-def _plan(targets: Tensor, head: Head, depth: int, area: int, aside: int) -> _Plan:
+def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _Plan:
     lead = targets.numel()
     width = min(head.vocabulary, len(head.weight))
     if width == 0 or len(targets) == 0:
         return _Plan(lead, 0, [])
     whole = lead + width
-    most = max(
-        CHUNK, min(COLUMNS, area // len(targets), aside // max(1, lead), aside // max(1, depth)) // CHUNK * CHUNK
-    )
+    most = max(CHUNK, min(COLUMNS, area // len(targets), copied // max(1, depth)) // CHUNK * CHUNK)
     # of the sizes near the largest, the one that repeats least
     columns = whole if whole <= most else min(range(most, most * 3 // 4 - 1, -CHUNK), key=lambda size: -whole % size)
     blocks = []
@@ -196,6 +194,7 @@ class _Side:
         self.at_target = at_target
         self.above = torch.nextafter(at_target, torch.tensor(float("inf")))  # x > t is x >= the next number after t
         self.before = torch.zeros(self.n, self.k)  # exact in float32 below 2**24 ids, and fastest
+        self.ties_at_home = torch.zeros(self.plan.lead, dtype=torch.int64)
         self.largest = torch.full((self.n,), float("-inf"))
         if not self.plan.blocks:
             return
@@ -206,19 +205,15 @@ class _Side:
         home = home.masked_fill(~self.inside.reshape(-1), len(self.plan.blocks))
         self.at_home = torch.argsort(home, stable=True)  # the targets, in order of the blocks that they lie in
         self.homes = torch.searchsorted(home[self.at_home], torch.arange(len(self.plan.blocks) + 1)).tolist()
-        self.at_home = self.at_home[: self.homes[-1]]
-        self.rows_at_home = self.at_home // self.k
-        self.aside = self.space("aside", len(self.at_home), self.plan.columns)
 
     def ids(self, index: int) -> Tensor:
         """The logits of the ids that a block adds, (n, ids), counted. They may be overwritten."""
         block, whole = self.plan.blocks[index], self.product(index)
         x = whole[:, block.fresh :]
-        begin, end = self.homes[index : index + 2]
-        if begin < end:
-            torch.index_select(whole, 0, self.rows_at_home[begin:end], out=self.aside[begin:end])
         if block.fresh:
             whole[:, : block.fresh] = float("-inf")
+        for first in range(self.homes[index], self.homes[index + 1], FEW_ROWS):
+            self._count_ties(block, whole, self.at_home[first : min(first + FEW_ROWS, self.homes[index + 1])])
         self._choose(block.begin, whole.view(self.n, -1, self.plan.chunk))
         # equal logits rank before the target where their ids are lower; in its own block they are looked at later
         limit = torch.where(self.targets >= block.end - self.plan.lead, self.at_target, self.above)
@@ -250,27 +245,22 @@ class _Side:
             where=self.best_begin + self.best.argmax(1) + self.head.first_id - self.plan.lead,
             total=(share * sums.total).sum(0).to(sums.total.dtype),
             weighted=(share * (sums.weighted + drop * sums.total)).sum(0).to(sums.total.dtype),
-            before=self.before.long() + self._ties_at_home(),
+            before=self.before.long() + self.ties_at_home.view(self.n, self.k),
         )
 
-    def _ties_at_home(self) -> Tensor:
-        """Equal logits of lower ids in the target's own block, (n, k)."""
-        extra = torch.zeros(self.plan.lead, dtype=torch.int64)
-        blocks = torch.arange(len(self.plan.blocks)).repeat_interleave(torch.tensor(self.homes).diff())
-        column = self.targets.reshape(-1)[self.at_home] + self.plan.lead - self.begins[blocks]
-        for first in range(0, len(self.at_home), self.n):
-            lines = slice(first, first + self.n)
-            x, at, place = self.aside[lines], self.at_home[lines], column[lines, None]
-            wanted = self.at_target.reshape(-1)[at, None]
-            itself = x.gather(1, place)
-            extra[at] -= (itself > wanted)[:, 0].long()  # never, unless a kernel has not the same bits everywhere
-            equal = torch.eq(x, wanted, out=self.space("scratch", *x.shape)).sum(1, keepdim=True)
-            tied = (equal > (itself == wanted)).nonzero()[:, 0]
-            if len(tied):  # rare: only those are looked at again
-                numbers = torch.arange(self.plan.columns)
-                lower = (numbers < place[tied]) & (numbers >= self.fresh[blocks[lines]][tied, None])
-                extra[at[tied]] += (lower & (x[tied] == wanted[tied])).sum(1)
-        return extra.view(self.n, self.k)
+    def _count_ties(self, block: _Block, whole: Tensor, at: Tensor) -> None:
+        """Equal logits of lower ids in the block that holds these targets: elsewhere those are counted as they come."""
+        x, place = whole[at // self.k], (self.targets.reshape(-1)[at] + self.plan.lead - block.begin)[:, None]
+        wanted = self.at_target.reshape(-1)[at, None]
+        itself = x.gather(1, place)
+        # it ranks before itself only where a matrix kernel has not the same bits everywhere
+        self.ties_at_home[at] -= (itself > wanted)[:, 0].long()
+        equal = (x == wanted).sum(1, keepdim=True)
+        tied = (equal > (itself == wanted)).nonzero()[:, 0]
+        if len(tied):  # rare: only those are looked at again
+            numbers = torch.arange(self.plan.columns)
+            lower = (numbers < place[tied]) & (numbers >= block.fresh)
+            self.ties_at_home[at[tied]] += (lower & (x[tied] == wanted[tied])).sum(1)
 
 
 @dataclass(frozen=True, slots=True)
