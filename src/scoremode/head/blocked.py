@@ -29,6 +29,7 @@ from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, nothing_of
 ROWS = 1024  # together: matrix kernels are at their best from about 512 on, and the weights are read less often
 COLUMNS = 4096  # together, at most: more would not make the product faster
 FEW_ROWS = 128  # up to here blocks of columns cost more than they save
+TIED_ROWS = 128  # whose logits are copied together to look for ties: half a MiB a 1,024 columns
 CHUNK = 256  # logits among which the largest is looked for first: its place is looked for in one chunk only
 BLOCK = 1 << 20  # logits of a block: 4 MiB. Smaller ones lose more to each call than the cache gains
 BLOCK_OF_TWO = 1 << 18  # logits of a block of a divergence, whose sums take five blocks in float64: 10 MiB
@@ -156,7 +157,6 @@ class _Side:
         self.hidden = hidden.float()
         self.targets = targets - head.first_id
         self.inside = (self.targets >= 0) & (self.targets < len(self.weight))
-        self.begins, self.fresh = (torch.tensor([getattr(b, f) for b in plan.blocks]) for f in ("begin", "fresh"))
         self.held = -1  # the block whose product is in the buffer
 
     def product(self, index: int) -> Tensor:
@@ -201,7 +201,8 @@ class _Side:
         self.best = torch.full((self.n, self.plan.chunk), float("-inf"))  # the chunk with the largest logit
         self.best_begin = torch.full((self.n,), self.plan.lead)  # its first column
         flat = self.targets.reshape(-1)
-        home = torch.searchsorted(self.begins + self.fresh, flat + self.plan.lead, right=True) - 1
+        begins = torch.tensor([block.begin + block.fresh for block in self.plan.blocks])
+        home = torch.searchsorted(begins, flat + self.plan.lead, right=True) - 1
         home = home.masked_fill(~self.inside.reshape(-1), len(self.plan.blocks))
         self.at_home = torch.argsort(home, stable=True)  # the targets, in order of the blocks that they lie in
         self.homes = torch.searchsorted(home[self.at_home], torch.arange(len(self.plan.blocks) + 1)).tolist()
@@ -212,10 +213,11 @@ class _Side:
         x = whole[:, block.fresh :]
         if block.fresh:
             whole[:, : block.fresh] = float("-inf")
-        for first in range(self.homes[index], self.homes[index + 1], FEW_ROWS):
-            self._count_ties(block, whole, self.at_home[first : min(first + FEW_ROWS, self.homes[index + 1])])
+        at_home = self.at_home[self.homes[index] : self.homes[index + 1]]
+        for at in torch.split(at_home, TIED_ROWS) if len(at_home) else ():
+            self._count_ties(block, whole, at)
         self._choose(block.begin, whole.view(self.n, -1, self.plan.chunk))
-        # equal logits rank before the target where their ids are lower; in its own block they are looked at later
+        # equal logits rank before the target where their ids are lower; in its own block that is ``_count_ties``'s
         limit = torch.where(self.targets >= block.end - self.plan.lead, self.at_target, self.above)
         counted = self.space("scratch", *x.shape)
         ones = self.space("ones", x.shape[1]).fill_(1.0)
