@@ -1,6 +1,7 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, runs, comparable,
+errors, types, json_files, locks, records
+              <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, runs, comparable,
                  references, head, models, weight_files
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
@@ -21,7 +22,7 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types"),
+    ("errors", "types", "json_files", "locks", "records"),
     (
         "cache",
         "corpus",
