@@ -1,7 +1,7 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
 errors, types, json_files, locks, records
-              <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, runs, comparable,
+              <- cache, corpus, tokens, methods, arrange, groups, metrics, columns, journal, runs, comparable,
                  references, head, models, weight_files
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
@@ -29,6 +29,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "tokens",
         "methods",
         "arrange",
+        "groups",
         "metrics",
         "columns",
         "journal",

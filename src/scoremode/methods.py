@@ -327,6 +327,7 @@ def make_plan(
         last=_column(kept, 3),
         lead=_column(kept, 4).astype(np.int32),
         mask=tokens.target_mask,
+        joined_at=tokens.joined_at,
         weight=_weights(kept) if method.average == "window" else None,
         average=method.average,
         vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,

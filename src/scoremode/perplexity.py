@@ -19,9 +19,10 @@ from scoremode.columns import Rows
 from scoremode.corpus import Corpus, load
 from scoremode.engines.base import Engine, EngineFacts, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
+from scoremode.groups import Grouping, grouping, weights_of
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
-from scoremode.metrics import ScoreRows, all_metrics, as_json, grouping, llamacpp_stderr
+from scoremode.metrics import ScoreRows, all_metrics, as_json, llamacpp_stderr
 from scoremode.references import RAW_DTYPES, estimate_bytes
 from scoremode.scoring import Answered, Progress, check_fits, plain_answers, score_plan
 from scoremode.tokens import Document, TextTokenizer
@@ -256,11 +257,11 @@ def processor_name() -> str:
 
 
 def _rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
-    words = Words(asked.subject.tokenizer)
+    words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
     for block in asked.plan.blocks():
         scores = journal.rows(block.begin, block.end)
         kl = None if journal.kl is None else journal.kl[block.begin : block.end]
-        yield Rows(scores, target_facts(asked, block, scores, words), kl)
+        yield Rows(scores, target_facts(asked, block, scores, words, groups), kl)
 
 
 class Words:
@@ -279,8 +280,8 @@ class Words:
         return self._known[token]
 
 
-def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words) -> TargetFacts:
-    """Where each target of a block stands in the text, and the words that ids stand for."""
+def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:
+    """Where each target of a block stands in the text, what it is independent of, and the words that ids stand for."""
     tokens, index = asked.tokens, block.token
     return TargetFacts(
         window=block.window,
@@ -289,6 +290,8 @@ def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Wor
         id=tokens.ids[index],
         byte_len=tokens.byte_len[index],
         word_starts=tokens.word_starts[index],
+        group=groups.of(block),
+        weight=weights_of(asked.plan, block),
         text=_source_pieces(asked, block, words),
         top_text=words.of(scores.top),
     )
