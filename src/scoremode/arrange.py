@@ -7,6 +7,8 @@ raw-file      verbatim*   the original file*                   joined with "\\n\
 pages         verbatim    lm-evaluation-harness's 62 pages     each alone
 texts         verbatim    each line (blank ones have no        each alone
                           target, and are counted)
+
+Of several texts each is arranged as if it were alone. Recipes that join rows join these too, as they join documents.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from scoremode.tokens import Document, TextTokenizer, chat_document, count_words
 from scoremode.types import Tokens
 
 JOIN = "\n\n"
+JOINING = ("join-rows", "raw-file")  # arrangements that make one document of all rows
 
 
 def prepare(
@@ -40,27 +43,42 @@ def prepare(
 
 def arrange(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
     """The documents of a corpus as an arrangement wants them."""
-    if corpus.layout == "lines":
-        yield from _arrange_lines(corpus, arrangement)
-    elif corpus.layout == "text" or arrangement not in ("join-rows", "raw-file"):
-        for text in corpus.texts():
-            yield document(_unended(text) if arrangement == "raw-file" else text)
-    else:
-        joined = JOIN.join(corpus.texts())
+    if arrangement in JOINING:
+        joined = _joined(corpus, arrangement)
         yield document(_unended(joined) if arrangement == "raw-file" else joined)
-
-
-def _arrange_lines(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
-    if arrangement == "raw-file":
-        # the hub's rows have "" where the file has a blank line; this gives the file back to the byte
-        yield document(_unended("".join(row or WIKITEXT2_BLANK for row in corpus.texts())))
-    elif arrangement == "pages":
-        for page in wikitext_pages("".join(row or WIKITEXT2_BLANK for row in corpus.texts())):
-            yield document(detokenised(page), source=page)
-    elif arrangement == "texts":
-        yield from map(document, corpus.texts())
-    else:
+    elif corpus.layout == "mixed":
+        for part in corpus.parts:
+            yield from arrange(part, arrangement)
+    elif corpus.layout == "lines" and arrangement == "join-lines":
         yield document(JOIN.join(corpus.texts()))
+    elif corpus.layout == "lines" and arrangement == "pages":
+        for page in wikitext_pages(_original(corpus)):
+            yield document(detokenised(page), source=page)
+    else:
+        yield from map(document, corpus.texts())
+
+
+def _joined(corpus: Corpus, arrangement: Arrangement) -> str:
+    """All of a corpus as one text."""
+    if corpus.layout == "mixed":
+        return JOIN.join(_joined(part, arrangement) for part in corpus.parts)
+    if corpus.layout == "lines" and arrangement == "raw-file":
+        return _original(corpus)
+    return JOIN.join(corpus.texts())
+
+
+def _original(corpus: Corpus) -> str:
+    """The hub's rows have "" where the file has a blank line; this gives the file back to the byte."""
+    return "".join(row or WIKITEXT2_BLANK for row in corpus.texts())
+
+
+def notes_on(corpus: Corpus, method: Method) -> tuple[str, ...]:
+    """What a reader of the result should know of the text: above all, what was made of several of them."""
+    if len(corpus.parts) < 2:
+        return corpus.notes
+    joined = corpus.layout != "chat" and method.arrangement in JOINING
+    made = "joined into one document" if joined else "scored as separate documents"
+    return (f"{len(corpus.parts)} texts {made}: {', '.join(part.name for part in corpus.parts)}", *corpus.notes)
 
 
 def document(text: str, source: str | None = None) -> Document:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode import json_files
 from scoremode.cache import cache_folder, file_sha256, remembered_sha256
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.weight_files import StoredTensor, bits_per_weight, read_header, stored_bytes
@@ -68,14 +69,14 @@ def resolve(name: str) -> Path:
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    from scoremode.hub import why_not
+
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # the hub client raises many kinds; all of them mean "no model"
-        raise ModelError(
-            f"model {name} could not be fetched from the Hugging Face hub ({type(error).__name__})",
-            fix="check the name, or give a local folder",
-        ) from None
+        reason, fix = why_not(error)
+        raise ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 
 def inspect(name: str) -> ModelFacts:
@@ -119,12 +120,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise ModelError(f"the folder {path} holds no config.json", fix="give the folder of a Hugging Face checkpoint")
     try:
-        config = json.loads(file.read_bytes())
+        return json_files.read_object(file, constants=True)
     except ValueError as error:
-        raise ModelError(f"{file} is not JSON ({error})", fix="download the model again") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{file} is not a JSON object", fix="download the model again")
-    return config
+        raise ModelError(f"{file} is not a config in JSON ({error})", fix="download the model again") from None
 
 
 def _first_int(config: dict[str, Any], *names: str) -> int | None:
