@@ -11,25 +11,27 @@ LARGEST = 2**63 - 1  # what a file position, an array or a slice can still count
 
 
 def require_text(name: str, value: Any) -> None:
-    """Refuse what is not a string; None is "not given" and passes.
+    """Refuse what is not a string.
 
     >>> require_text("method", 5)
     Traceback (most recent call last):
     ...
     scoremode.errors.OptionError: method is 5, which is not a string; give text in quotes
     """
-    if value is not None and not isinstance(value, str):
+    if not isinstance(value, str):
         raise OptionError(f"{name} is {_shown(value)}, which is not a string", fix="give text in quotes")
 
 
-def require_whole(name: str, value: Any) -> None:
-    """Refuse what is not a whole number, and one that no computer counts to; None is "not given" and passes."""
+def whole_number(name: str, value: Any) -> int | None:
+    """A whole number that a computer can count to, or None where none was given; NumPy's are made Python's."""
     if value is None:
-        return
+        return None
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise OptionError(f"{name} is {_shown(value)}, which is not a whole number", fix=f"give one, as in {name}=512")
-    if abs(int(value)) > LARGEST:
+    number = int(value)
+    if abs(number) > LARGEST:
         raise OptionError(f"{name} is too large", fix="give a number below 2**63")
+    return number
 
 
 def require_flag(name: str, value: Any) -> None:

@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from scoremode.arguments import path_text, require_text, require_whole
+from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.errors import CorpusError, OptionError
 from scoremode.text_files import (
     NAMED,
@@ -45,7 +45,7 @@ from scoremode.text_files import (
     unchanged,
 )
 
-__all__ = ["NAMED", "WIKITEXT2_BLANK", "Corpus", "Layout", "Message", "Row", "is_text", "load", "names_a_text"]
+__all__ = ["Corpus", "Layout", "Message", "Row", "Spec", "is_text", "load", "names_a_text", "specs_of"]
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
@@ -92,14 +92,15 @@ def load(
     """
     strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
     for name, value in strings.items():
-        require_text(name, value)
+        if value is not None:
+            require_text(name, value)
         if value == "":
             example = ', as in --text "The quick brown fox"' if name == "text" else ""
             raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
-    require_whole("num_samples", num_samples)
+    num_samples = whole_number("num_samples", num_samples)
     if isinstance(spec, Corpus):
         return _as_it_is(spec, num_samples=num_samples, **strings)
-    specs = _specs(spec)
+    specs = specs_of(spec)
     given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
     if len(given) != 1:
         what = " and ".join(given) + " were given together" if given else "no text was given"
@@ -136,7 +137,8 @@ def _as_it_is(corpus: Corpus, **others: object) -> Corpus:
     return corpus
 
 
-def _specs(spec: Spec | Sequence[Spec] | None) -> list[str]:
+def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
+    """What was named, as a list of strings."""
     if spec is None:
         return []
     several = spec if isinstance(spec, list | tuple) else [spec]

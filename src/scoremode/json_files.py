@@ -23,13 +23,13 @@ def parse(data: bytes | str, *, constants: bool = False) -> Any:
     ValueError: nested too deeply
     """
     try:
-        value = json.loads(data, parse_constant=None if constants else _no_number)
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data  # else UTF-16 would be guessed and read
+        value = json.loads(text, parse_constant=None if constants else _no_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
-    openings = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
-    if sum(map(data.count, openings)) > DEEPEST and _deeper_than(DEEPEST, value):  # type: ignore[arg-type]
+    if text.count("[") + text.count("{") > DEEPEST and _deeper_than(DEEPEST, value):
         raise ValueError("nested too deeply")
     return value
 

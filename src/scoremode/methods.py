@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from scoremode.arguments import require_text, require_whole
+from scoremode.arguments import require_text, whole_number
 from scoremode.errors import CorpusError, MethodError, did_you_mean
 from scoremode.types import Average, Floats, Ids, Ints, Plan, Tokens
 
@@ -267,8 +267,7 @@ def find_method(name: str) -> Method:
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> Sizes:
     """Window and step: the user's, else the recipe's, never more than the model can see."""
-    require_whole("context_length", context)
-    require_whole("stride", stride)
+    context, stride = whole_number("context_length", context), whole_number("stride", stride)
     if stride is not None and method.stride is None:
         raise MethodError(
             f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once"
@@ -307,7 +306,7 @@ def make_plan(
     model_context: int | None = None,
 ) -> Plan:
     """The plan of a method over tokens. ``max_windows`` 0 means all, None the recipe's own limit."""
-    require_whole("max_windows", max_windows)
+    max_windows = whole_number("max_windows", max_windows)
     if max_windows is not None and max_windows < 0:
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
     sizes = choose_sizes(method, context_length, stride, model_context)

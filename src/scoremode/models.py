@@ -7,8 +7,8 @@ import hashlib
 import importlib.util
 import io
 import json
+import logging
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from scoremode import json_files
 from scoremode.cache import cache_folder, file_sha256, remembered_sha256
 from scoremode.errors import ModelError, did_you_mean
+from scoremode.tokens import quiet_transformers
 from scoremode.weight_files import StoredTensor, bits_per_weight, read_header, stored_bytes
 
 EMBEDDED = "smollm2-135m"
@@ -148,11 +149,11 @@ def embedded_model() -> Path:
         raise ModelError(
             f"{gguf} is damaged: its sha256 is not the published one", fix=f"{EMBEDDED_INSTALL} --force-reinstall"
         )
-    print(f"making {EMBEDDED} from its GGUF (once, about 20 s)…", file=sys.stderr)
+    logging.getLogger("scoremode").warning("making %s from its GGUF (once, about 20 s)…", EMBEDDED)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # its own progress bars say nothing to our user
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # what it says is not for our user
             _convert(gguf, temporary)
         temporary.chmod(0o755)
         temporary.rename(folder)
@@ -177,10 +178,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # the weights are plain float32 now: what still calls them GGUF would stop save_pretrained
     model.hf_quantizer = None

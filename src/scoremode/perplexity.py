@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from scoremode import __version__, runs
-from scoremode.arguments import path_text, require_flag, require_text
+from scoremode.arguments import path_text, require_flag
 from scoremode.arrange import notes_on, prepare
 from scoremode.columns import Rows
 from scoremode.corpus import Corpus, Spec, load
@@ -60,7 +60,7 @@ def ask(  # one argument for each thing a user may say
     trust_remote_code: bool = False,
 ) -> Question:
     """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
-    require_text("tokenizer", tokenizer)
+    tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
     require_flag("assistant_only", assistant_only)
     rule = find_method(method)
     corpus = load(

@@ -187,10 +187,7 @@ def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
                 continue
             where = f"{path} line {number}"
             try:
-                # a mark at the start of a file belongs to its encoding, not to its first row
-                value = json_files.parse(line.decode("utf-8-sig" if number == 1 else "utf-8"), constants=True)
-            except UnicodeDecodeError:
-                raise CorpusError(f"{where} is not UTF-8", fix="convert the file, as with iconv") from None
+                value = json_files.parse(line, constants=True)
             except ValueError as error:
                 raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
             if not isinstance(value, dict):

@@ -64,15 +64,18 @@ class TextTokenizer(Protocol):
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Errors of Transformers only, and its usual loudness again afterwards: a program that uses us chose it."""
+    """Only errors of Transformers, no progress bars; afterwards it is as loud as the program that uses us wants it."""
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 class HuggingFaceTokenizer:

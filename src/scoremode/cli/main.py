@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(given)
     if parsed.verb is None:
         parser.print_help()
-        return _complain("no command was given; as in scoremode ppl MODEL --corpus wikitext2")
+        return _complain("no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2")
     try:
         code = int(parsed.run(parsed) or 0)
         sys.stdout.flush()  # a full disk or a closed pipe shows here, where it can still be explained

@@ -17,7 +17,7 @@ from scoremode.corpus import names_a_text
 from scoremode.errors import harmless, one_line
 
 BAD_INPUT = 2
-MAY_BE_EMPTY = {"prompt", "target", "text"}  # an empty prompt is a question; the others are refused where they are used
+MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be; the others are refused where they are used
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
@@ -74,7 +74,6 @@ class Parser(argparse.ArgumentParser):
         if verbs and given and given[0].startswith("-") and given[0] not in self.flags():
             self.error(_unknown(given, self, verbs))
         found, unknown = self._parse(given, namespace)
-        self._refuse_empty(found)
         if unknown and verbs:
             chosen = verbs.get(found.verb, self)
             chosen.error(_unknown(unknown, chosen, verbs))
@@ -83,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
     def _parse(self, given: list[str], namespace: argparse.Namespace | None) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does; a MODEL that ``--corpus a.txt MODEL`` swallowed is given back."""
-        required = [a for a in self._get_positional_actions() if a.required]
+        required = [a for a in self._actions if a.required]
         for action in required:
             action.required = False
         try:
@@ -91,6 +90,7 @@ class Parser(argparse.ArgumentParser):
         finally:
             for action in required:
                 action.required = True
+        self._refuse_empty(found)
         if unknown or all(getattr(found, action.dest) is not None for action in required):
             return found, unknown
         return super().parse_known_args(_models_first(given), namespace)
