@@ -13,6 +13,7 @@ import scoremode as sm
 from scoremode.comparing import of_runs
 from scoremode.groups import FEWEST, STRETCH, groups_of, weights_of
 from scoremode.methods import METHODS, find_method, make_plan
+from scoremode.perplexity import ask
 from scoremode.statistics import describe
 from scoremode.types import Plan
 from tests.test_methods import tokens_of
@@ -97,9 +98,31 @@ def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
     found = describe(of_runs(str(tmp_path / "a"), str(tmp_path / "b")))
     assert found["ppl_ratio"] == pytest.approx(found["ppl_candidate"] / found["ppl_baseline"], rel=1e-12)
     assert found["ppl_ratio_stderr"] is not None
-    asked = sm.perplexity.ask(str(tiny_bos), **question)
+    asked = ask(str(tiny_bos), **question)
     kind, groups = groups_of(asked.plan)
     assert first.manifest["stderr_groups"] == kind
     assert np.array_equal(first.facts.group, groups)
     assert np.array_equal(first.facts.weight, weights_of(asked.plan))
     assert found["groups"] == first.perplexity.groups == groups.max() + 1 == 6
+
+
+def test_wikitext_joined_into_one_stream_is_grouped_by_its_articles(wikitext_file: Path) -> None:
+    """The 62 pages, whether the recipe joins rows or gives the file back."""
+    counts = {}
+    question: dict[str, Any] = {"corpus": f"wikitext2:{wikitext_file}", "context_length": 512, "max_windows": 0}
+    for method in ("gptq", "sliding-once", "llamacpp"):
+        asked = ask("table:uniform", method=method, **question)
+        kind, groups = groups_of(asked.plan)
+        assert kind == "joined texts"
+        counts[method] = int(groups.max()) + 1
+        if method == "gptq":
+            text = asked.documents[0].text
+            begins = [text[at : at + 30] for at in asked.documents[0].joined_at]
+            assert len(begins) == 61
+            assert all(begin.startswith(" = ") for begin in begins)
+    # llamacpp scores the second half of each chunk, and one page is shorter than that
+    assert counts == {
+        "gptq": ("joined texts", 62),
+        "sliding-once": ("joined texts", 62),
+        "llamacpp": ("joined texts", 61),
+    }

@@ -1,8 +1,8 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types, json_files, locks, records
-              <- cache, corpus, tokens, methods, arrange, groups, metrics, columns, journal, runs, comparable,
-                 references, head, models, weight_files
+errors, types, json_files, locks, records, arguments, memory
+              <- cache, text_files, hub, corpus, tokens, methods, arrange, groups, metrics, columns, journal, runs,
+                 comparable, references, head, models, weight_files
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
               <- display <- cli
@@ -22,9 +22,11 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types", "json_files", "locks", "records"),
+    ("errors", "types", "json_files", "locks", "records", "arguments", "memory"),
     (
         "cache",
+        "text_files",
+        "hub",
         "corpus",
         "tokens",
         "methods",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scoremode.arrange import document
 from scoremode.corpus import Message
-from scoremode.errors import ModelError
+from scoremode.errors import CorpusError, ModelError
 from scoremode.models import resolve
 from scoremode.tokens import (
     ByteTokenizer,
@@ -339,3 +339,57 @@ def test_a_template_that_refuses_a_row_is_quoted(tiny: Path) -> None:
 def test_a_message_that_bytes_cannot_write_is_refused() -> None:
     with pytest.raises(ModelError):
         chat_document([{"role": "user"}], ByteTokenizer(), assistant_only=False)
+
+
+# ── content in parts ─────────────────────────────────────────────────────────────────────────────────────────────────
+PARTS: list[Message] = [{"role": "user", "content": [{"type": "text", "text": t} for t in ("Look at ", "this")]}]
+AS_TEXT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+AS_JSON = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] | tojson }}\n{% endfor %}"
+JOINED = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}\n{% endfor %}"
+ONLY_STRINGS = "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% endif %}\n{% endfor %}"
+ONLY_THE_FIRST = "{% for m in messages %}{{ m['content'][0]['text'] }}\n{% endfor %}"
+IN_PARTS = (
+    "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [AS_TEXT, AS_JSON, JOINED, ONLY_STRINGS, ONLY_THE_FIRST])
+def test_parts_are_refused_where_the_template_would_print_or_drop_them(tiny: Path, template: str) -> None:
+    """``{{ m['content'] }}`` of a list is "[{'type': 'text', …": scored in silence, as if somebody had written it."""
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    tokenizer.hf.chat_template = template
+    with pytest.raises(ModelError, match=r"does not take content that is a list of parts|refused a row"):
+        chat_document(PARTS, tokenizer, assistant_only=False)
+
+
+def test_parts_are_read_where_the_template_takes_them(tiny: Path) -> None:
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    tokenizer.hf.chat_template = IN_PARTS
+    assert chat_document(PARTS, tokenizer, assistant_only=False).text == "user: Look at this"
+
+
+def test_bytes_take_parts() -> None:
+    assert chat_document(PARTS, ByteTokenizer(), assistant_only=False).text == "user: Look at this\n"
+
+
+# ── memory and loudness ──────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_text_that_does_not_fit_in_memory_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    text = "The quick brown fox. " * 20_000
+    monkeypatch.setattr("scoremode.memory.available", lambda: 50_000_000)
+    with pytest.raises(CorpusError, match="of memory, and 50 MB are free; give a smaller file"):
+        tokenizer.encode(text, special=True)
+    assert len(tokenizer.encode(text[:10_000], special=True).ids) > 0
+
+
+def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        HuggingFaceTokenizer.load(tiny)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
+    finally:
+        logging.set_verbosity(before)

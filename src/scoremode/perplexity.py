@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from scoremode import __version__, runs
-from scoremode.arrange import prepare
+from scoremode.arguments import path_text, require_flag
+from scoremode.arrange import notes_on, prepare
 from scoremode.columns import Rows
-from scoremode.corpus import Corpus, load
+from scoremode.corpus import Corpus, Spec, load
 from scoremode.engines.base import Engine, EngineFacts, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
 from scoremode.groups import Grouping, grouping, weights_of
@@ -44,7 +45,7 @@ class Question:
 def ask(  # one argument for each thing a user may say
     model: str,
     *,
-    corpus: str | Sequence[str] | Corpus | None = None,
+    corpus: Spec | Sequence[Spec] | Corpus | None = None,
     text: str | None = None,
     method: str = "sliding-once",
     context_length: int | None = None,
@@ -60,18 +61,19 @@ def ask(  # one argument for each thing a user may say
     trust_remote_code: bool = False,
 ) -> Question:
     """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
+    tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
+    require_flag("assistant_only", assistant_only)
     rule = find_method(method)
-    if not isinstance(corpus, Corpus):
-        corpus = load(
-            corpus,
-            text=text,
-            field=field,
-            num_samples=num_samples,
-            dataset=dataset,
-            dataset_config=dataset_config,
-            split=split,
-        )
-    subject = find_subject(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    corpus = load(
+        corpus,
+        text=text,
+        field=field,
+        num_samples=num_samples,
+        dataset=dataset,
+        dataset_config=dataset_config,
+        split=split,
+    )
+    subject = find_subject(path_text("model", model), tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
     documents, tokens = prepare(corpus, rule, subject.tokenizer, assistant_only=assistant_only)
@@ -83,6 +85,7 @@ def ask(  # one argument for each thing a user may say
         max_windows=max_windows,
         model_context=subject.context_length,
     )
+    plan = replace(plan, notes=(*notes_on(corpus, rule), *plan.notes))
     return Question(subject, corpus, rule, documents, tokens, plan)
 
 

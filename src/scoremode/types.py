@@ -246,12 +246,14 @@ class Plan:
             "vocabulary": self.vocabulary,
         }
         hasher.update(json.dumps(head, sort_keys=True).encode())
-        for name in ("ids", "doc_starts", "start", "stop", "first", "last", "lead", "mask", "weight", "joined_at"):
+        for name in ("ids", "doc_starts", "start", "stop", "first", "last", "lead", "mask", "weight"):
             array = getattr(self, name)
             hasher.update(f"|{name}:".encode())
             if array is not None:
                 hasher.update(f"{array.dtype.str}{array.shape}".encode())
                 hasher.update(np.ascontiguousarray(array).data)
+        if self.joined_at is not None:
+            hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
         return hasher.hexdigest()
 
     @cached_property

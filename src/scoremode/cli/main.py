@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from scoremode import __version__
 from scoremode.cli import compare, doctor, engines, methods, noise, plan, ppl, prob, reference, report, show
+from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
 VERBS = {
@@ -27,7 +28,7 @@ VERBS = {
     "engines": engines,
     "doctor": doctor,
 }
-BAD_INPUT, INTERRUPTED, OUR_BUG = 2, 130, 70
+INTERRUPTED, OUR_BUG = 130, 70
 
 EXAMPLES = """examples:
   scoremode ppl smollm2-135m --corpus python-docs --num-samples 5
@@ -36,13 +37,6 @@ EXAMPLES = """examples:
   scoremode compare BASELINE CANDIDATE --corpus wikitext2 --report report.html
   scoremode plan MODEL --corpus wikitext2 --method llamacpp
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with its complaints on one line and no usage dump before them."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(given)
     if parsed.verb is None:
         parser.print_help()
-        return BAD_INPUT
+        return _complain("no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2")
     try:
         code = int(parsed.run(parsed) or 0)
         sys.stdout.flush()  # a full disk or a closed pipe shows here, where it can still be explained

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scoremode import json_files
 from scoremode.cli import options
 from scoremode.errors import InputError
 
@@ -105,7 +105,7 @@ def _pairs_of_file(path: Path) -> Iterator[tuple[str, str]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json_files.parse(line, constants=True)
                 targets = row["targets"] if "targets" in row else [row["target"]]
                 good = isinstance(row["prompt"], str) and _are_texts(targets)
             except (ValueError, KeyError, TypeError):

@@ -93,8 +93,12 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     wide = max(map(len, numbers.values()), default=0)
     for name, label in shown_metrics:
         number = Text(numbers[name].ljust(wide), "bold" * (name == "perplexity"))
-        rests_on = basis(metrics[name], m["stderr_groups"], percent=name == "top1_accuracy")
+        known = metrics[name].stderr is not None
+        rests_on = basis(metrics[name], m["stderr_groups"], percent=name == "top1_accuracy") if known else ""
         table.line(label, Text.assemble(number, (f"   {rests_on}", "dim")))
+    first = metrics.get("perplexity")
+    if first is not None and first.stderr is None and math.isfinite(first.value):
+        table.line("", Text(basis(first, m["stderr_groups"]), "yellow"))
     table.line("", "")
     covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
     scored = f"{m['targets']:,} in {m['windows']:,} windows, {covered}"
