@@ -2,9 +2,10 @@
 
 errors, types, json_files, locks, records
               <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, runs, comparable,
-                 references, head, models, weight_files
+                 references, head, models, weight_files, outputs
               <- engines
-              <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
+              <- scoring, sequence, sequence_files, perplexity, drift, baselines, comparing, statistics, gate, ranking,
+                 doctor, vllm
               <- display <- cli
 """
 
@@ -38,11 +39,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "head",
         "models",
         "weight_files",
+        "outputs",
     ),
     ("engines",),
     (
         "scoring",
         "sequence",
+        "sequence_files",
         "perplexity",
         "drift",
         "baselines",
