@@ -14,14 +14,13 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from scoremode import references, runs
-from scoremode.cache import written_atomically
+from scoremode.cache import write_atomically
 from scoremode.errors import InputError, RunError
 from scoremode.json_files import read_object
 
@@ -49,33 +48,47 @@ class Output:
         """Is there something to lose? An empty file is not."""
         return not self.is_stream and holds_something(self.path)
 
-    @contextmanager
-    def opened(self) -> Iterator[IO[bytes]]:
-        """The file to write to. A plain one takes its name when the block ends without an error."""
-        if not self.is_stream:
-            with written_atomically(self.path) as file:
-                yield file
+    def write(self, data: bytes) -> None:
+        """Write all of it; RunError where that fails. A plain file takes its name when it is whole."""
+        if self.is_stream:
+            with self.stream() as write:
+                write(data)
             return
+        try:
+            write_atomically(self.path, data)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    @contextmanager
+    def stream(self) -> Iterator[Callable[[bytes], None]]:
+        """A function that writes to a device, a FIFO or an open file of ours, as they are; RunError where it fails."""
         with suppress(OSError, ValueError, AttributeError):  # no standard output to put in order
             sys.stdout.flush()
-        if self.descriptor is not None:  # a second open file would begin at 0 and write over what was printed
-            handle = os.dup(self.descriptor)
-        else:
-            handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
-        with os.fdopen(handle, "wb") as file:
-            yield file
-
-    def write(self, data: bytes) -> None:
-        """Write all of it; RunError where that fails."""
         try:
-            with self.opened() as file:
-                file.write(data)
-        except BrokenPipeError:
-            raise  # the reader left, which is no error of ours
+            if self.descriptor is not None:  # a second open file would begin at 0 and write over what was printed
+                handle = os.dup(self.descriptor)
+            else:
+                handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError as error:
-            raise RunError(
-                f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}"
-            ) from None
+            raise self._refusal(error) from None
+
+        def write(data: bytes) -> None:
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[os.write(handle, rest) :]
+                except BrokenPipeError:
+                    raise  # the reader left, which is no error of ours
+                except OSError as error:
+                    raise self._refusal(error) from None
+
+        try:
+            yield write
+        finally:
+            os.close(handle)
+
+    def _refusal(self, error: OSError) -> RunError:
+        return RunError(f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}")
 
     def announce(self, line: str, *, quiet: bool = False) -> None:
         """Print that it was written. Not on standard output where that holds facts for machines, or the results."""

@@ -81,11 +81,10 @@ def score_to_file(
 def score_to_stream(lm: SequenceProbability, pairs: Pairs, output: Output, progress: Progress | None = None) -> Written:
     """Score pairs into a device or a FIFO, line by line. Nothing can be resumed."""
     encoded = lm.encode(pairs)
-    with output.opened() as file:
+    with output.stream() as write:
         lm.open(longest_of(encoded))
         for begin in range(0, len(encoded), CHUNK):
-            file.write(_lines(lm.score(encoded[begin : begin + CHUNK])))
-            file.flush()
+            write(_lines(lm.score(encoded[begin : begin + CHUNK])))
             if progress:
                 progress(min(begin + CHUNK, len(encoded)), len(encoded))
     return Written(len(pairs), reused=False)

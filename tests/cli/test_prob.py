@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from scoremode.sequence import CHUNK, SequenceProbability
+from scoremode.sequence import SequenceProbability
+from scoremode.sequence_files import CHUNK
 from tests.cli.conftest import Command, Refused
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
@@ -35,13 +36,13 @@ def results(path: Path) -> list[dict[str, Any]]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pairs each call of the model was given."""
     sizes: list[int] = []
-    original = SequenceProbability.get_log_prob
+    original = SequenceProbability.score
 
-    def counted(self: Any, prompts: Any, targets: Any, progress: Any = None) -> Any:
-        sizes.append(len(prompts))
-        return original(self, prompts, targets, progress)
+    def counted(self: Any, pairs: Any, progress: Any = None) -> Any:
+        sizes.append(len(pairs))
+        return original(self, pairs, progress)
 
-    monkeypatch.setattr(SequenceProbability, "get_log_prob", counted)
+    monkeypatch.setattr(SequenceProbability, "score", counted)
     return sizes
 
 
@@ -128,7 +129,7 @@ def test_the_file_and_the_screen_say_the_same(command: Command, tmp_path: Path) 
 
 def test_a_finished_file_leaves_no_partial_one(command: Command, tmp_path: Path) -> None:
     command("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl")
-    assert [p.name for p in tmp_path.iterdir()] == ["results.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["results.jsonl", "results.jsonl.manifest.json"]
 
 
 def many_pairs(count: int = CHUNK + 10) -> list[tuple[str, str]]:
@@ -136,16 +137,16 @@ def many_pairs(count: int = CHUNK + 10) -> list[tuple[str, str]]:
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    original = SequenceProbability.get_log_prob
+    original = SequenceProbability.score
     made: list[int] = []
 
-    def breaking(self: Any, prompts: Any, targets: Any, progress: Any = None) -> Any:
+    def breaking(self: Any, pairs: Any, progress: Any = None) -> Any:
         if len(made) == calls:
             raise KeyboardInterrupt
         made.append(1)
-        return original(self, prompts, targets, progress)
+        return original(self, pairs, progress)
 
-    monkeypatch.setattr(SequenceProbability, "get_log_prob", breaking)
+    monkeypatch.setattr(SequenceProbability, "score", breaking)
 
 
 @pytest.fixture
@@ -186,24 +187,54 @@ def test_a_torn_line_is_scored_again(
     assert [(f["prompt"], f["target"]) for f in results(tmp_path / "results.jsonl")] == many_pairs()
 
 
-def test_what_another_model_left_is_not_used(
-    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        (["--leading-space", "add"], "boundary"),
+        (["--spanning", "refuse"], "boundary"),
+        (["--trust-remote-code"], "settings"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_what_other_settings_left_is_refused_by_name(
+    refused: Refused, interrupted: list[object], tmp_path: Path, changes: list[str], differs: str
 ) -> None:
-    assert command(interrupted[0], "table:successor", *interrupted[2:]).code == 0
-    assert asked == [CHUNK, 10]
+    before = (tmp_path / "results.jsonl.partial").read_bytes()
+    line = refused(*interrupted, *changes)
+    assert f"results.jsonl.partial holds results of another question (it differs in: {differs})" in line
+    assert line.endswith("; give another --out, or --fresh")
+    assert (tmp_path / "results.jsonl.partial").read_bytes() == before
 
 
-def test_what_other_settings_left_is_not_used(command: Command, interrupted: list[object], asked: list[int]) -> None:
-    assert command(*interrupted, "--leading-space", "add").code == 0
-    assert asked == [CHUNK, 10]
+def test_what_another_model_left_is_refused(refused: Refused, interrupted: list[object]) -> None:
+    assert "(it differs in: model)" in refused(interrupted[0], "table:successor", *interrupted[2:])
 
 
-def test_what_other_pairs_left_is_not_used(
-    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
-) -> None:
+def test_what_other_pairs_left_is_refused(refused: Refused, interrupted: list[object], tmp_path: Path) -> None:
     write_pairs(tmp_path / "pairs.jsonl", rows_of(many_pairs()[::-1]))
-    assert command(*interrupted).code == 0
+    assert "(it differs in: pairs)" in refused(*interrupted)
+
+
+def test_fresh_discards_what_another_question_left(
+    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
+) -> None:
+    assert command(*interrupted, "--leading-space", "add", "--fresh").code == 0
     assert asked == [CHUNK, 10]
+    assert {f["leading_space"] for f in results(tmp_path / "results.jsonl")} == {"add"}
+    assert not (tmp_path / "results.jsonl.partial").exists()
+
+
+def test_engine_settings_are_never_mixed(refused: Refused, command: Command, tiny: Path, tmp_path: Path) -> None:
+    """The issue's case: interrupt, repeat with another setting, and the file was half of each."""
+    rows = [{"prompt": "The dog", "target": f" jumps {i}"} for i in range(CHUNK + 3)]
+    path = write_pairs(tmp_path / "pairs.jsonl", rows)
+    arguments = ["prob", tiny, "--file", path, "--out", tmp_path / "results.jsonl"]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        assert command(*arguments).code == 130
+    for flag, value in (("dtype", "bfloat16"), ("head", "as-served"), ("batch-tokens", 64), ("head-kernel", "plain")):
+        assert "(it differs in: settings)" in refused(*arguments, f"--{flag}", value)
+    assert command(*arguments).code == 0
 
 
 def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
