@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import scoremode as sm
 from scoremode.errors import InputError, RunError
 from scoremode.outputs import REPORT_MARK, check_output, check_report
 
@@ -52,6 +53,16 @@ def test_a_new_file_has_the_mode_that_the_umask_asks_for(tmp_path: Path, umask: 
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o666 & ~umask
+
+
+def test_files_and_folder_of_a_run_keep_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        sm.ppl("table:uniform", text="some text", out=tmp_path / "run")
+    finally:
+        os.umask(before)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "run", *(tmp_path / "run").iterdir())}
+    assert modes == {"run": 0o700, "manifest.json": 0o600, "scores.parquet": 0o600}
 
 
 def test_a_file_that_cannot_be_replaced_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import errno
 import json
 import math
 import os
+import stat
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -276,6 +279,91 @@ def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
     assert (command(*arguments).code, len(results(tmp_path / "results.jsonl"))) == (0, 1)
 
 
+# ── whose file it is ─────────────────────────────────────────────────────────────────────────────────────────────────
+ONE = ("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out")
+
+
+def test_results_that_are_there_are_read_and_that_is_said(command: Command, tmp_path: Path, asked: list[int]) -> None:
+    out = tmp_path / "results.jsonl"
+    assert command(*ONE, out).out == f"1 results in {out}\n"
+    assert command(*ONE, out).out == f"1 results read from {out}; --fresh scores again\n"
+    assert asked == [1]
+    assert command(*ONE, out, "--fresh").out == f"1 results in {out}\n"
+    assert asked == [1, 1]
+
+
+def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: Path) -> None:
+    first, second = (command(*ONE, tmp_path / "results.jsonl", "--json") for _ in range(2))
+    assert first.json == second.json == results(tmp_path / "results.jsonl")
+    assert (first.err, second.err) == ("", "")
+
+
+@pytest.mark.parametrize("flags", [[], ["--fresh"]])
+@pytest.mark.parametrize("name", ["results.jsonl", "results.jsonl.partial", "results.jsonl.manifest.json"])
+def test_a_foreign_file_is_never_overwritten(refused: Refused, tmp_path: Path, name: str, flags: list[str]) -> None:
+    (tmp_path / name).write_text("mine\n")
+    assert "give another --out" in refused(*ONE, tmp_path / "results.jsonl", *flags)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {name: "mine\n"}
+
+
+def test_an_edited_file_of_results_is_refused(refused: Refused, command: Command, tmp_path: Path) -> None:
+    command(*ONE, tmp_path / "results.jsonl")
+    text = (tmp_path / "results.jsonl").read_text()
+    (tmp_path / "results.jsonl").write_text(text.replace("-5.545", "-1.545"))
+    assert "was changed after scoremode wrote it" in refused(*ONE, tmp_path / "results.jsonl")
+
+
+def test_fresh_without_out_is_refused(refused: Refused) -> None:
+    assert "leave --fresh out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--fresh")
+
+
+def test_results_go_through_a_link(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "results.jsonl", tmp_path / "there" / "target.jsonl"
+    link.symlink_to(target)
+    assert command(*ONE, link).out == f"1 results in {link} (a link to {target})\n"
+    assert link.is_symlink()
+    assert len(results(target)) == 1
+    assert command(*ONE, link).out.startswith("1 results read from ")
+
+
+def test_results_go_to_standard_output(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scoremode", *ONE, "/dev/stdout"]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True)
+    with (tmp_path / "log").open("wb") as file:
+        subprocess.run(command, stdout=file, check=True)
+    assert piped.stderr == "1 results in /dev/stdout\n"
+    assert [json.loads(line)["target"] for line in piped.stdout.splitlines()] == ["b"]
+    assert (tmp_path / "log").read_text() == piped.stdout
+
+
+def test_a_device_is_not_replaced(command: Command, tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes device nodes")
+    assert command(*ONE, tmp_path / "device").code == 0
+    assert stat.S_ISCHR((tmp_path / "device").lstat().st_mode)
+    assert os.listdir(tmp_path) == ["device"]
+
+
+def test_a_full_device_is_an_error(refused: Refused) -> None:
+    assert "/dev/full cannot be written (No space left on device)" in refused(*ONE, "/dev/full")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--fresh"])
+def test_a_device_keeps_nothing_that_could_be_read_back(refused: Refused, flag: str) -> None:
+    assert f"leave {flag} out" in refused(*ONE, "/dev/null", flag)
+
+
+def test_results_do_not_go_into_a_run(refused: Refused, command: Command, tmp_path: Path) -> None:
+    assert command("ppl", "table:uniform", "--text", "abc", "--out", tmp_path / "run").code == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    for name in ("manifest.json", "results.jsonl"):
+        assert "lies in a run" in refused(*ONE, tmp_path / "run" / name)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("flags", [[], ["--prompt", "a"], ["--target", "b"]])
 def test_a_prompt_and_a_target_are_needed(refused: Refused, flags: list[str]) -> None:
@@ -329,6 +417,7 @@ def test_a_file_without_pairs_is_refused(refused: Refused, tmp_path: Path, data:
         '{"prompt": "a", "targets": [1]}',
         '{"prompt": "a", "targets": "Paris"}',
         '{"prompt": "a", "targets": {"b": "c"}}',
+        pytest.param('{"prompt": ' + "[" * 100_000, id="nested deeply"),
     ],
 )
 def test_a_row_that_is_no_pair_says_its_line(refused: Refused, tmp_path: Path, row: str) -> None:
