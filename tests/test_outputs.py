@@ -187,9 +187,13 @@ def test_the_longest_name_that_a_folder_allows_is_written(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_made_later_may_be_missing(tmp_path: Path) -> None:
-    assert check_output(tmp_path / "out" / "r.html", "--report", made_later=tmp_path / "out").name
+    later = tmp_path / "runs" / "out"
+    for folder in (later, later.parent):
+        assert check_output(folder / "r.html", "--report", made_later=later).path == folder / "r.html"
+    with pytest.raises(InputError, match="there is no folder"):
+        check_output(later / "deeper" / "r.html", "--report", made_later=later)
     with pytest.raises(InputError, match="is a folder"):
-        check_output(tmp_path / "out", "--report", made_later=tmp_path / "out")
+        check_output(later, "--report", made_later=later)
 
 
 RUN = {"manifest.json": b'{"identity": {"model": "m"}}', "scores.parquet": b"columns"}

@@ -107,7 +107,7 @@ def holds_something(path: Path) -> bool:
 
 
 def check_output(name: str | Path, flag: str, *, made_later: str | Path | None = None) -> Output:
-    """The file that a user named, or an error. ``made_later`` is a folder that will be there when it is written.
+    """The file that a user named, or an error. ``made_later`` is a folder that will be there by then.
 
     >>> check_output("/dev/null", "-o").is_stream
     True
@@ -139,7 +139,8 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
     if mode is not None and not stat.S_ISREG(mode):
         kind = "a link in a circle" if stat.S_ISLNK(mode) else "a block device or a socket"
         raise InputError(f"{text} is {kind}", fix=another)
-    _check_folder(path.parent, text, another, made_later=path.absolute().parent == later)
+    will_be_there = later is not None and Path(os.path.realpath(path.parent)) in (later, *later.parents)
+    _check_folder(path.parent, text, another, made_later=will_be_there)
     if mode is not None and not os.access(path, os.W_OK):
         raise InputError(f"{text} may not be written", fix=another)
     return Output(text, flag, path, is_link=is_link)

@@ -109,8 +109,8 @@ class SequenceProbability:
     """A model held ready to answer P(target | prompt). Its engine starts with the first question.
 
     >>> with SequenceProbability("table:uniform") as lm:
-    ...     lm.get_log_prob("ab", "cd")[0].prob == 2.0**-16
-    True
+    ...     round(lm.get_log_prob("ab", "cd")[0].log_prob, 6)
+    -11.090355
     """
 
     def __init__(

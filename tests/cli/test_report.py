@@ -93,8 +93,10 @@ def test_a_comparison_says_so_before_it_scores(
     sm.load(run)
 
 
-def test_the_report_of_a_comparison_may_lie_beside_its_runs(command: Command, tmp_path: Path) -> None:
-    arguments = ["compare", "table:uniform", "table:successor", "--text", "abc", "--out", tmp_path / "kept"]
+@pytest.mark.parametrize("name", ["runs/kept/report.html", "runs/kept.html"])
+def test_the_report_of_a_comparison_may_lie_beside_its_runs(command: Command, tmp_path: Path, name: str) -> None:
+    """In folders that are not there before it scores."""
+    arguments = ["compare", "table:uniform", "table:successor", "--text", "abc", "--out", tmp_path / "runs" / "kept"]
     for _ in range(2):
-        assert command(*arguments, "--report", tmp_path / "kept" / "report.html").code == 0
-    assert REPORT_MARK in (tmp_path / "kept" / "report.html").read_bytes()
+        assert command(*arguments, "--report", tmp_path / name).code == 0
+    assert REPORT_MARK in (tmp_path / name).read_bytes()
