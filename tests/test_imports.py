@@ -2,9 +2,10 @@
 
 errors, types, json_files, locks, records, arguments, memory
               <- cache, text_files, hub, corpus, tokens, methods, arrange, groups, metrics, columns, journal, runs,
-                 comparable, references, head, models, weight_files
+                 comparable, references, head, models, weight_files, outputs
               <- engines
-              <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
+              <- scoring, sequence, sequence_files, perplexity, drift, baselines, comparing, statistics, gate, ranking,
+                 doctor, vllm
               <- display <- cli
 """
 
@@ -41,11 +42,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "head",
         "models",
         "weight_files",
+        "outputs",
     ),
     ("engines",),
     (
         "scoring",
         "sequence",
+        "sequence_files",
         "perplexity",
         "drift",
         "baselines",

@@ -152,11 +152,12 @@ def embedded_model() -> Path:
     logging.getLogger("scoremode").warning("making %s from its GGUF (once, about 20 s)…", EMBEDDED)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))
+    made = temporary / "model"
     try:
+        made.mkdir()  # by the umask; mkdtemp's own folder is 0700
         with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # what it says is not for our user
-            _convert(gguf, temporary)
-        temporary.chmod(0o755)
-        temporary.rename(folder)
+            _convert(gguf, made)
+        made.rename(folder)
     except OSError:
         if not (folder / "scoremode.json").exists():  # else another process was faster, and its result is the same
             raise

@@ -31,7 +31,7 @@ from scoremode.display.html import (
     written,
 )
 from scoremode.display.notebook import comparison_table, run_table
-from scoremode.errors import RunError
+from scoremode.errors import InputError
 from scoremode.statistics import describe
 from scoremode.types import Comparison, Run
 from tests.display.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
@@ -355,7 +355,7 @@ def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison
     path = write(tmp_path / "report.html", *demo)
     assert path.read_text() == render(*demo)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(InputError, match="there is no folder"):
         write(tmp_path / "missing" / "report.html", *demo)
 
 

@@ -26,11 +26,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.cache import write_atomically
+from scoremode import __version__
 from scoremode.display import charts
 from scoremode.display.charts import Series, SizedPoint, escaped, visible
 from scoremode.errors import RunError
 from scoremode.gate import too_few
+from scoremode.outputs import check_report
 from scoremode.ranking import closest
 from scoremode.types import Comparison, Estimate, Floats, Ints, Run
 
@@ -64,6 +65,7 @@ def render(
     )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="generator" content="scoremode {escaped(__version__)}">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy(script))}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
@@ -81,15 +83,15 @@ def write(
     *,
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
+    flag: str = "-o",
 ) -> Path:
-    """The page as a file: the whole of it or nothing."""
-    path = Path(path)
-    page = render(comparisons, statistics, runs=runs, text_targets=text_targets)
-    try:
-        write_atomically(path, page.encode())
-    except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror})", fix="give another file to -o") from None
-    return path
+    """The page as a file: the whole of it or nothing. An older report is replaced, any other file is refused.
+
+    ``flag`` is what the file was named with, for error messages.
+    """
+    output = check_report(path, flag)
+    output.write(render(comparisons, statistics, runs=runs, text_targets=text_targets).encode())
+    return Path(path)
 
 
 def report(path: str | Path, *found: Comparison | Run) -> Path:
@@ -223,8 +225,6 @@ def _header(title: str, lead: str) -> str:
 
 
 def _footer() -> str:
-    from scoremode import __version__
-
     said = f"Written by scoremode {__version__}. Nothing on this page was loaded from a network."
     return f"<footer><p>{escaped(said)}</p></footer>\n"
 
