@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scoremode.arrange import document
 from scoremode.corpus import Message
-from scoremode.errors import CorpusError, ModelError
+from scoremode.errors import CorpusError, ModelError, OptionError
 from scoremode.models import resolve
 from scoremode.tokens import (
     ByteTokenizer,
@@ -21,6 +21,7 @@ from scoremode.tokens import (
     HuggingFaceTokenizer,
     TextTokenizer,
     chat_document,
+    first_tokens,
     owned_characters,
     tokenize,
 )
@@ -393,3 +394,25 @@ def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
         assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
     finally:
         logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 4, 7, 100])
+def test_the_first_tokens_of_each_document_are_those_of_shorter_documents(limit: int) -> None:
+    """On bytes, where a cut text is its first bytes: every column is that of the cut texts."""
+    texts = ["one two three", "", "ab", "déjà vu"]
+    cut, count = first_tokens(tokenize(map(document, texts), ByteTokenizer(), special=False), limit)
+    assert count == sum(len(text.encode()) > limit for text in texts)
+    for number, text in enumerate(texts):
+        here = slice(*cut.doc_starts[number : number + 2])
+        assert cut.ids[here].tolist() == list(text.encode()[:limit])
+        assert cut.byte_len[here].sum() == cut.doc_bytes[number]
+
+
+def test_a_document_that_was_joined_is_not_cut() -> None:
+    from dataclasses import replace
+
+    joined = replace(document("one two"), joined_at=(4,))
+    with pytest.raises(OptionError, match="joins all texts"):
+        first_tokens(tokenize([joined], ByteTokenizer(), special=False), 3)
+    with pytest.raises(OptionError, match="leaves no text"):
+        first_tokens(tokenize([document("one two")], ByteTokenizer(), special=False), 0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from scoremode import __version__, runs
-from scoremode.arguments import path_text, require_flag
+from scoremode.arguments import path_text, require_flag, whole_number
 from scoremode.arrange import notes_on, prepare
 from scoremode.columns import Rows
 from scoremode.corpus import Corpus, Spec, load
@@ -26,7 +26,7 @@ from scoremode.methods import Method, find_method, make_plan
 from scoremode.metrics import ScoreRows, all_metrics, as_json, llamacpp_stderr
 from scoremode.references import RAW_DTYPES, estimate_bytes
 from scoremode.scoring import Answered, Progress, check_fits, plain_answers, score_plan
-from scoremode.tokens import Document, TextTokenizer
+from scoremode.tokens import Document, TextTokenizer, first_tokens
 from scoremode.types import BLOCK, Bools, Floats, Ids, Plan, Run, Scores, TargetBlock, TargetFacts, Tokens
 
 
@@ -52,6 +52,7 @@ def ask(  # one argument for each thing a user may say
     stride: int | None = None,
     max_windows: int | None = None,
     num_samples: int | None = None,
+    document_tokens: int | None = None,
     field: str | None = None,
     dataset: str | None = None,
     dataset_config: str | None = None,
@@ -63,6 +64,7 @@ def ask(  # one argument for each thing a user may say
     """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
     tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
     require_flag("assistant_only", assistant_only)
+    document_tokens = whole_number("document_tokens", document_tokens)
     rule = find_method(method)
     corpus = load(
         corpus,
@@ -77,6 +79,10 @@ def ask(  # one argument for each thing a user may say
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
     documents, tokens = prepare(corpus, rule, subject.tokenizer, assistant_only=assistant_only)
+    notes = list(notes_on(corpus, rule))
+    if document_tokens is not None:
+        tokens, cut = first_tokens(tokens, document_tokens)
+        notes.append(f"{cut} of {tokens.documents} documents cut to their first {document_tokens} tokens")
     plan = make_plan(
         rule,
         tokens,
@@ -85,7 +91,7 @@ def ask(  # one argument for each thing a user may say
         max_windows=max_windows,
         model_context=subject.context_length,
     )
-    plan = replace(plan, notes=(*notes_on(corpus, rule), *plan.notes))
+    plan = replace(plan, notes=(*notes, *plan.notes))
     return Question(subject, corpus, rule, documents, tokens, plan)
 
 

@@ -23,6 +23,7 @@ QUESTION = (
     "stride",
     "max_windows",
     "num_samples",
+    "document_tokens",
     "field",
     "dataset",
     "dataset_config",
@@ -102,6 +103,7 @@ def add_question(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--num-samples", type=integer, metavar="N", help="only the first N rows (of one plain text: lines)"
     )
+    text.add_argument("--document-tokens", type=integer, metavar="N", help="only the first N tokens of each document")
     text.add_argument("--assistant-only", action="store_true", help="of chat rows, score the assistant's tokens alone")
     rule = parser.add_argument_group("method")
     rule.add_argument("--method", default="sliding-once", help="see scoremode methods (default: sliding-once)")
