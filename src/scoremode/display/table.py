@@ -26,6 +26,10 @@ NUMBERS = (
 )
 
 
+DUST = 1e-9  # of a value: an error below that is what rounding left
+WIDEST = 28  # characters of a number that others are lined up with
+
+
 class PlainConsole(Console):
     """A console that leaves a closed pipe to the command line's edge instead of ending the process itself."""
 
@@ -54,7 +58,7 @@ def with_error(estimate: Estimate, percent: bool = False) -> str:
     if estimate.stderr is None:
         return f"{value:,.4f}{unit}"
     error = estimate.stderr * factor
-    if error == 0:
+    if error <= DUST * abs(value):
         return f"{value:,.4f}{unit} ± 0"
     digits = _digits(error)
     return f"{value:,.{digits}f}{unit} ± {error:,.{digits}f}{unit}"
@@ -78,7 +82,8 @@ def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
     if estimate.stderr is None or estimate.low is None or estimate.high is None:
         return f"too few groups for an error: {counted}, {FEWEST} are needed"
     factor, unit = (100.0, "%") if percent else (1.0, "")
-    digits = _digits(estimate.stderr * factor) if estimate.stderr else 4
+    some = estimate.stderr > DUST * abs(estimate.value)
+    digits = _digits(estimate.stderr * factor) if some else 4
     low, high = (f"{bound * factor:,.{digits}f}{unit}" for bound in (estimate.low, estimate.high))
     return f"{counted}, 95%: {low} to {high}"
 
@@ -90,7 +95,7 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     table = Facts()
     shown_metrics = [(name, label) for name, label in NUMBERS if name in metrics]
     numbers = {name: with_error(metrics[name], percent=name == "top1_accuracy") for name, _ in shown_metrics}
-    wide = max(map(len, numbers.values()), default=0)
+    wide = max((len(number) for number in numbers.values() if len(number) <= WIDEST), default=0)
     for name, label in shown_metrics:
         number = Text(numbers[name].ljust(wide), "bold" * (name == "perplexity"))
         known = metrics[name].stderr is not None
