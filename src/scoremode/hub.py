@@ -10,7 +10,7 @@ from scoremode.errors import one_line
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"
 NAME = "check the name, give a local folder, or log in with: hf auth login"
 PAGE = "check its page on the hub"
-COPY = "give a local copy"
+FOLDER = "give a local folder"
 
 
 @contextlib.contextmanager
@@ -44,13 +44,13 @@ def why_not(error: Exception) -> tuple[str, str]:
         if any(isinstance(e, kind) for e in chain):
             return reason, fix
     if _is_offline(chain):
-        return "it is not in the local cache, and offline mode is on", f"unset HF_HUB_OFFLINE, or {COPY}"
+        return "it is not in the local cache, and offline mode is on", f"unset HF_HUB_OFFLINE, or {FOLDER}"
     status = next((s for e in chain if (s := getattr(getattr(e, "response", None), "status_code", None))), None)
     if status is not None:
-        return f"the hub answered with HTTP status {status}", f"try again later, or {COPY}"
+        return f"the hub answered with HTTP status {status}", f"try again later, or {FOLDER}"
     if any(_is_network(e) for e in chain):
-        return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {COPY}"
-    return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name, or {COPY}"
+        return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
+    return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name, or {FOLDER}"
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
