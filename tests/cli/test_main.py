@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scoremode import __version__
-from scoremode.cli import main as edge
+from scoremode.cli import commands as edge
 from tests.cli.conftest import Command, Refused
 
 # output is buffered for users, and some faults show only when the buffer is emptied at the end

@@ -15,9 +15,11 @@ from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions,
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.engines.vllm.start import family, one_line, start, stop, watch
+from scoremode.engines.vllm.processes import stop
+from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import (
     KERNEL_WORDS,
+    KL_WORDS,
     Question,
     Words,
     join,
@@ -63,10 +65,7 @@ class VllmEngine(Engine):
         support.check_version(version, self.options.allow_untested_vllm)
         support.check_plugin()
         self.log = VllmLog()
-        before = {process.pid for process in family()}
-        self.llm = start(self.model, arguments, self.options, self._tokenizer, self.log)
-        self._processes = [process for process in family() if process.pid not in before]
-        watch(self.llm, self._processes)
+        self.llm, self._processes = start(self.model, arguments, self.options, self._tokenizer, self.log)
         try:
             config = self.llm.llm_engine.vllm_config
             self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
@@ -119,7 +118,7 @@ class VllmEngine(Engine):
                 fix="compare models with one vocabulary",
             )
         folder, offsets = baseline.place
-        for index, answers, words in self._score(source, done, Extra("kl", 2, folder, offsets)):
+        for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
             yield index, answers, words.view(np.float64)[:, 0].copy()
 
     def split_otherwise(self) -> None:
@@ -219,6 +218,8 @@ class VllmEngine(Engine):
             return None
         window = source.window(index)
         self._check(window, index)
+        if len(window.rows):  # what stands after the last row asked for changes no answer
+            window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
         return _Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
 
     def _has_room(self, flying: dict[str, _Job]) -> bool:
@@ -271,7 +272,7 @@ class VllmEngine(Engine):
         except Exception as error:
             why = self.log.cause() or one_line(error)
             raise EngineError(
-                f"vLLM stopped ({why})", fix=f"repeat the command to go on from what was scored; {self.log.where()}"
+                f"vLLM stopped ({why})", fix=f"run the same command again to resume; {self.log.where()}"
             ) from None
 
     def _forget(self, flying: dict[str, _Job]) -> None:
@@ -342,11 +343,12 @@ class VllmEngine(Engine):
             )
 
     def close(self) -> None:
-        """Stop every process that vLLM started, and wait for them."""
+        """Stop every process that vLLM started, and wait for them; after an interruption, without asking them."""
         llm, self.llm = self.llm, None
         if llm is not None:
-            stop(llm, self._processes)
-            if sys.exc_info()[0] is None:
+            why = sys.exc_info()[0]
+            stop(llm, self._processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
+            if why is None:
                 self.log.discard()
 
 
