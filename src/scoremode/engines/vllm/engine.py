@@ -48,15 +48,19 @@ class VllmEngine(Engine):
     ...         ...
     """
 
-    def __init__(self, model: str, options: VllmOptions | None = None, *, tokenizer: bool = False) -> None:
+    def __init__(
+        self, model: str, options: VllmOptions | None = None, *, tokenizer: bool = False, context: int | None = None
+    ) -> None:
         self.model, self.options, self._tokenizer = model, options or VllmOptions(), tokenizer
+        self._own_context = context  # of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
         self.llm: Any = None
         self._begin()
 
     @staticmethod
     def load(facts: ModelFacts, options: EngineOptions, longest: int | None = None) -> VllmEngine:
-        return VllmEngine(str(facts.path), VllmOptions.from_engine_options(options, longest))
+        taken = VllmOptions.from_engine_options(options, longest)
+        return VllmEngine(str(facts.path), taken, context=facts.context_length)
 
     def _begin(self) -> None:
         """Start vLLM, and refuse to go on unless our rows are those of its own ``compute_logits``."""
@@ -72,6 +76,8 @@ class VllmEngine(Engine):
             self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
             self._block = int(config.cache_config.block_size)
             self._longest = int(config.model_config.max_model_len)
+            said = self._own_context or getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
+            self._context = max(self._longest, int(said or 0))
             self._vocabulary = int(config.model_config.get_vocab_size())
             self._dtype = str(config.model_config.dtype).removeprefix("torch.")
             self._asked = 0
@@ -229,9 +235,10 @@ class VllmEngine(Engine):
     def _check(self, window: Window, index: int) -> None:
         """What vLLM would answer with a crash of its workers is refused here."""
         if len(window.ids) > self._longest:
+            larger = f", or a --max-model-len of up to {self._context}" if self._context > self._longest else ""
             raise InputError(
-                f"window {index} has {len(window.ids)} tokens, the engine takes {self._longest}",
-                fix=f"give --context-length {self._longest}, or a larger --max-model-len",
+                f"window {index} has {len(window.ids)} tokens, vLLM was started for {self._longest}",
+                fix=f"give --context-length {self._longest}{larger}",
             )
         for ids in (window.ids, window.targets):
             if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < self._vocabulary):
@@ -319,7 +326,7 @@ class VllmEngine(Engine):
             device=str(current_platform.get_device_name()),
             head="exact-fp32" if head.exact else "as-served",
             vocabulary=head.vocabulary,
-            context_length=self._longest,
+            context_length=self._context,
             versions={"vllm": version, "torch": torch.__version__, "transformers": transformers.__version__},
             settings={
                 "quantization": config.model_config.quantization,
