@@ -15,6 +15,7 @@ import pytest
 
 from tests.makers import OBEY_INTERRUPTS
 
+RESUME = "what was scored is kept: run the same command again to resume"
 ENTRY = "from scoremode.cli.main import entry; entry()"
 # a table answers at once: a window takes a moment here, and says that it was scored
 SLOW = """
@@ -30,9 +31,9 @@ TableEngine.score = slow
 """
 ASKED = ["ppl", "table:uniform", "--text", "word " * 40, "--context-length", "20", "--stride", "10", "--json"]
 LINES = {
-    signal.SIGINT: "scoremode: interrupted; what was scored is kept: run the same command again to resume\n",
-    signal.SIGTERM: "scoremode: terminated; what was scored is kept: run the same command again to resume\n",
-    signal.SIGHUP: "scoremode: the terminal was closed; what was scored is kept: run the same command again to resume\n",
+    signal.SIGINT: f"scoremode: interrupted; {RESUME}\n",
+    signal.SIGTERM: f"scoremode: terminated; {RESUME}\n",
+    signal.SIGHUP: f"scoremode: the terminal was closed; {RESUME}\n",
 }
 
 

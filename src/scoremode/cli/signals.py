@@ -7,6 +7,7 @@ on the disk already, because a run survives even SIGKILL.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -37,6 +38,13 @@ def explain(error: KeyboardInterrupt) -> tuple[str, int]:
     return f"{WORDS[signal.Signals(number)]}; {RESUME}", 128 + number
 
 
+def _copy_of_standard_error() -> int:
+    try:
+        return fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:
+        return -1  # closed
+
+
 class Signals:
     """Handlers of one process, from ``install`` on."""
 
@@ -46,10 +54,12 @@ class Signals:
         self._told = False
         self._ending = threading.Lock()
         self._before: dict[int, Any] = {}
+        self._terminal = -1  # standard error; an engine that starts redirects descriptor 2
 
     def install(self) -> None:
         """Handle the signals that nobody ignores: what ``nohup`` or a shell's ``&`` ignore stays ignored."""
         _installed.append(self)
+        self._terminal = _copy_of_standard_error()
         for number in WORDS:
             before = signal.getsignal(number)
             if before in (signal.SIG_DFL, signal.default_int_handler):
@@ -70,10 +80,10 @@ class Signals:
         """Print the line without Python's own streams, which may be in any state; the exit code."""
         line, code = explain(error)
         try:
-            if os.isatty(2):
-                os.write(2, SHOW_CURSOR)
+            if os.isatty(self._terminal):
+                os.write(self._terminal, SHOW_CURSOR)
             if not self._told:
-                os.write(2, f"scoremode: {line}\n".encode())
+                os.write(self._terminal, f"scoremode: {line}\n".encode())
         except OSError:
             pass  # nobody can be told
         return code

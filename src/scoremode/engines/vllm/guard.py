@@ -33,6 +33,8 @@ def watch_parent() -> None:
     if not _watching:
         os.register_at_fork(after_in_child=watch_parent)  # workers that are forked load no plugin again
     _watching.add(os.getpid())
+    import psutil  # noqa: F401 - before the thread begins: a process that is forked meanwhile would have half of it
+
     arguments = (int(given[0]), float(given[1]), os.getppid())
     threading.Thread(target=_watch, args=arguments, name="scoremode-guard", daemon=True).start()
 
