@@ -19,6 +19,14 @@ NAMES = ("EngineCore", "VllmWorker")  # that vLLM gives to its children
 SHUTDOWN_SECONDS = 20.0
 
 
+class Interruption(BaseException):
+    """Carries a KeyboardInterrupt through code that would swallow it."""
+
+    def __init__(self, error: KeyboardInterrupt) -> None:
+        super().__init__()
+        self.error = error
+
+
 class Processes:
     """vLLM's children and all that descends from them; nothing else that this process may have started."""
 
@@ -101,7 +109,8 @@ class Processes:
         """While vLLM starts: a signal that ends this process ends vLLM's first.
 
         They answer to no signal then, and vLLM's own clean-up would wait for them. What happens to this process is for
-        the handlers that were there before.
+        the handlers that were there before, but vLLM swallows a KeyboardInterrupt that is raised while it waits for its
+        processes, and then waits on: so the exception passes through vLLM as another one.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -111,12 +120,17 @@ class Processes:
 
         def handle(number: int, frame: Any) -> None:
             self.kill()
-            taken[signal.Signals(number)](number, frame)
+            try:
+                taken[signal.Signals(number)](number, frame)
+            except KeyboardInterrupt as error:
+                raise Interruption(error) from None
 
         for number in taken:
             signal.signal(number, handle)
         try:
             yield
+        except Interruption as passed:
+            raise passed.error from None
         finally:
             for number, handler in taken.items():
                 if signal.getsignal(number) is handle:
