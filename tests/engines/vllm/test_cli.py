@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 import scoremode as sm
 from scoremode.runs import JOURNAL, MANIFEST
 from tests.makers import OBEY_INTERRUPTS
@@ -144,27 +142,25 @@ def test_ctrl_c_twice_while_scoring(small_llama: Path, tmp_path: Path) -> None:
     assert_no_orphans(process.pid)
 
 
-@pytest.mark.parametrize(
-    ("number", "to_all"),
-    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGKILL, False)],
-    ids=["ctrl-c", "SIGINT", "SIGTERM", "SIGKILL"],
-)
-@pytest.mark.parametrize("name", [b"spawn_main", b"EngineCore"])
-def test_a_signal_while_vllm_starts(
-    small_llama: Path, tmp_path: Path, name: bytes, number: signal.Signals, to_all: bool
-) -> None:
-    """When its first process appears, and when that process begins to load."""
+def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
+    """It answers to no signal then, and swallows the interruption in the process that waits for it."""
     process = start(small_llama, tmp_path / "run")
-    wait_for_process(process, name)
+    engine_core(process)
     began = time.monotonic()
-    (os.killpg if to_all else os.kill)(process.pid, number)
+    os.killpg(process.pid, signal.SIGINT)
     _, complaint = process.communicate(timeout=30)
+    assert (process.returncode, complaint) == (130, f"scoremode: interrupted; {RESUME}\n")
     assert time.monotonic() - began < 8
-    if number == signal.SIGKILL:
-        assert process.returncode == -number
-    else:
-        word = "interrupted" if number == signal.SIGINT else "terminated"
-        assert (process.returncode, complaint) == (128 + number, f"scoremode: {word}; {RESUME}\n")
+    assert_no_orphans(process.pid)
+
+
+def test_a_process_that_just_began_to_import_vllm_does_not_outlive_its_parent(
+    small_llama: Path, tmp_path: Path
+) -> None:
+    process = start(small_llama, tmp_path / "run")
+    wait_for_process(process, b"spawn_main")
+    process.kill()
+    process.wait()
     assert_no_orphans(process.pid)
 
 

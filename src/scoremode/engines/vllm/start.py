@@ -24,6 +24,7 @@ def start(
             llm = _start(model, arguments, options, tokenizer, log)
     except BaseException:
         processes.kill()
+        processes.wait(5)
         raise
     processes.started(llm)
     processes.watch(llm)
