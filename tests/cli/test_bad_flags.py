@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.cli.main import VERBS, build_parser
+from scoremode.cli.commands import VERBS, build_parser
 from tests.cli.conftest import Command, Refused
 
 PPL = ["ppl", "table:uniform", "--text", "one two"]
