@@ -1,8 +1,8 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types, json_files, locks, records
-              <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, runs, comparable,
-                 references, head, models, weight_files
+errors, types, json_files, sealed, numerics, redaction, locks, records
+              <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, run_format, runs,
+                 comparable, reference_format, references, head, models, weight_files
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
               <- display <- cli
@@ -22,7 +22,7 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types", "json_files", "locks", "records"),
+    ("errors", "types", "json_files", "sealed", "numerics", "redaction", "locks", "records"),
     (
         "cache",
         "corpus",
@@ -32,8 +32,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "metrics",
         "columns",
         "journal",
+        "run_format",
         "runs",
         "comparable",
+        "reference_format",
         "references",
         "head",
         "models",
