@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -160,6 +161,8 @@ def test_a_remembered_hash_is_not_computed_again(
     own_memo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(b"abc")
+    monkeypatch.setattr(cache, "ALWAYS_READ", 0)
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
     remembered_sha256(tmp_path / "file")
 
     def computed(_: Path) -> str:
@@ -179,6 +182,44 @@ def test_a_changed_file_gets_a_new_hash_even_at_the_same_size(own_memo: Path, tm
     assert remembered_sha256(path) == sha(b"xyz")
 
 
+LARGE = (5 << 20) // 16  # times 16 bytes: more than what is always read
+
+
+def test_a_changed_file_of_the_same_size_and_time_gets_a_new_hash(own_memo: Path, tmp_path: Path) -> None:
+    """As ``cp -p`` and ``rsync -t`` leave it: the time of the content is the old one, that of the inode is not."""
+    path, other = tmp_path / "file", tmp_path / "other"
+    path.write_bytes(b"a" * 16 * LARGE)
+    os.utime(path, ns=(1, 1))
+    time.sleep(cache.SETTLED + 0.1)
+    before = remembered_sha256(path)
+    assert str(path) in json.loads(own_memo.read_bytes()), "a settled file is remembered"
+    with path.open("r+b") as file:  # in place: the inode stays
+        file.seek(-1, os.SEEK_END)
+        file.write(b"b")
+    os.utime(path, ns=(1, 1))
+    in_place = remembered_sha256(path)
+    assert in_place == file_sha256(path) != before
+    other.write_bytes(b"a" * (16 * LARGE - 1) + b"c")
+    os.utime(other, ns=(1, 1))
+    os.replace(other, path)
+    assert remembered_sha256(path) == file_sha256(path) != in_place
+
+
+def test_a_file_that_changed_just_now_is_not_remembered(own_memo: Path, tmp_path: Path) -> None:
+    """Another change within the same tick of the file system's clock would not be seen."""
+    (tmp_path / "file").write_bytes(b"a" * 16 * LARGE)
+    remembered_sha256(tmp_path / "file")
+    assert not own_memo.exists()
+
+
+def test_small_files_are_always_read(own_memo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    monkeypatch.setattr(cache, "_stamp", lambda path: "always the same")
+    assert remembered_sha256(tmp_path / "file") == sha(b"abc")
+    (tmp_path / "file").write_bytes(b"xyz")
+    assert remembered_sha256(tmp_path / "file") == sha(b"xyz")
+
+
 def test_files_of_the_same_name_in_two_folders_are_two_files(own_memo: Path, tmp_path: Path) -> None:
     for name, data in (("a", b"abc"), ("b", b"xyz")):
         (tmp_path / name).mkdir()
@@ -188,8 +229,16 @@ def test_files_of_the_same_name_in_two_folders_are_two_files(own_memo: Path, tmp
     assert found == [sha(b"abc"), sha(b"xyz")]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1, 2]", b"\xff\xfe", b'"text"'])
-def test_a_damaged_memo_is_started_anew(own_memo: Path, tmp_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"[1, 2]", b"\xff\xfe", b'"text"', b"[" * 100_000],
+    ids=lambda data: repr(data[:9]),
+)
+def test_a_damaged_memo_is_started_anew(
+    own_memo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: bytes
+) -> None:
+    monkeypatch.setattr(cache, "ALWAYS_READ", 0)
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
     own_memo.parent.mkdir()
     own_memo.write_bytes(damage)
     (tmp_path / "file").write_bytes(b"abc")

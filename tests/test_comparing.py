@@ -25,6 +25,7 @@ from scoremode.comparing import compare
 from scoremode.engines.table import TableEngine
 from scoremode.errors import InputError, RunError
 from scoremode.head.divergence import define_divergence
+from scoremode.journal import Journal
 from scoremode.perplexity import ask, ppl
 from scoremode.types import Comparison, Window, WindowList
 from tests.makers import make_tiny_model
@@ -158,6 +159,94 @@ def test_two_finished_runs_have_no_divergence(models: tuple[Path, Path], tmp_pat
     (found,) = compare(str(tmp_path / "p"), str(tmp_path / "q"))
     assert found.kl is None
     assert len(found.baseline.scores) == len(found.candidate.scores)
+
+
+# ── whose KL it is ───────────────────────────────────────────────────────────────────────────────────────────────────
+def test_kl_of_a_finished_run_belongs_to_its_whole_baseline(
+    models: tuple[Path, Path], kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same weights in another dtype, or under another batch size, are another baseline."""
+    compare(str(kept), str(models[1]), out=tmp_path)
+    candidate = str(tmp_path / models[1].name)
+    settings: dict[str, dict[str, Any]] = {"same": {}, "half": {"dtype": "bfloat16"}, "batch": {"batch_tokens": 64}}
+    for name, how in settings.items():
+        ppl(str(models[0]), out=tmp_path / name, **SMALL, **how)
+    assert kl_of(compare(str(kept), candidate)[0]).mean() > 1e-3
+    assert kl_of(compare(str(tmp_path / "same"), candidate)[0]).mean() > 1e-3, "states or not, the scores are the same"
+    for name, differs in (("half", "settings dtype"), ("batch", "settings batch_tokens")):
+        (found,) = compare(str(tmp_path / name), candidate)
+        why = f"KL was measured against another baseline: it differs in {differs}"
+        assert (found.kl, found.noise_kl, found.manifest["kl_missing"]) == (None, None, why)
+        capsys.readouterr()
+        assert main(["compare", str(tmp_path / name), candidate]) == 0
+        assert why in " ".join(capsys.readouterr().out.split())
+        assert main(["compare", str(tmp_path / name), candidate, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["candidates"][0]["kl_missing"] == why
+        assert main(["report", str(tmp_path / name), candidate, "-o", str(tmp_path / "page.html")]) == 0
+        assert why in (tmp_path / "page.html").read_text()
+
+
+# ── the reference that a comparison keeps for itself ─────────────────────────────────────────────────────────────────
+def test_the_cached_reference_is_named_by_all_that_decides_it(
+    models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another dtype, an edited text or an upgrade is another reference, not an error about a folder nobody named."""
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    names = [str(models[0]), str(models[1]), str(models[0])]
+    asked: dict[str, Any] = {"corpus": str(text), "context_length": 32, "stride": 16}
+    compare(*names, **asked)
+    compare(*names, dtype="bfloat16", **asked)
+    text.write_text(TEXT[:-20])
+    compare(*names, **asked)
+    monkeypatch.setattr("scoremode.perplexity.NUMERICS", 99)
+    compare(*names, **asked)
+    folders = sorted((tmp_path / "cache" / "references").iterdir())
+    assert len(folders) == 4
+    for folder in folders:
+        identity = runs.load(folder).manifest["identity"]
+        assert folder == runs.default_folder(dict(identity), "references")
+
+
+def test_runs_that_would_share_a_folder_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(models[1], tmp_path / "baseline")
+    with pytest.raises(InputError, match="would lie in"):
+        compare(str(models[0]), str(tmp_path / "baseline"), out=tmp_path / "out", **SMALL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_windows_whose_states_were_lost_are_scored_again(models: tuple[Path, Path], tmp_path: Path) -> None:
+    """A kill may cut the states of windows that the journal knows: those alone are scored again, and said so in it."""
+    folder = tmp_path / "ref"
+    whole = reference(str(models[0]), tmp_path / "whole", **SMALL)
+    adding, added = Journal.add, []
+
+    def stop(self: Journal, window: int, *given: Any) -> None:
+        adding(self, window, *given)
+        added.append(window)
+        if len(added) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "add", stop)
+        with pytest.raises(KeyboardInterrupt):
+            reference(str(models[0]), folder, **SMALL)
+    notes = folder / "partial.rows"
+    notes.write_bytes(notes.read_bytes()[:-30])  # the last note is torn, and the one before it with it
+    forgetting, resumed = Journal.forget, []
+
+    def noted(self: Journal, window: int) -> None:
+        resumed.append(window)
+        forgetting(self, window)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "forget", noted)
+        run = reference(str(models[0]), folder, **SMALL)
+    assert sorted(resumed) == sorted(added[-2:])
+    assert np.array_equal(run.scores.logprob, whole.scores.logprob)
+    states = [(tmp_path / name / "states-00000.safetensors").read_bytes() for name in ("ref", "whole")]
+    assert states[0] == states[1]
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────

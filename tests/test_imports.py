@@ -1,8 +1,8 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types, json_files, locks, records, arguments, memory
-              <- cache, text_files, hub, corpus, tokens, methods, arrange, groups, metrics, columns, journal, runs,
-                 comparable, references, head, models, weight_files, outputs
+errors, types, json_files, sealed, numerics, redaction, locks, records, arguments, memory
+              <- cache, text_files, hub, corpus, tokens, methods, arrange, groups, metrics, columns, journal,
+                 run_format, runs, comparable, reference_format, references, head, models, weight_files, outputs
               <- engines
               <- scoring, sequence, sequence_files, perplexity, drift, baselines, comparing, statistics, gate, ranking,
                  doctor, vllm
@@ -23,7 +23,7 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types", "json_files", "locks", "records", "arguments", "memory"),
+    ("errors", "types", "json_files", "sealed", "numerics", "redaction", "locks", "records", "arguments", "memory"),
     (
         "cache",
         "text_files",
@@ -36,8 +36,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "metrics",
         "columns",
         "journal",
+        "run_format",
         "runs",
         "comparable",
+        "reference_format",
         "references",
         "head",
         "models",

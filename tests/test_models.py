@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from scoremode import models
+import scoremode as sm
+from scoremode import cache, models
 from scoremode.cache import file_sha256
 from scoremode.errors import ModelError
 from scoremode.models import EMBEDDED, inspect, resolve
@@ -92,8 +95,104 @@ def test_the_fingerprint_follows_the_weights_not_the_place(tiny: Path, tmp_path:
 
 
 def test_a_hub_snapshot_is_known_by_its_revision(tiny: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny, tmp_path / "snapshots" / "abc123")
-    assert inspect(str(tmp_path / "snapshots" / "abc123")).revision == "abc123"
+    folder = shutil.copytree(tiny, tmp_path / "snapshots" / "abc123")
+    facts = inspect(str(folder))
+    assert (facts.revision, facts.files) == ("abc123", {})
+    (folder / "modeling.py").write_text("x = 1")
+    with_code = inspect(str(folder)).fingerprint
+    (folder / "modeling.py").write_text("x = 2")
+    assert len({facts.fingerprint, with_code, inspect(str(folder)).fingerprint}) == 3, "edited code is seen"
+
+
+# ── which files are the weights ──────────────────────────────────────────────────────────────────────────────────────
+def sharded(tiny: Path, folder: Path) -> Path:
+    """The same checkpoint in two files with an index."""
+    shutil.copytree(tiny, folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, own in parts.items():
+        save_file({name: weights[name] for name in own}, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_files_that_the_index_does_not_name_are_no_weights(tiny: Path, tmp_path: Path) -> None:
+    folder = sharded(tiny, tmp_path / "model")
+    alone = inspect(str(folder))
+    assert alone.weight_bytes == inspect(str(tiny)).weight_bytes
+    for name in ("consolidated.safetensors", "optimizer.safetensors"):
+        shutil.copy(tiny / "model.safetensors", folder / name)
+    facts = inspect(str(folder))
+    assert (facts.weight_bytes, facts.bits_per_weight) == (alone.weight_bytes, alone.bits_per_weight)
+    assert facts.left_out == ("consolidated.safetensors", "optimizer.safetensors")
+    assert "optimizer.safetensors" not in facts.files
+    assert facts.files["consolidated.safetensors"], "vLLM may load it, so a change of it is another model"
+    run = sm.ppl(str(folder), text="The dog and the fox")
+    assert "not counted as weights: consolidated.safetensors, optimizer.safetensors" in run.manifest["notes"]
+    assert run.perplexity.value == sm.ppl(str(tiny), text="The dog and the fox").perplexity.value
+
+
+def test_one_file_beside_its_consolidated_copy_counts_once(tiny: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    shutil.copy(tiny / "model.safetensors", folder / "consolidated.safetensors")
+    assert inspect(str(folder)).weight_bytes == inspect(str(tiny)).weight_bytes
+
+
+def test_an_index_that_does_not_fit_its_folder_is_refused(tiny: Path, tmp_path: Path) -> None:
+    folder = sharded(tiny, tmp_path / "model")
+    shutil.copy(tiny / "model.safetensors", folder / "model.safetensors")
+    with pytest.raises(ModelError, match="an index of other files"):
+        inspect(str(folder))
+    (folder / "model.safetensors").unlink()
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelError, match="lacks model-00002-of-00002"):
+        inspect(str(folder))
+    for damage in ("{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": "../x.safetensors"}}', "[" * 100_000):
+        (folder / "model.safetensors.index.json").write_text(damage)
+        with pytest.raises(ModelError, match="names no files"):
+            inspect(str(folder))
+
+
+# ── a changed model is another model ─────────────────────────────────────────────────────────────────────────────────
+def changed_in_place(path: Path, data: bytes) -> None:
+    """As ``cp -p`` does it: other content, the old size and the old time."""
+    before = path.stat()
+    assert len(data) == before.st_size
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("always_read", [4 << 20, 0], ids=["small", "as if large"])
+def test_weights_changed_under_the_old_size_and_time_get_a_new_run(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always_read: int
+) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "ALWAYS_READ", always_read)
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    asked = {"text": "The dog and the fox", "context_length": 8}
+    first = sm.ppl(str(folder), **asked)  # type: ignore[arg-type]
+    assert sm.ppl(str(folder), **asked).cached  # type: ignore[arg-type]
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-4096:] = bytes(4096)
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    changed_in_place(folder / "model.safetensors", bytes(data))
+    second = sm.ppl(str(folder), **asked)  # type: ignore[arg-type]
+    assert not second.cached
+    assert second.perplexity.value != first.perplexity.value
+
+
+def test_changed_code_of_a_model_gets_a_new_run(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    (folder / "modeling.py").write_text("scale = 1\n")
+    sm.ppl(str(folder), text="The dog")
+    assert sm.ppl(str(folder), text="The dog").cached
+    changed_in_place(folder / "modeling.py", b"scale = 2\n")
+    assert not sm.ppl(str(folder), text="The dog").cached
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])

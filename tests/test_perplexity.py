@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.engines.base import EngineOptions
 from scoremode.engines.table import TableEngine
-from scoremode.errors import ModelError, OptionError
+from scoremode.errors import ModelError, OptionError, RunError
+from scoremode.numerics import NUMERICS
+from scoremode.perplexity import ask, identify
 from scoremode.types import Answers
 
 
@@ -36,6 +39,53 @@ def test_a_misspelt_argument_is_an_error() -> None:
 def test_an_engine_of_ones_own_may_be_given() -> None:
     run = sm.ppl("table:uniform", text="abcd", engine=TableEngine(np.zeros((1, 256))), fresh=True)
     assert run.perplexity.value == pytest.approx(256)
+
+
+def test_progress_of_an_engine_of_ones_own_is_told_and_its_options_are_refused(tmp_path: Path) -> None:
+    engine, seen = TableEngine(np.zeros((1, 256))), []
+    asked: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 8, "stride": 8, "engine": engine}
+    sm.ppl("table:uniform", progress=lambda done, total: seen.append((done, total)), **asked)
+    total = sm.plan("table:uniform", **{**asked, "engine": None})["forward_tokens"]
+    assert (seen[0], seen[-1]) == ((0, total), (total, total))
+    for options in ({"dtype": "float32"}, {"batch_tokens": 5}, {"options": EngineOptions(device="cpu")}):
+        with pytest.raises(OptionError, match="already open"):
+            sm.ppl("table:uniform", **asked, **options)
+    sm.ppl("table:uniform", out=tmp_path / "run", **asked)
+    with pytest.raises(RunError, match="holds another run"):
+        sm.ppl("table:uniform", out=tmp_path / "run", **asked)
+    assert not sm.ppl("table:uniform", out=tmp_path / "run", fresh=True, **asked).cached
+
+
+# ── what makes a run this one ────────────────────────────────────────────────────────────────────────────────────────
+def test_a_limit_that_leaves_the_same_windows_is_the_same_question(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 8, "stride": 8}
+    count = sm.plan("table:uniform", max_windows=0, **asked)["windows"]
+    limits = (0, count, count - 1)
+    every, all_of_them, fewer = (sm.plan("table:uniform", max_windows=n, **asked)["plan_digest"] for n in limits)
+    assert every == all_of_them != fewer
+    sm.ppl("table:uniform", max_windows=0, out=tmp_path / "run", **asked)
+    again = sm.ppl("table:uniform", max_windows=count, out=tmp_path / "run", **asked)
+    assert (again.cached, again.manifest["method_settings"]["max_windows"]) == (True, count)
+
+
+def test_another_version_of_the_numbers_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "a text for two versions of the numbers"
+    first = sm.ppl("table:uniform", text=text)
+    assert first.manifest["identity"]["numerics"] == NUMERICS
+    assert "scoremode" not in first.manifest["identity"]["versions"]
+    assert first.manifest["versions"]["scoremode"] == sm.__version__
+    monkeypatch.setattr("scoremode.perplexity.NUMERICS", NUMERICS + 1)
+    assert not sm.ppl("table:uniform", text=text).cached
+
+
+def test_secrets_are_used_but_never_kept() -> None:
+    asked = ask("table:uniform", text="abc")
+    given = {"engine_args": (("hf_token", "hf_SECRET"), ("seed", 1), ("overrides", {"api_key": "SECRET"}))}
+    identity = identify(asked, "vllm", {**given, "max_num_batched_tokens": 64})
+    assert "SECRET" not in json.dumps(identity)
+    assert identity["settings"]["max_num_batched_tokens"] == 64
+    assert ["seed", 1] in identity["settings"]["engine_args"]
+    assert identity == json.loads(json.dumps(identity)), "what is stored compares equal to what is asked"
 
 
 def test_a_plan_is_the_same_for_every_engine_and_before_weights_are_loaded(tiny: Path) -> None:

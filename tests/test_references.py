@@ -33,6 +33,7 @@ from scoremode.references import (
     require_comparable,
     shard_name,
 )
+from scoremode.sealed import sealed
 
 IDENTITY = {"model": "m" * 64, "plan": "p" * 64, "engine": "table", "settings": {"dtype": "float32"}}
 MANIFEST: dict[str, Any] = {
@@ -300,7 +301,7 @@ def test_a_kill_while_room_is_made_begins_anew(tmp_path: Path, monkeypatch: pyte
     rows = random_rows(30, 4, "float32")
     writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=3).close()
     known = json.loads((tmp_path / "ref" / PARTIAL).read_text())
-    (tmp_path / "ref" / PARTIAL).write_text(json.dumps({**known, "ready": False}))
+    (tmp_path / "ref" / PARTIAL).write_text(json.dumps(sealed({**known, "ready": False})))
     (tmp_path / "ref" / shard_name(4)).unlink()
     writer = writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=20, identity={"model": "another"})
     assert not writer.resumed
@@ -324,17 +325,6 @@ def test_another_reference_is_not_mixed_in(tmp_path: Path, other: dict[str, Any]
     with pytest.raises(RunError, match=rf"differs in: {named}\)") as caught:
         writer_for(tmp_path / "ref", rows, other.pop("dtype", "float32"), **other)
     assert "--fresh" in caught.value.fix
-    assert writer_for(tmp_path / "ref", rows, "float32").resumed
-
-
-def test_two_writers_at_once_are_refused(tmp_path: Path) -> None:
-    rows = random_rows(3, 4, "float32")
-    first = writer_for(tmp_path / "ref", rows, "float32")
-    with pytest.raises(RunError, match="another process"):
-        writer_for(tmp_path / "ref", rows, "float32")
-    with pytest.raises(RunError, match="another process"):
-        discard(tmp_path / "ref")
-    first.close()
     assert writer_for(tmp_path / "ref", rows, "float32").resumed
 
 
@@ -527,6 +517,8 @@ def test_hashes_are_computed_once_for_each_content(tmp_path: Path, monkeypatch: 
         return file_sha256(path)
 
     monkeypatch.setattr(cache, "file_sha256", counted)
+    monkeypatch.setattr(cache, "ALWAYS_READ", 0)
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
     Reference.open(tmp_path / "ref")
     assert hashed == [*(shard_name(i) for i in range(5)), HEAD]
     Reference.open(tmp_path / "ref")
@@ -615,7 +607,7 @@ def test_a_header_that_says_something_else_is_refused_even_under_its_right_hash(
     path.write_bytes(struct.pack("<Q", 504) + header.ljust(504) + path.read_bytes()[DATA_START:])
     stored = json.loads(manifest.read_text())
     stored["shards"][1]["sha256"] = file_sha256(path)
-    manifest.write_text(json.dumps(stored))
+    manifest.write_text(json.dumps(sealed(stored)))
     assert f"{shard_name(1)} does not have the shape" in refused(tmp_path / "ref")
 
 
@@ -657,7 +649,7 @@ WRONG: list[tuple[tuple[Any, ...], list[Any]]] = [
     *(((name,), [5, None]) for name in ("plan_digest", "method", "model_fingerprint", "tokenizer")),
     *(((name,), [5, None]) for name in ("engine", "identity", "method_settings", "corpus", "corpus_sha256")),
     (("method_settings", "stride"), [float("nan"), float("inf")]),
-    (("format",), [2, 0, "1", None, True, 1.0]),
+    (("format",), [1, 3, 0, "2", None, True, 2.0]),
 ]
 REMOVED = ("format", "targets", "shards", "head", "plan_digest", "tokenizer", "rows_per_shard", "identity")
 HOSTILE = [put(*place, value) for place, values in WRONG for value in values] + [drop(name) for name in REMOVED]
@@ -678,8 +670,18 @@ def test_a_hostile_manifest_is_refused(made_once: Path, tmp_path: Path, number: 
     path.write_text(json.dumps(stored))
     Reference.open(tmp_path / "ref", verify=False)  # unchanged, it opens
     HOSTILE[number](stored)
-    path.write_text(json.dumps(stored))
-    assert str(tmp_path / "ref") in refused(tmp_path / "ref", verify=False)
+    for seal in (dict, sealed):  # changed by accident, and by somebody who computes the seal again
+        path.write_text(json.dumps(seal(stored)))
+        assert str(tmp_path / "ref") in refused(tmp_path / "ref", verify=False)
+
+
+def test_a_changed_word_is_found_by_the_seal_alone(made_once: Path, tmp_path: Path) -> None:
+    shutil.copytree(made_once, tmp_path / "ref")
+    path = tmp_path / "ref" / REFERENCE
+    path.write_text(path.read_text().replace('"wikitext2"', '"wikitext3"'))
+    assert "was changed" in refused(tmp_path / "ref", verify=False)
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()))))
+    Reference.open(tmp_path / "ref", verify=False)
 
 
 @pytest.mark.parametrize(

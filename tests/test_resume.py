@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.journal import HEAD
+from scoremode.records import HEAD
 from scoremode.runs import JOURNAL, MANIFEST
 from tests.makers import OBEY_INTERRUPTS
 

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.errors import RunError
+from scoremode.engines.table import TableEngine
+from scoremode.errors import ModelError, OptionError, RunError
+from scoremode.journal import first_line, header
+from scoremode.records import RecordFile
 from scoremode.runs import JOURNAL, MANIFEST, SCORES
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
@@ -115,11 +118,76 @@ def test_a_damaged_run_is_refused(tmp_path: Path, damage: str) -> None:
 
 
 def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_bytes(b'{"model": "m", "plan": "p", "engine": "e"}\n')
+    identity = {"model": "m", "plan": "p", "engine": "e"}
+    records = RecordFile(tmp_path / JOURNAL, header(identity))
+    records.append(0, b"something scored")
+    records.close()
     with pytest.raises(RunError, match="unfinished"):
         sm.load(tmp_path)
     with pytest.raises(RunError, match="another run"):
         make(tmp_path)
+
+
+def test_a_journal_that_holds_no_score_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """A kill while the engine loads must not reserve the folder for that question."""
+    (tmp_path / JOURNAL).write_bytes(first_line({"model": "m", "plan": "p", "engine": "e"}))
+    assert not make(tmp_path).cached
+
+
+@pytest.mark.parametrize("records", [b"", b"scor" + bytes(60)])
+def test_a_journal_of_the_format_before_is_refused_and_fresh_replaces_it(tmp_path: Path, records: bytes) -> None:
+    (tmp_path / JOURNAL).write_bytes(b'{"model": "m", "plan": "p", "engine": "e"}\n' + records)
+    with pytest.raises(RunError, match="another version of scoremode") as caught:
+        make(tmp_path)
+    assert "--fresh" in caught.value.fix
+    assert not make(tmp_path, fresh=True).cached
+
+
+@pytest.mark.parametrize(
+    "first", [b"[" * 100_000 + b"\n", b"\xff\xfe\n", b"{}\n", b"null\n", b'{"format": 2, "identity": 5}\n', b'{"a": 1']
+)
+def test_a_journal_whose_first_line_is_damaged_is_refused_and_fresh_replaces_it(tmp_path: Path, first: bytes) -> None:
+    (tmp_path / JOURNAL).write_bytes(first + b"scm2" + bytes(60))
+    with pytest.raises(RunError, match="damaged") as caught:
+        make(tmp_path)
+    assert "--fresh" in caught.value.fix
+    assert not make(tmp_path, fresh=True).cached
+
+
+def test_columns_without_a_manifest_are_replaced_by_fresh_alone(tmp_path: Path) -> None:
+    """What an older --fresh left when it was killed; nobody else's Parquet file is taken for it."""
+    make(tmp_path / "run")
+    (tmp_path / "run" / MANIFEST).unlink()
+    with pytest.raises(RunError, match="without its manifest"):
+        make(tmp_path / "run")
+    assert not make(tmp_path / "run", fresh=True).cached
+
+
+def test_a_fresh_run_that_cannot_be_scored_leaves_the_old_one(tmp_path: Path) -> None:
+    before = make(tmp_path / "run").perplexity
+    with pytest.raises(OptionError):
+        make(tmp_path / "run", fresh=True, dtype="float32")
+    with pytest.raises(ModelError):  # found when the engine is open
+        sm.ppl("table:uniform", text=TEXT, engine=TableEngine(np.zeros((1, 9))), out=tmp_path / "run", fresh=True)
+    assert sm.load(tmp_path / "run").perplexity == before
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "half \ud800 of a pair"])
+def test_a_folder_that_cannot_exist_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError) as caught:
+        make(tmp_path / name)
+    assert caught.value.fix
+
+
+def test_a_run_in_format_1_is_refused_and_fresh_replaces_it(tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    path = tmp_path / "run" / MANIFEST
+    manifest = {**json.loads(path.read_text()), "format": 1}
+    del manifest["seal"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="format 1, this scoremode reads 2; score again"):
+        sm.load(tmp_path / "run")
+    assert not make(tmp_path / "run", fresh=True).cached
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ model ──score──▶ hidden states of every target, and the head ──▶
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from scoremode.engines.base import Engine, EngineOptions, StoredHead, gather_opt
 from scoremode.engines.lookup import chosen_settings, engine_name, open_engine
 from scoremode.perplexity import Question, ask, identify, score_into
 from scoremode.references import Raw, Reference, StatesWriter
-from scoremode.scoring import Answered, Progress
+from scoremode.scoring import Answered, Progress, check_fits
 from scoremode.types import Answers, Bools, Floats, Plan, Run, Window
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
@@ -35,13 +36,27 @@ class Side:
     options: EngineOptions
     identity: dict[str, Any]
     folder: Path
+    cached: bool  # is the folder the cache's, where other processes may ask the same?
 
     @staticmethod
-    def of(asked: Question, engine: str | None, options: EngineOptions, folder: Path | None, **more: Any) -> Side:
-        """``more`` is part of what makes a stored run this one."""
+    def of(
+        asked: Question,
+        engine: str | None,
+        options: EngineOptions,
+        folder: Path | None,
+        *,
+        kind: str = "runs",
+        **more: Any,
+    ) -> Side:
+        """``more`` is part of what makes a stored run this one; ``kind`` is the part of the cache that it lies in."""
         name = engine_name(engine, asked.subject)
         identity = identify(asked, name, {**chosen_settings(asked.subject, name, options), **more})
-        return Side(asked, name, options, identity, folder or runs.default_folder(identity))
+        place = runs.default_folder(identity, kind) if folder is None else folder
+        return Side(asked, name, options, identity, place, folder is None)
+
+    def claimed(self, *, fresh: bool) -> AbstractContextManager[runs.Claim]:
+        """The folder of this side's run, held; in the cache, after whoever scores the same."""
+        return runs.claimed(self.folder, self.identity, fresh=fresh, waits=self.cached)
 
     def open(self) -> Engine:
         longest = int(self.asked.plan.lengths.max())
@@ -137,7 +152,7 @@ def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None
 
 def reference(
     model: str,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
     engine: str | None = None,
     options: EngineOptions | None = None,
@@ -147,28 +162,30 @@ def reference(
 ) -> Run:
     """Score a text with a baseline, and keep its final hidden states for later comparisons.
 
-    ``question`` is what :func:`scoremode.perplexity.ask` takes, and by name what EngineOptions has.
+    ``question`` is what :func:`scoremode.perplexity.ask` takes, and by name what EngineOptions has. Without ``out`` the
+    reference lies in the cache folder; the run's ``path`` says where.
 
     >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
     256 ± ?
     """
     options = gather_options(options, question)
     asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
-    side = Side.of(asked, engine, options, Path(out), keeps="states")
-    found = runs.claim(side.folder, side.identity, fresh=fresh)
-    if found is not None:
-        Reference.open(side.folder)  # refuses files that were cut or edited since
-        return found
-    worker = side.open()
-    try:
-        return _keep(side, worker, _repeatable(question), progress)
-    finally:
-        worker.close()
+    side = Side.of(asked, engine, options, None if out is None else Path(out), kind="references", keeps="states")
+    with side.claimed(fresh=fresh) as claim:
+        if claim.finished is not None:
+            Reference.open(side.folder)  # refuses files that were cut or edited since
+            return claim.finished
+        with closing(side.open()) as worker:
+            return _keep(side, worker, claim, _repeatable(question), progress)
 
 
-def _keep(side: Side, worker: Engine, question: dict[str, Any] | None, progress: Progress | None) -> Run:
+def _keep(
+    side: Side, worker: Engine, claim: runs.Claim, question: dict[str, Any] | None, progress: Progress | None
+) -> Run:
     head, plan = worker.stored_head(), side.asked.plan
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
+    check_fits(plan, worker.facts.vocabulary, worker.facts.context_length)
+    claim.begin()
     with StatesWriter(side.folder, targets=plan.targets, width=width, dtype=dtype, identity=side.identity) as writer:
 
         def complete(manifest: dict[str, Any]) -> None:
@@ -184,17 +201,16 @@ def _keep(side: Side, worker: Engine, question: dict[str, Any] | None, progress:
         return score_into(
             side.asked,
             worker,
-            side.identity,
-            side.folder,
+            claim,
             progress,
             answered=partial(_keeping, writer),
             more={"question": question},
             before_saving=complete,
+            kept=writer.windows_in(plan.target_offsets),  # a journal may know windows whose states a kill cut short
         )
 
 
 def _keeping(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
-    done &= writer.windows_in(plan.target_offsets)  # a journal may know of windows whose states a kill cut short
     for index, answers, states in engine.score_with_states(plan, done):
         writer.write(int(plan.target_offsets[index]), states)
         writer.flush()

@@ -6,11 +6,18 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_IMODE, S_ISREG
 from typing import IO, Any
+
+from scoremode.json_files import read_object
+
+ALWAYS_READ = 4 << 20  # bytes of a file that is hashed anew each time
+BEGINNING = 1 << 20  # bytes of a larger one that are
+SETTLED = 2.0  # seconds; coarser than the clock of any file system in use
 
 
 def cache_folder() -> Path:
@@ -70,24 +77,46 @@ def file_sha256(path: Path) -> str:
 
 
 def remembered_sha256(path: Path) -> str:
-    """The file's sha256, computed again only when its size or time of change differ: checkpoints are large."""
-    memo = cache_folder() / "sha256.json"
-    stat = path.stat()
-    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    known = _read_memo(memo)
-    if key not in known:
-        known = {**_read_memo(memo), key: file_sha256(path)}
+    """The file's sha256. A large one is read whole again only if anything about it changed: checkpoints are large.
+
+    Small files are always read. Of a large one the first MiB, which holds a safetensors header, is always read; the
+    rest is believed while path, size, device, inode and both times of change are the same. A copy that keeps size and
+    modification time (``cp -p``, ``rsync -t``) has another inode or another time of change of its inode.
+    """
+    if path.stat().st_size <= ALWAYS_READ:
+        return file_sha256(path)
+    memo, name, stamp = cache_folder() / "sha256.json", str(path.resolve()), _stamp(path)
+    entry = _read_memo(memo).get(name)
+    if isinstance(entry, dict) and entry.get("stamp") == stamp and isinstance(entry.get("sha256"), str):
+        return str(entry["sha256"])
+    found = file_sha256(path)
+    if _stamp(path) == stamp and _is_settled(path):  # else it may change again without another time of change
+        entries = {key: value for key, value in _read_memo(memo).items() if isinstance(value, dict)}
         try:
             memo.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(memo, json.dumps(known, indent=0).encode())
+            written = {**entries, name: {"stamp": stamp, "sha256": found}}
+            write_atomically(memo, json.dumps(written, indent=0).encode())
         except OSError:
             pass  # a cache that cannot be written costs time, not correctness
-    return str(known[key])
+    return found
+
+
+def _stamp(path: Path) -> str:
+    """All that is cheap to know of a file's content."""
+    with path.open("rb") as file:
+        beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
+        stat = os.fstat(file.fileno())
+    times = f"{stat.st_mtime_ns}|{stat.st_ctime_ns}"
+    return f"{stat.st_size}|{stat.st_dev}|{stat.st_ino}|{times}|{beginning}"
+
+
+def _is_settled(path: Path) -> bool:
+    """Was the file last changed so long ago that another change would have another time?"""
+    return abs(time.time() - path.stat().st_ctime) > SETTLED
 
 
 def _read_memo(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        return read_object(path)
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}

@@ -6,9 +6,7 @@ so that a quantized head is seen. What cannot be compared is refused, never cut 
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,10 +17,9 @@ import numpy as np
 
 from scoremode import runs
 from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_floor, reference
-from scoremode.cache import cache_folder
 from scoremode.comparable import Outline, difference
 from scoremode.engines.base import Baseline, Engine, EngineOptions, gather_options
-from scoremode.errors import InputError, RunError
+from scoremode.errors import InputError, RunError, harmless
 from scoremode.perplexity import Question, ask, score_into
 from scoremode.references import REFERENCE, Reference, require_comparable
 from scoremode.scoring import Answered, Progress
@@ -57,7 +54,8 @@ def compare(
             "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
         )
     options = gather_options(options, question)
-    keep = Keep(Path(out) if out else None, fresh, progress)
+    keep = Keep(Path(out) if out is not None else None, fresh, progress)
+    keep.require_a_folder_each(candidates)
     its_engine, its_options = baseline_engine or engine, baseline_options or options
     if (Path(baseline) / REFERENCE).exists():
         kept = Path(baseline)
@@ -67,8 +65,16 @@ def compare(
         its_how = How(its_engine, its_options, question)
         return [_lockstep(baseline, candidates[0], its_how, How(engine, options, question), keep)]
     else:
-        kept = keep.folder("baseline") or cache_folder() / "references" / _digest(baseline, its_engine, question)
-        reference(baseline, kept, engine=its_engine, options=its_options, fresh=fresh, progress=progress, **question)
+        its_run = reference(
+            baseline,
+            keep.folder("baseline"),
+            engine=its_engine,
+            options=its_options,
+            fresh=fresh,
+            progress=progress,
+            **question,
+        )
+        kept = Path(str(its_run.path))
     return [_against_reference(kept, name, How(engine, options, question), keep) for name in candidates]
 
 
@@ -89,6 +95,16 @@ class Keep:
         """For the run of that name; a model's name may be a path, of which the last part is taken."""
         return None if self.out is None else self.out / (Path(name).name or "candidate")
 
+    def require_a_folder_each(self, candidates: Sequence[str]) -> None:
+        """Refuse candidates whose runs would lie in one folder, before one of them is scored."""
+        names = ["baseline", *(Path(name).name or "candidate" for name in candidates)]
+        if self.out is not None and len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(
+                f"two runs of this comparison would lie in {self.out / twice}",
+                fix="leave --out out, or rename a candidate's folder",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class How:
@@ -106,10 +122,6 @@ class How:
         return Side.of(asked, self.engine, self.options, folder, **more)
 
 
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:20]
-
-
 def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
     yield from engine.score_against(baseline, plan, done)
 
@@ -123,10 +135,12 @@ def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Compari
     _require_comparable(stored, asked)
     q = how.side(asked, keep.folder(name), against=run_p.manifest["identity"])
     noise = run_p.manifest.get("noise_kl")
-    run_q = runs.claim(q.folder, q.identity, fresh=keep.fresh)
-    if run_q is None:
-        with closing(q.open()) as worker:
-            run_q = _score(q, worker, StoredBaseline(stored, q.asked.plan), run_p, keep, noise=lambda: noise)
+    with q.claimed(fresh=keep.fresh) as claim:
+        run_q = claim.finished
+        if run_q is None:
+            with closing(q.open()) as worker:
+                beside = StoredBaseline(stored, q.asked.plan)
+                run_q = _score(q, worker, claim, beside, run_p, progress=keep.progress, noise=lambda: noise)
     return as_comparison(short(name), run_p, run_q, run_q.kl)
 
 
@@ -154,15 +168,21 @@ def _require_comparable(stored: Reference, asked: Question) -> None:
 
 
 def _score(
-    q: Side, worker: Engine, baseline: Baseline, run_p: Run, keep: Keep, *, noise: Callable[[], list[float] | None]
+    q: Side,
+    worker: Engine,
+    claim: runs.Claim,
+    baseline: Baseline,
+    run_p: Run,
+    *,
+    progress: Progress | None,
+    noise: Callable[[], list[float] | None],
 ) -> Run:
     facts = {"model": run_p.manifest["model"], "fingerprint": run_p.manifest["model_fingerprint"]}
     return score_into(
         q.asked,
         worker,
-        q.identity,
-        q.folder,
-        keep.progress,
+        claim,
+        progress,
         answered=partial(_against, baseline),
         with_kl=True,
         more={"against": facts},
@@ -179,15 +199,23 @@ def _lockstep(baseline: str, candidate: str, how_p: How, how_q: How, keep: Keep)
     _require_same_question(known, _outline(asked))
     p = how_p.side(replace(asked, subject=subject), keep.folder("baseline"))
     q = how_q.side(asked, keep.folder(candidate), against=p.identity)
-    run_p, run_q = (runs.claim(side.folder, side.identity, fresh=keep.fresh) for side in (p, q))
-    if run_p is None or run_q is None:
-        with ExitStack() as opened:
+    with ExitStack() as opened:
+        # baseline first, everywhere: two processes that wait for each other would wait for ever
+        claim_p, claim_q = (opened.enter_context(side.claimed(fresh=keep.fresh)) for side in (p, q))
+        run_p, run_q = claim_p.finished, claim_q.finished
+        if run_p is None or run_q is None:
             worker_p, worker_q = (opened.enter_context(closing(side.open())) for side in (p, q))
-            run_p = run_p or score_into(p.asked, worker_p, p.identity, p.folder, keep.progress)
+            run_p = run_p or score_into(p.asked, worker_p, claim_p, keep.progress)
+            claim_p.release()  # others may compare with the same baseline meanwhile
             live = LiveBaseline(worker_p, asked.plan)
-            floor = partial(noise_floor, worker_p, asked.plan)
-            run_q = run_q or _score(q, worker_q, live, run_p, keep, noise=lambda: floor().tolist())
+            noise = partial(_noise_of, worker_p, asked.plan)
+            run_q = run_q or _score(q, worker_q, claim_q, live, run_p, progress=keep.progress, noise=noise)
     return as_comparison(short(candidate), run_p, run_q, run_q.kl)
+
+
+def _noise_of(worker: Engine, plan: Plan) -> list[float]:
+    found: list[float] = noise_floor(worker, plan).tolist()
+    return found
 
 
 def _outline(asked: Question) -> Outline:
@@ -230,13 +258,41 @@ def of_runs(baseline: str, candidate: str) -> Comparison:
             f"{baseline} and {candidate} scored different plans ({', '.join(what) or 'other windows'} differ)",
             fix="score both on the same text with the same method",
         )
-    theirs = (run_q.manifest.get("against") or {}).get("fingerprint")
-    kl = run_q.kl if theirs == run_p.manifest["model_fingerprint"] else None
-    return as_comparison(short(candidate), run_p, run_q, kl)
+    kl, missing = divergence_between(run_p, run_q)
+    return as_comparison(short(candidate), run_p, run_q, kl, missing)
 
 
-def as_comparison(name: str, baseline: Run, candidate: Run, kl: Floats | None) -> Comparison:
-    """Two runs of one plan: its groups and weights are kept with each of them."""
+def divergence_between(baseline: Run, candidate: Run) -> tuple[Floats | None, str | None]:
+    """KL of a finished run, if it was measured against exactly this baseline; else None, and why.
+
+    What counts is the baseline's whole identity: weights, engine, dtype, settings and versions.
+    """
+    measured = candidate.manifest["identity"]["settings"].get("against")
+    if candidate.kl is None or not isinstance(measured, dict):
+        return None, "KL is not known between two finished runs: compare with a reference, or with the model"
+    differing = _differences(measured, baseline.manifest["identity"])
+    if differing:
+        return None, f"KL was measured against another baseline: it differs in {harmless(', '.join(differing))}"
+    return candidate.kl, None
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """In what two identities differ. Whether hidden states were kept as well does not change a score."""
+    found = []
+    for name in sorted(one.keys() | other.keys()):
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            inner = sorted((a.keys() | b.keys()) - {"keeps"})
+            found += [f"{name} {key}" for key in inner if a.get(key) != b.get(key)]
+        elif a != b:
+            found.append(name)
+    return found
+
+
+def as_comparison(
+    name: str, baseline: Run, candidate: Run, kl: Floats | None, kl_missing: str | None = None
+) -> Comparison:
+    """Two runs of one plan, whose groups and weights are kept with each. ``kl_missing`` says why there is no KL."""
     noise = candidate.manifest.get("noise_kl") if kl is not None else None
     return Comparison(
         name,
@@ -246,7 +302,7 @@ def as_comparison(name: str, baseline: Run, candidate: Run, kl: Floats | None) -
         baseline.facts.weight,
         kl,
         None if noise is None else np.array(noise),
-        _sizes(candidate),
+        {**_sizes(candidate), **({} if kl_missing is None else {"kl_missing": kl_missing})},
         candidate.path,
     )
 

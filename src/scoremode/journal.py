@@ -1,114 +1,137 @@
-"""Scores on their way to disk, one record a window, so that a killed run loses only what was in flight.
+"""Scores on their way to disk, one record per window, so that a killed run loses only what was in flight.
 
-file    = one line of JSON (what is being scored), then records
-record  = magic, window, targets, crc32 of what follows | seconds | logprob rank entropy top top_logprob [kl]
+header  = format, identity of the run
+record  = number of the window | seconds, then logprob rank entropy top top_logprob [kl], one column after the other
+        = number of the window | nothing: this window's scores so far do not count, it is scored again
 
-A record is written in one piece. What a kill leaves half-written fails its checksum; it and everything after it is
-cut off, and those windows are scored again. Scores are not held in memory beside the file: ``rows`` reads them back.
+records.py holds the file together: its checksums cover the header, the number and the body. What they cannot see is a
+record that was written with something impossible in it, so every record is also checked for that. Scores are not held
+in memory beside the file: ``rows`` reads them back. The caller holds the folder's lock (runs.py).
 """
 
 from __future__ import annotations
 
-import fcntl
-import io
 import json
-import os
+import math
 import struct
-import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from scoremode.errors import RunError
+from scoremode.errors import EngineError, RunError
+from scoremode.records import MAGIC, RecordFile, read_header
 from scoremode.types import Answers, Bools, Floats, Ints, Plan, Scores
 
-HEAD = struct.Struct("<4sIII")
+FORMAT = 2
 SECONDS = struct.Struct("<d")
-MAGIC = b"scor"
 COLUMNS = (("logprob", "<f8"), ("rank", "<i8"), ("entropy", "<f8"), ("top", "<i4"), ("top_logprob", "<f8"))
 KL = ("kl", "<f8")
+ROUNDING = 1e-4
+"""Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two products in
+float32 that round differently; the heads here give at most 0 on a CPU, and 1e-4 is what their probe allows them."""
+OLD_MAGIC = b"scor"  # records of format 1
+FIRST_BYTES = 1 << 20
+
+Column = npt.NDArray[Any]
 
 
 class Journal:
-    """Scores so far of one plan, kept in one file that one process holds."""
+    """Scores so far of one plan, kept in one file."""
 
-    def __init__(self, path: Path, identity: dict[str, Any], plan: Plan, *, with_kl: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        plan: Plan,
+        *,
+        with_kl: bool = False,
+        vocabulary: int | None = None,
+    ) -> None:
+        """``vocabulary``: how many ids the engine knows; a record that names another id is refused."""
         self.plan = plan
+        self.path = path
+        self.vocabulary = vocabulary
         self.kl: Floats | None = np.full(plan.targets, np.nan) if with_kl else None
         self.columns = (*COLUMNS, KL) if with_kl else COLUMNS
         self.row_bytes = sum(np.dtype(dtype).itemsize for _, dtype in self.columns)
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
-        self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # where in the file each window's last record begins
+        self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # where in the file each window's record begins
         self.seconds = 0.0
-        self.path = path
-        self.file = path.open("a+b", buffering=0)
-        _lock(self.file, path)
-        self._begin_or_resume(json.dumps(identity, sort_keys=True).encode() + b"\n")
+        self._file = RecordFile(path, header(identity))
+        try:
+            for window, at, body in self._file.replay():
+                self._take(window, at, body)
+        except BaseException:
+            self._file.close()
+            raise
 
-    def _begin_or_resume(self, header: bytes) -> None:
-        self.file.seek(0)
-        if self.file.read(len(header)) != header:
-            # a header that is not ours was refused before; this one is new, or was cut short while being written
-            self.file.truncate(0)
-            self.file.write(header)
-            self._end = len(header)
-            return
-        self._end = len(header)
-        while self._take_record():
-            pass
-        self.file.truncate(self._end)
-        self.file.seek(0, os.SEEK_END)
+    def _take(self, window: int, at: int, body: bytes) -> None:
+        """Take in a record that was read back."""
+        problem = self._problem(window, body)
+        if problem is not None:
+            raise RunError(f"{self.path} cannot be resumed: {problem}", fix="score again with --fresh")
+        if body:
+            self._know(window, at, body)
+        else:
+            self.done[window] = False
 
-    def _take_record(self) -> bool:
-        """Take in the record at the end of what is known; False where there is no whole one that fits."""
-        head = os.pread(self.file.fileno(), HEAD.size, self._end)
-        if len(head) < HEAD.size:
-            return False
-        magic, window, targets, _ = HEAD.unpack(head)
-        if magic != MAGIC or window >= len(self.plan) or targets != self.plan.target_counts[window]:
-            return False
-        body = self._body(self._end, targets)
-        if body is None:
-            return False
-        self._know(window, body)
-        return True
+    def _problem(self, window: int, body: bytes) -> str | None:
+        """What is impossible about a record whose checksum is right; None if nothing is."""
+        if window >= len(self.plan):
+            return f"it has window {window} of {len(self.plan)}"
+        if not body:
+            return None if self.done[window] else f"it takes back window {window}, which it does not have"
+        if self.done[window]:
+            return f"it has window {window} twice"
+        targets = int(self.plan.target_counts[window])
+        if len(body) != SECONDS.size + targets * self.row_bytes:
+            return f"its record of window {window} has the wrong length"
+        if not 0 <= SECONDS.unpack_from(body)[0] < math.inf:
+            return f"window {window} took an impossible time"
+        problem = impossible(self._split(body, targets), self.vocabulary)
+        return None if problem is None else f"in window {window} {problem}"
 
-    def _body(self, at: int, targets: int) -> bytes | None:
-        """What stands behind the head of a record; None where that is not what was written."""
-        size = HEAD.size + SECONDS.size + targets * self.row_bytes
-        record = os.pread(self.file.fileno(), size, at)
-        body = record[HEAD.size :]
-        whole = len(record) == size and zlib.crc32(body) == HEAD.unpack_from(record)[3]
-        return body if whole else None
+    def _split(self, body: bytes, targets: int) -> dict[str, Column]:
+        found, place = {}, SECONDS.size
+        for name, dtype in self.columns:
+            found[name] = np.frombuffer(body, dtype, targets, place)
+            place += found[name].nbytes
+        return found
 
-    def _know(self, window: int, body: bytes) -> None:
-        """The record at the end of what is known is this window's."""
+    def _know(self, window: int, at: int, body: bytes) -> None:
+        """The record at this place is this window's."""
         self.seconds += SECONDS.unpack_from(body)[0]
-        self._at[window] = self._end
+        self._at[window] = at
         self.done[window] = True
-        self._end += HEAD.size + len(body)
         if self.kl is not None:
             begin, end = self.plan.target_offsets[window : window + 2]
-            last_column = len(body) - (end - begin) * self.kl.itemsize
-            self.kl[begin:end] = np.frombuffer(body, KL[1], offset=int(last_column))
+            self.kl[begin:end] = self._split(body, int(end - begin))["kl"]
 
     def add(self, window: int, answers: Answers, seconds: float, kl: Floats | None = None) -> None:
         """Keep a window's scores."""
-        columns = [answers.logprob[:, 0], answers.rank[:, 0], answers.entropy, answers.top, answers.top_logprob]
-        columns += [] if kl is None else [kl]
+        given = [answers.logprob[:, 0], answers.rank[:, 0], answers.entropy, answers.top, answers.top_logprob]
+        given += [] if kl is None else [kl]
         body = SECONDS.pack(seconds) + b"".join(
             np.ascontiguousarray(column, dtype=dtype).tobytes()
-            for column, (_, dtype) in zip(columns, self.columns, strict=True)
+            for column, (_, dtype) in zip(given, self.columns, strict=True)
         )
-        record = HEAD.pack(MAGIC, window, len(answers.entropy), zlib.crc32(body)) + body
-        written = self.file.write(record)
-        if written != len(record):
-            raise OSError(28, "No space left on device")
-        self._know(window, body)
+        problem = self._problem(window, body)
+        if problem is not None:
+            raise EngineError(f"the engine gave no usable scores: {problem}", fix="this is a fault of the engine")
+        self._know(window, self._file.append(window, body), body)
+
+    def forget(self, window: int) -> None:
+        """Score a window again that the journal has: what belongs to its scores elsewhere was lost."""
+        assert self.done[window], "a window that was never scored"
+        self._file.append(window, b"")
+        self.done[window] = False
 
     def rows(self, begin: int, end: int) -> Scores:
-        """The scores of some consecutive targets, those of whole windows; NaN where there is none yet."""
+        """The scores of some consecutive targets, those of whole windows; NaN if there is none yet."""
         offsets = self.plan.target_offsets
         found = Scores.empty(end - begin)
         for window in range(*np.searchsorted(offsets, (begin, end)).tolist()):
@@ -117,42 +140,80 @@ class Journal:
         return found
 
     def _read_into(self, found: Scores, row: int, window: int) -> None:
-        at, n = int(self._at[window]), int(self.plan.target_counts[window])
-        body = self._body(at, n)
-        if body is None:
-            raise RunError(f"{self.path} was changed while it was in use", fix="repeat the command; it goes on")
-        place = SECONDS.size
-        for name, dtype in COLUMNS:
-            getattr(found, name)[row : row + n] = np.frombuffer(body, dtype, n, place)
-            place += n * np.dtype(dtype).itemsize
+        n = int(self.plan.target_counts[window])
+        columns = self._split(self._file.body(int(self._at[window]), window), n)
+        for name, _ in COLUMNS:
+            getattr(found, name)[row : row + n] = columns[name]
 
     def close(self) -> None:
-        self.file.close()
+        self._file.close()
 
 
-def _lock(file: io.FileIO, path: Path) -> None:
-    """Hold the journal until the file is closed, by us or by the end of the process."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise RunError(
-            f"another process is scoring into {path.parent}", fix="wait for it, or give another --out"
-        ) from None
+def impossible(columns: Mapping[str, Column], vocabulary: int | None = None) -> str | None:
+    """What no model can have answered, in words; None if all is possible.
+
+    Minus infinity is a probability of zero, and allowed; so is an infinite divergence.
+    """
+    highest = math.inf if vocabulary is None else vocabulary
+    bounds = {
+        "logprob": (-math.inf, ROUNDING),
+        "rank": (1, highest),
+        "entropy": (-ROUNDING, math.inf),
+        "top": (0, highest - 1),
+        "top_logprob": (-math.inf, ROUNDING),
+        "kl": (0.0, math.inf),
+    }
+    for name, column in columns.items():
+        least, most = bounds[name]
+        bad = ~((column >= least) & (column <= most))  # NaN is not between any two numbers
+        if name in ("entropy", "top_logprob"):
+            bad |= np.isinf(column)
+        if bad.any():
+            return f"{name.replace('_', ' ')} is {column[bad][0]:g}"
+    return None
 
 
-def require_unlocked(path: Path) -> None:
-    """Refuse a journal that another process is writing."""
-    with path.open("r+b", buffering=0) as file:
-        _lock(file, path)
+def header(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a journal's first line says."""
+    return {"format": FORMAT, "identity": identity}
+
+
+def first_line(identity: Mapping[str, Any]) -> bytes:
+    """The whole of a journal that has been begun and holds no score."""
+    return json.dumps(header(identity), sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a journal says of itself without its plan."""
+
+    identity: dict[str, Any] | None  # of the run it belongs to; None if that cannot be read
+    older: bool  # written in a format that is no longer read
+    begun: bytes | None  # all there is of a file that holds no record
+    ours: bool  # nothing but scoremode writes such a file
+
+
+def look(path: Path) -> Found:
+    """What lies there under a journal's name, damaged or not."""
+    with path.open("rb") as file:
+        start = file.read(FIRST_BYTES)
+    known = read_header(path) or {}
+    rest = start.partition(b"\n")[2]
+    older = {"model", "plan", "engine"} <= known.keys() or (
+        type(known.get("format")) is int and known["format"] != FORMAT
+    )
+    identity = None if older else known.get("identity")
+    return Found(
+        identity=identity if isinstance(identity, dict) else None,
+        older=older,
+        begun=start if not rest else None,
+        ours=older
+        or isinstance(identity, dict)
+        or first_line({}).startswith(start[:20])
+        or any(magic in start for magic in (MAGIC, OLD_MAGIC)),
+    )
 
 
 def read_identity(path: Path) -> dict[str, Any] | None:
-    """What a journal says it is scoring; None where even that was not written whole."""
-    with path.open("rb") as file:
-        line = file.readline(1 << 20)
-    try:
-        value = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    """What a journal says it is scoring; None if even that was not written whole."""
+    return look(path).identity

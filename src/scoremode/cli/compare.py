@@ -42,6 +42,7 @@ def run(parsed: argparse.Namespace) -> int:
     from scoremode.cli.progress import progress_bar
     from scoremode.comparing import compare
     from scoremode.outputs import check_report
+    from scoremode.redaction import command_without_secrets
     from scoremode.statistics import describe
 
     rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
@@ -62,7 +63,7 @@ def run(parsed: argparse.Namespace) -> int:
             progress=progress,
             **question,
         )
-    command = " ".join(["scoremode", *map(shlex.quote, sys.argv[1:])])
+    command = " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
     found = [replace(c, manifest={**c.manifest, "command": command}) for c in found]
     statistics = [describe(c) for c in found]
     _print(parsed, found, statistics)

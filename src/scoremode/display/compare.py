@@ -21,8 +21,14 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
         "baseline": baseline.manifest["model"],
         "method": baseline.manifest["method"],
         "plan_digest": baseline.plan_digest,
-        "candidates": [dict(s) for s in statistics],
+        "candidates": [{**s, **_missing(c)} for c, s in zip(found, statistics, strict=True)],
     }
+
+
+def _missing(comparison: Comparison) -> dict[str, str]:
+    """Why there is no KL, if there is none."""
+    why = comparison.manifest.get("kl_missing")
+    return {"kl_missing": why} if why else {}
 
 
 def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
@@ -59,9 +65,9 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     floor = statistics[0]["noise_floor_kl_mean"]
     if floor is not None:
         notes.append(Text(f"noise floor: KL mean {floor:.2g} (the baseline against itself under another batch split)"))
-    if any(c.kl is None for c in found):
-        notes.append(Text("KL is not known between two finished runs: compare with a reference, or with the model"))
-    elif len(found) > 1:
+    missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
+    notes += [Text(shown(why)) for why in missing]
+    if not any(c.kl is None for c in found) and len(found) > 1:
         for entry in rank(list(found)):
             if entry.tied_with:
                 others = ", ".join(entry.tied_with)

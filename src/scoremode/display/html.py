@@ -594,7 +594,8 @@ def _chart_notes(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> lis
         if unbounded:
             notes.append(f"{c.name}: {unbounded:,} tokens have probability zero in a model and are not in the charts.")
         if c.kl is None:
-            notes.append(f"{c.name}: no KL, because two finished runs were compared and keep no whole distributions.")
+            why = "no KL, because two finished runs were compared and keep no whole distributions"
+            notes.append(f"{c.name}: {c.manifest.get('kl_missing') or why}.")
     for run in () if comparisons else alone:
         unbounded = int((~np.isfinite(run.scores.logprob)).sum())
         if unbounded:
