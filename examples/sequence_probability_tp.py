@@ -29,19 +29,16 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=512, help="the longest prompt and answer, in tokens")
     given = parser.parse_args()
 
-    lm = sm.SequenceProbability(
+    with sm.SequenceProbability(
         given.model,
         engine="vllm",
         dtype=given.dtype,
         tensor_parallel_size=given.tensor_parallel_size,
         max_model_len=given.max_model_len,
-    )
-    try:
+    ) as lm:
         prompts = [prompt for prompt, answers in QUESTIONS.items() for _ in answers]
         results = lm.get_log_prob(prompts, [answer for answers in QUESTIONS.values() for answer in answers])
         facts = lm.engine.facts
-    finally:
-        lm.engine.close()
     for r in results:
         print(f"{r.prompt}{r.target:9} log_prob {r.log_prob:9.5f}  prob {r.prob:.4g}")
     print(f"tensor parallel size {given.tensor_parallel_size}, {facts.dtype}, head {facts.head}, {facts.device}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.arrange import arrange, detokenised, document, prepare, wikitext_pages
+from scoremode.arrange import arrange, detokenised, document, notes_on, prepare, wikitext_pages
 from scoremode.corpus import Corpus, Layout, load
 from scoremode.errors import OptionError
 from scoremode.methods import Arrangement, find_method
@@ -151,3 +151,50 @@ def test_chat_rows_go_through_the_template(tmp_path: Path) -> None:
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
     documents, _ = prepare(load(str(path)), find_method("sliding-once"), ByteTokenizer())
     assert [d.text for d in documents] == ["user: Hi\n"]
+
+
+# ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
+def wikitext_and_another(tmp_path: Path) -> tuple[Corpus, Corpus, Corpus]:
+    (tmp_path / "wiki.test.raw").write_text(RAW)
+    (tmp_path / "other.txt").write_text("Another text.\n")
+    wiki, other = f"wikitext2:{tmp_path}/wiki.test.raw", str(tmp_path / "other.txt")
+    return load(wiki), load(other), load([wiki, other])
+
+
+@pytest.mark.parametrize("arrangement", ["join-lines", "pages", "texts"])
+def test_beside_another_text_wikitext_is_arranged_as_it_is_alone(tmp_path: Path, arrangement: Arrangement) -> None:
+    """Its lines were separate documents once: every one of them lost its context, and nothing said so."""
+    wiki, other, both = wikitext_and_another(tmp_path)
+    alone = [*arrange(wiki, arrangement), *arrange(other, arrangement)]
+    assert list(arrange(both, arrangement)) == alone
+    assert (len(list(arrange(both, "join-lines"))), both.layout) == (2, "mixed")
+
+
+def test_recipes_that_join_rows_join_several_texts_too(tmp_path: Path) -> None:
+    _, _, both = wikitext_and_another(tmp_path)
+    (joined,) = arrange(both, "join-rows")
+    assert joined.text == "\n\n".join([*LINES, "Another text.\n"])
+    (raw,) = arrange(both, "raw-file")
+    assert raw.text == f"{RAW}\n\nAnother text."
+
+
+@pytest.mark.parametrize(
+    ("method", "note"),
+    [
+        ("sliding-once", "2 texts scored as separate documents: wikitext2, other.txt"),
+        ("gptq", "2 texts joined into one document: wikitext2, other.txt"),
+        ("llamacpp", "2 texts joined into one document: wikitext2, other.txt"),
+    ],
+)
+def test_what_was_made_of_several_texts_is_said(tmp_path: Path, method: str, note: str) -> None:
+    wiki, _, both = wikitext_and_another(tmp_path)
+    assert notes_on(both, find_method(method)) == (note,)
+    assert notes_on(wiki, find_method(method)) == ()
+
+
+def test_the_order_and_the_layout_of_several_texts_are_in_their_sha256(tmp_path: Path) -> None:
+    _, _, both = wikitext_and_another(tmp_path)
+    wiki, other = f"wikitext2:{tmp_path}/wiki.test.raw", str(tmp_path / "other.txt")
+    rows = tmp_path / "same.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*LINES, "Another text.\n"]))
+    assert len({both.sha256, load([other, wiki]).sha256, load(str(rows)).sha256}) == 3

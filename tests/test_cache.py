@@ -8,12 +8,13 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from scoremode import cache
-from scoremode.cache import cache_folder, file_sha256, remembered_sha256, write_atomically
+from scoremode.cache import cache_folder, file_sha256, remembered_sha256, write_atomically, written_atomically
 
 
 def sha(data: bytes) -> str:
@@ -56,9 +57,66 @@ def test_an_atomic_write_leaves_only_the_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_results_can_be_read_by_the_rest_of_a_team(tmp_path: Path) -> None:
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], object]]:
+    """Sets the umask for a test."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664), (0o027, 0o640)])
+def test_a_new_file_has_the_mode_that_the_umask_asks_for(
+    tmp_path: Path, umask: Callable[[int], object], mask: int, mode: int
+) -> None:
+    umask(mask)
     write_atomically(tmp_path / "file", b"new")
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+    assert mode_of(tmp_path / "file") == mode
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, umask: Callable[[int], object]) -> None:
+    for mode in (0o600, 0o640, 0o666):
+        (tmp_path / "file").write_bytes(b"old")
+        (tmp_path / "file").chmod(mode)
+        umask(0o022)
+        write_atomically(tmp_path / "file", b"new")
+        assert mode_of(tmp_path / "file") == mode
+
+
+def test_nobody_else_reads_a_private_file_while_it_is_written(tmp_path: Path, umask: Callable[[int], object]) -> None:
+    umask(0o077)
+    with written_atomically(tmp_path / "file") as file:
+        file.write(b"secret")
+        (temporary,) = tmp_path.iterdir()
+        assert temporary.name.startswith(".")
+        assert mode_of(temporary) == 0o600
+
+
+def test_a_file_system_without_modes_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(Path, "chmod", forbidden)
+    write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_a_sticky_folder_that_everybody_may_write_is_no_obstacle(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    for data in (b"old", b"new"):
+        write_atomically(tmp_path / "file", data)
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
+    """A temporary name made of the whole name would be too long."""
+    write_atomically(tmp_path / ("é" * 127), b"new")
+    assert os.listdir(tmp_path) == ["é" * 127]
 
 
 def test_a_write_on_a_full_disk_leaves_the_old_file_and_nothing_else(

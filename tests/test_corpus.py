@@ -451,3 +451,58 @@ def test_a_jsonl_file_is_streamed(tmp_path: Path) -> None:
     line = json.dumps({"text": "x" * 1000}).encode() + b"\n"
     path = write(tmp_path / "a.jsonl", line * 8000)
     assert peak_bytes(path) < 1 << 20
+
+
+# ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_num_samples_that_end_before_a_text_are_refused(tmp_path: Path) -> None:
+    """The corpus would still be called "a.jsonl+b.txt"."""
+    files = [write_jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}), write(tmp_path / "b.txt", "three")]
+    assert rows(load(files, num_samples=3)) == rows(load(files, num_samples=99)) == ["one", "two", "three"]
+    assert "--num-samples 2 takes nothing of b.txt" in complaint(files, num_samples=2)
+
+
+def test_an_empty_text_among_several_is_refused(tmp_path: Path) -> None:
+    files = [write(tmp_path / "a.txt", "one"), write_jsonl(tmp_path / "b.jsonl", {"text": ""})]
+    assert "b.jsonl holds no text" in complaint(files)
+
+
+def test_chats_and_wikitext_do_not_mix(tmp_path: Path) -> None:
+    chats = write_jsonl(tmp_path / "b.jsonl", {"messages": CHAT})
+    wiki = "wikitext2:" + write(tmp_path / "wiki.test.raw", " = Title = \n")
+    assert "together" in complaint([wiki, chats])
+    assert "together" in complaint(["python-docs", chats])
+
+
+def test_several_chat_files_are_one_chat(tmp_path: Path) -> None:
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", {"messages": CHAT}) for n in "ab"]
+    assert (load(files).layout, load(files).row_count) == ("chat", 2)
+
+
+def test_python_docs_with_a_file_are_documents(tmp_path: Path) -> None:
+    both = load(["python-docs", write(tmp_path / "a.txt", "one")])
+    assert (both.layout, both.row_count) == ("documents", load("python-docs").row_count + 1)
+
+
+def test_the_sha256_of_several_files_is_of_their_rows(tmp_path: Path) -> None:
+    several = load([write(tmp_path / "a.txt", "one"), write(tmp_path / "b.txt", "two")])
+    assert several.sha256 == load(write_jsonl(tmp_path / "c.jsonl", {"text": "one"}, {"text": "two"})).sha256
+
+
+def test_the_hub_client_is_as_loud_afterwards_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another program may use scoremode as a library, and chose for itself."""
+    from huggingface_hub.utils import logging
+
+    path, seen = write_parquet(tmp_path / "test.parquet", text=["x"]), []
+
+    def download(*_: Any, **__: Any) -> str:
+        seen.append(logging.get_verbosity())
+        return path
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        load("wikitext2")
+        assert (seen, logging.get_verbosity()) == ([logging.ERROR], logging.INFO)
+    finally:
+        logging.set_verbosity(before)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.cli.main import VERBS, build_parser
+from scoremode.cli.commands import VERBS, build_parser
 from scoremode.methods import METHODS, Method
 
 ROOT = Path(__file__).parent.parent

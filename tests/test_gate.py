@@ -12,7 +12,15 @@ from scoremode.gate import Rule, check, parse
 from scoremode.statistics import FIELDS, describe
 from tests.test_statistics import compared, random_comparison
 
-Q4: dict[str, Any] = {"name": "q4", "kl_mean": 0.0312, "kl_mean_stderr": 0.001, "kl_infinite": 0, "targets": 9}
+Q4: dict[str, Any] = {
+    "name": "q4",
+    "kl_mean": 0.0312,
+    "kl_mean_stderr": 0.001,
+    "kl_mean_low": 0.0289,
+    "kl_mean_high": 0.0335,
+    "kl_infinite": 0,
+    "targets": 9,
+}
 
 
 @pytest.mark.parametrize(
@@ -84,10 +92,10 @@ def test_the_value_is_judged(rule: str, why: str | None) -> None:
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        ("kl_mean > 0.0292 surely", "q4: kl_mean is 0.0312 ± 0.001, surely above 0.0292"),
-        ("kl_mean > 0.0293 surely", None),  # 0.0312 - 1.96 · 0.001 = 0.02924
-        ("kl_mean < 0.0332 surely", "q4: kl_mean is 0.0312 ± 0.001, surely below 0.0332"),
-        ("kl_mean < 0.0331 surely", None),
+        ("kl_mean > 0.0288 surely", "q4: kl_mean is 0.0312 (95 %: 0.0289 to 0.0335), surely above 0.0288"),
+        ("kl_mean > 0.0290 surely", None),
+        ("kl_mean < 0.0336 surely", "q4: kl_mean is 0.0312 (95 %: 0.0289 to 0.0335), surely below 0.0336"),
+        ("kl_mean < 0.0334 surely", None),
     ],
 )
 def test_surely_judges_the_bound_that_is_nearer_to_passing(rule: str, why: str | None) -> None:
@@ -108,8 +116,12 @@ def test_a_value_just_beyond_does_not_look_like_the_limit() -> None:
         ("kl_mean", describe(compared([-1.0] * 2, [-1.0] * 2, kl=[1, math.inf])), "targets with infinite KL: 1"),
         ("ppl_ratio", describe(compared([-1.0], [-math.inf])), "targets with probability zero: 1"),
         ("noise_floor_kl_mean", describe(random_comparison(5)), "the noise floor was not measured"),
-        ("kl_mean_low", describe(random_comparison(5), bootstrap=0), "one group only, or no bootstrap"),
-        ("kl_mean_stderr", describe(compared([-1.0], [-1.0], kl=[0.1])), "one group has no error"),
+        ("kl_mean_low", describe(random_comparison(4)), "too few groups for an error (4 groups, 5 are needed)"),
+        (
+            "kl_mean_stderr",
+            describe(compared([-1.0], [-1.0], kl=[0.1])),
+            "too few groups for an error (1 groups, 5 are needed)",
+        ),
         ("same_top", describe(compared([], [])), "there are no targets"),
         ("same_top", {"name": "q4"}, "these statistics do not have it"),
     ],
@@ -121,7 +133,9 @@ def test_what_is_not_known_fails_with_its_reason(name: str, found: dict[str, Any
 def test_being_sure_needs_an_error() -> None:
     found = describe(compared([-1.0], [-1.0], kl=[0.1]))
     assert check(parse("kl_mean > 5"), found) is None
-    assert check(parse("kl_mean > 5 surely"), found) == "q4: kl_mean cannot be judged 'surely': one group has no error"
+    assert check(parse("kl_mean > 5 surely"), found) == (
+        "q4: kl_mean cannot be judged 'surely': too few groups for an error (1 groups, 5 are needed)"
+    )
 
 
 def test_every_field_can_be_named_and_a_hostile_name_stays_on_its_line() -> None:

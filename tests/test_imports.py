@@ -1,10 +1,11 @@
 """The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
 
-errors, types, json_files, sealed, numerics, redaction, locks, records
-              <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, run_format, runs,
-                 comparable, reference_format, references, head, models, weight_files
+errors, types, json_files, sealed, numerics, redaction, locks, records, arguments, memory
+              <- cache, text_files, hub, corpus, tokens, methods, arrange, groups, metrics, columns, journal,
+                 run_format, runs, comparable, reference_format, references, head, models, weight_files, outputs
               <- engines
-              <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
+              <- scoring, sequence, sequence_files, perplexity, drift, baselines, comparing, statistics, gate, ranking,
+                 doctor, vllm
               <- display <- cli
 """
 
@@ -22,13 +23,27 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types", "json_files", "sealed", "numerics", "redaction", "locks", "records"),
+    (
+        "errors",
+        "types",
+        "json_files",
+        "sealed",
+        "numerics",
+        "redaction",
+        "locks",
+        "records",
+        "arguments",
+        "memory",
+    ),
     (
         "cache",
+        "text_files",
+        "hub",
         "corpus",
         "tokens",
         "methods",
         "arrange",
+        "groups",
         "metrics",
         "columns",
         "journal",
@@ -40,11 +55,13 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "head",
         "models",
         "weight_files",
+        "outputs",
     ),
     ("engines",),
     (
         "scoring",
         "sequence",
+        "sequence_files",
         "perplexity",
         "drift",
         "baselines",

@@ -12,8 +12,9 @@ import pytest
 
 from scoremode import columns, statistics, tokens, types
 from scoremode.comparing import compare
+from scoremode.groups import groups_of
 from scoremode.methods import METHODS, find_method, make_plan
-from scoremode.metrics import all_metrics, groups_of
+from scoremode.metrics import all_metrics
 from scoremode.statistics import describe
 from scoremode.tokens import ByteTokenizer, tokenize
 from scoremode.types import Comparison, Plan, Scores
@@ -49,9 +50,7 @@ def test_a_target_more_takes_few_bytes_more(tmp_path: Path, monkeypatch: pytest.
     found: list[Comparison] = []
     scoring = [peak_of(lambda n=n: found.append(compared(tmp_path, n))) for n in (few, many)]  # type: ignore[misc]
     assert (scoring[1] - scoring[0]) / (many - few) < 40
-    telling = [
-        peak_of(partial(describe, c, bootstrap=0)) for c in found
-    ]  # resampling takes a few MB, for long texts too
+    telling = [peak_of(partial(describe, c)) for c in found]  # resampling takes a few MB, for long texts too
     assert (telling[1] - telling[0]) / (many - few) < 20
 
 
@@ -63,9 +62,9 @@ def in_blocks_of(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_statistics_do_not_depend_on_the_block(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     c = random_comparison(30, method=method, noise_kl=[0.0, 0.1])
-    at_once = describe(c, bootstrap=50)
+    at_once = describe(c)
     in_blocks_of(7, monkeypatch)
-    assert describe(c, bootstrap=50) == at_once
+    assert describe(c) == at_once
 
 
 def plans() -> list[Plan]:

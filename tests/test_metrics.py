@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scoremode.methods import find_method, make_plan
-from scoremode.metrics import all_metrics, as_json, exponential, groups_of, llamacpp_stderr, ratio
+from scoremode.metrics import all_metrics, as_json, exponential, llamacpp_stderr, ratio
 from scoremode.types import Estimate, Floats, Plan, Scores, Tokens
 from tests.test_methods import tokens_of
 
@@ -19,17 +19,48 @@ def scored(tokens: Tokens, plan: Plan, logprob: Floats) -> Scores:
 
 
 def test_a_ratio_of_equal_groups_is_the_mean_with_its_usual_error() -> None:
-    values = np.array([1.0, 2.0, 3.0, 4.0])
-    estimate = ratio(values, np.ones(4), np.arange(4))
-    assert estimate.value == 2.5
+    values = np.array([1.0, 2.0, 3.0, 4.0, 6.0])
+    estimate = ratio(values, np.ones(5), np.arange(5))
+    assert estimate.value == 3.2
     assert estimate.stderr is not None
-    assert math.isclose(estimate.stderr, values.std(ddof=1) / 2)
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert math.isclose(estimate.stderr, values.std(ddof=1) / math.sqrt(5))
+    assert estimate.freedom == 4
+    assert math.isclose(estimate.high - 3.2, 2.776445 * estimate.stderr, rel_tol=1e-6)  # Student's t, 4 degrees
+    assert math.isclose(3.2 - estimate.low, estimate.high - 3.2)
 
 
-def test_one_group_has_no_error_instead_of_a_wrong_one() -> None:
-    estimate = ratio(np.array([1.0, 2.0]), np.ones(2), np.zeros(2, np.int64))
-    assert estimate.value == 1.5
-    assert estimate.stderr is None
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_too_few_groups_have_no_error_instead_of_a_wrong_one(groups: int) -> None:
+    estimate = ratio(np.arange(1, groups + 1).astype(np.float64), np.ones(groups), np.arange(groups))
+    assert estimate.value == (groups + 1) / 2
+    assert (estimate.stderr, estimate.low, estimate.high, estimate.groups) == (None, None, None, groups)
+
+
+def test_a_group_without_units_is_not_counted() -> None:
+    estimate = ratio(np.array([1.0, 2.0, 3.0, 4.0, 0.0]), np.array([1, 1, 1, 1, 0]), np.arange(5))
+    assert (estimate.groups, estimate.stderr) == (4, None)
+
+
+def test_one_large_group_among_small_ones_leaves_few_degrees_of_freedom() -> None:
+    """60 documents of which one has half of the text: nearly everything hangs on that one."""
+    sizes = np.array([5900.0, *[100.0] * 59])
+    even = ratio(np.full(60, 100.0), np.full(60, 100.0), np.arange(60))
+    uneven = ratio(sizes * 2, sizes, np.arange(60))
+    assert even.freedom == 59
+    assert uneven.freedom is not None
+    assert uneven.freedom < 1.1
+
+
+def test_bounds_of_a_perplexity_are_those_of_its_logarithm() -> None:
+    mean = ratio(np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.ones(5), np.arange(5))
+    ppl = exponential(mean)
+    assert mean.low is not None
+    assert mean.high is not None
+    assert (ppl.low, ppl.high) == (math.exp(mean.low), math.exp(mean.high))
+    assert ppl.low is not None
+    assert ppl.low > 0
 
 
 def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
@@ -45,33 +76,20 @@ def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
     assert grouped.stderr > 6 * alone.stderr
 
 
-def test_the_error_covers_the_truth_about_as_often_as_it_should() -> None:
-    """Simulated unequal documents: two standard errors hold the true mean in about 95 of 100 worlds."""
+def test_bounds_hold_the_truth_about_as_often_as_they_should() -> None:
+    """Simulated unequal documents: the bounds hold the true mean in about 95 of 100 worlds, few documents or many."""
     generator = np.random.default_rng(1)
-    covered = 0
-    for _ in range(300):
-        sizes = generator.integers(5, 40, size=40)
-        groups = np.repeat(np.arange(40), sizes)
-        values = 3 + generator.normal(size=40)[groups] + generator.normal(size=len(groups))
-        estimate = ratio(values, np.ones(len(groups)), groups)
-        assert estimate.stderr is not None
-        covered += abs(estimate.value - 3) < 2 * estimate.stderr
-    assert 270 <= covered <= 297
-
-
-def test_groups_are_documents_else_windows_else_stretches_of_text() -> None:
-    once, overlapping = find_method("sliding-once"), find_method("exl3-2025")
-    assert groups_of(make_plan(once, tokens_of(20, 20), context_length=8, stride=4))[0] == "documents"
-    assert groups_of(make_plan(once, tokens_of(40), context_length=8, stride=4))[0] == "windows"
-    name, groups = groups_of(make_plan(overlapping, tokens_of(41), context_length=8, stride=2))
-    assert name == "stretches of text"
-    assert int(groups.max()) + 1 == 5
-
-
-def test_a_document_without_targets_is_no_group() -> None:
-    plan = make_plan(find_method("sliding-once"), tokens_of(1, 20, 20), context_length=8, stride=4)
-    _, groups = groups_of(plan)
-    assert sorted(set(groups.tolist())) == [0, 1]
+    for documents in (5, 40):
+        covered = 0
+        for _ in range(400):
+            sizes = generator.integers(5, 40, size=documents)
+            groups = np.repeat(np.arange(documents), sizes)
+            values = 3 + generator.normal(size=documents)[groups] + generator.normal(size=len(groups))
+            estimate = ratio(values, np.ones(len(groups)), groups)
+            assert estimate.low is not None
+            assert estimate.high is not None
+            covered += estimate.low <= 3 <= estimate.high
+        assert 0.925 <= covered / 400 <= 0.98, documents
 
 
 def test_hf_stride_weights_window_means() -> None:
@@ -84,13 +102,14 @@ def test_hf_stride_weights_window_means() -> None:
 
 
 def test_mean_of_texts_averages_perplexities_not_logs() -> None:
-    tokens = tokens_of(2, 3)
+    tokens = tokens_of(2, 3, 1, 1, 1)
     plan = make_plan(find_method("mean-of-texts"), tokens, context_length=8)
-    logprob = -np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0]))
+    logprob = -np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0, 5.0, 5.0, 5.0]))
     estimate = all_metrics(plan, tokens, scored(tokens, plan, logprob))["perplexity"]
     assert math.isclose(estimate.value, 5.0)
     assert estimate.stderr is not None
-    assert math.isclose(estimate.stderr, 3.0)
+    assert math.isclose(estimate.stderr, math.sqrt(18 / 4 / 5))
+    assert (estimate.n, estimate.groups) == (8, 5)
 
 
 def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:

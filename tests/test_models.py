@@ -51,6 +51,22 @@ def test_a_damaged_gguf_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert not (tmp_path / "cache" / "models").exists()
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_the_embedded_models_folder_keeps_the_umask(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, umask: int
+) -> None:
+    """The conversion itself is slow, and tested above."""
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
+    monkeypatch.setattr(models, "_convert", lambda _, folder: (folder / "scoremode.json").write_text("{}"))
+    before = os.umask(umask)
+    try:
+        folder = resolve(EMBEDDED)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~umask
+    assert os.listdir(folder.parent) == [folder.name]
+
+
 def test_without_its_package_the_embedded_model_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scoremode.errors import OptionError, RunError
-from scoremode.ranking import Ranked, rank
+from scoremode.ranking import Ranked, closest, rank
 from scoremode.statistics import describe
 from scoremode.types import Comparison
 from tests.test_statistics import compared
@@ -30,13 +30,13 @@ def places(found: list[Ranked]) -> list[tuple[int | None, str, tuple[str, ...]]]
 
 
 def known(name: str, value: float | None, stderr: float | None = 1.0) -> dict[str, Any]:
-    return {"name": name, "kl_mean": value, "kl_mean_stderr": stderr}
+    return {"name": name, "kl_mean": value, "kl_mean_stderr": stderr, "freedom": 100.0}
 
 
 def test_paired_differences_tell_apart_what_two_errors_cannot() -> None:
     pair = [candidate("worse", 0.001, seed=1), candidate("better", 0.0, seed=2)]
     assert places(rank(pair)) == [(1, "better", ()), (2, "worse", ())]
-    alone = [describe(c, bootstrap=0) for c in pair]
+    alone = [describe(c) for c in pair]
     assert places(rank(alone)) == [(1, "better", ("worse",)), (1, "worse", ("better",))]
 
 
@@ -110,3 +110,33 @@ def test_candidates_of_different_plans_or_baselines_are_refused() -> None:
         rank([candidate("a", 0.0), candidate("b", 0.0, groups=np.arange(N) // 2)])
     with pytest.raises(RunError, match="different baselines"):
         rank([candidate("a", 0.0), candidate("b", 0.0, model_fingerprint="beef")])
+
+
+def shifted(name: str, shift: float, *, kl: bool, seed: int = 0) -> Comparison:
+    """Log-probabilities moved by a level, up or down, and a little of their own."""
+    moves = shift + 1e-3 * np.random.default_rng(seed).normal(size=N)
+    return compared(BASE - 1, BASE - 1 - moves, kl=np.abs(moves) if kl else None, name=name)
+
+
+def test_the_closest_by_ratio_is_the_nearest_to_1_and_not_the_smallest() -> None:
+    found = closest([shifted("far below", -0.8, kl=False), shifted("near", 0.004, kl=False, seed=1)])
+    assert found == [1]
+
+
+def test_candidates_on_both_sides_of_1_may_be_equally_far() -> None:
+    same = [shifted("above", 0.02, kl=False), shifted("far", 0.1, kl=False), shifted("below", -0.02, kl=False, seed=3)]
+    assert sorted(closest(same)) == [0, 2]
+    groups = np.arange(N) % 3
+    few = [compared(BASE, BASE - step, groups=groups, name=str(step)) for step in (0.0, 0.5)]
+    assert closest(few) == [0, 1], "too few groups tell nothing apart"
+
+
+def test_the_closest_by_kl_comes_with_its_ties() -> None:
+    three = [candidate("c", 0.5), candidate("a", 0.0, seed=1), candidate("b", 0.0, seed=2)]
+    assert sorted(closest(three)) == [1, 2]
+    assert closest([candidate("c", 0.5), candidate("a", 0.0)]) == [1]
+
+
+def test_without_a_value_nothing_is_closest() -> None:
+    nothing = compared([-1.0], [-np.inf], name="a")
+    assert closest([nothing, compared([-1.0], [-np.inf], name="b")]) == []

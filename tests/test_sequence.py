@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,14 @@ import pytest
 import torch
 
 import scoremode as sm
-from scoremode.errors import BoundaryError, InputError, OptionError
-from scoremode.sequence import SequenceProbability, SequenceScore, score_to_file
+from scoremode import sequence
+from scoremode.engines import lookup
+from scoremode.engines.base import Engine
+from scoremode.engines.table import TableEngine
+from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
+from scoremode.sequence import SequenceProbability, SequenceScore
+from scoremode.types import Answers, Bools, WindowSource
+from tests.makers import VOCABULARY
 
 
 @pytest.fixture(scope="module")
@@ -197,37 +208,6 @@ def test_json_and_back() -> None:
     assert SequenceScore.from_json(score.as_json()) == score
 
 
-def test_a_file_of_results_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = SequenceProbability("table:uniform")
-    pairs = [(f"prompt {i}", f" target {i}") for i in range(600)]
-    whole = score_to_file(lm, pairs, tmp_path / "whole.jsonl")
-    calls: list[int] = []
-    ask = SequenceProbability.get_log_prob
-
-    def failing(self: SequenceProbability, prompts: Any, targets: Any, progress: Any = None) -> list[SequenceScore]:
-        calls.append(len(prompts))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return ask(self, prompts, targets, progress)
-
-    monkeypatch.setattr(SequenceProbability, "get_log_prob", failing)
-    with pytest.raises(KeyboardInterrupt):
-        score_to_file(lm, pairs, tmp_path / "r.jsonl")
-    assert not (tmp_path / "r.jsonl").exists()
-    assert score_to_file(lm, pairs, tmp_path / "r.jsonl") == whole
-    assert (tmp_path / "r.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert calls == [256, 256, 256, 88], "the first 256 pairs were scored twice"
-    assert not (tmp_path / "r.jsonl.partial").exists()
-
-
-def test_a_partial_file_of_other_pairs_is_not_used(tmp_path: Path) -> None:
-    lm = SequenceProbability("table:uniform")
-    (tmp_path / "r.jsonl.partial").write_text('{"pairs": "others"}\n{"nonsense": 1}\n')
-    results = score_to_file(lm, [("a", "b")], tmp_path / "r.jsonl")
-    assert len(results) == 1
-    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 1
-
-
 def test_nothing_asked_of_a_position_zero(lm: SequenceProbability) -> None:
     """Every score of a target has at least one token before it."""
     plan_rows: list[np.ndarray] = []
@@ -241,3 +221,162 @@ def test_nothing_asked_of_a_position_zero(lm: SequenceProbability) -> None:
     lm.get_log_prob("The", " dog")
     lm.engine.score = score  # type: ignore[method-assign]
     assert all((rows >= 0).all() and len(rows) for rows in plan_rows)
+
+
+# ── engines that fail ────────────────────────────────────────────────────────────────────────────────────────────────
+class Faulty(TableEngine):
+    """A uniform table whose nth question (scores first, then conditions) is answered badly."""
+
+    def __init__(self, fault: str, question: int) -> None:
+        super().__init__(np.zeros((1, VOCABULARY)))
+        self.fault, self.question, self.asked = fault, question, 0
+
+    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        self.asked += 1
+        for index, answers in super().score(source, done):
+            if self.asked != self.question:
+                yield index, answers
+            elif self.fault == "NaN":
+                yield index, dataclasses.replace(answers, logprob=np.full_like(answers.logprob, np.nan))
+            elif self.fault == "zero":
+                yield index, dataclasses.replace(answers, logprob=np.full_like(answers.logprob, -np.inf))
+
+
+SPANNING_PAIR = ("The ", "dog")
+
+
+@pytest.mark.parametrize("question", [1, 2], ids=["scores", "conditions"])
+@pytest.mark.parametrize(
+    ("fault", "told"), [("NaN", "gives NaN"), ("silence", "left 1 of 1 windows without an answer")]
+)
+def test_an_answer_that_is_no_number_or_missing_is_an_error(tiny: Path, fault: str, told: str, question: int) -> None:
+    """min(0.0, nan) is 0, and exp(0) is a probability of 1."""
+    with pytest.raises(EngineError, match=told):
+        SequenceProbability(str(tiny), engine=Faulty(fault, question)).get_log_prob(*SPANNING_PAIR)
+
+
+def test_a_condition_of_probability_zero_is_refused_not_certain(tiny: Path) -> None:
+    engine = Faulty("zero", 2)
+    with pytest.raises(BoundaryError, match="probability zero"):
+        SequenceProbability(str(tiny), engine=engine).get_log_prob(*SPANNING_PAIR)
+    assert engine.asked == 2
+
+
+# ── when the engine starts and stops ─────────────────────────────────────────────────────────────────────────────────
+@dataclasses.dataclass
+class Started:
+    """Engines that were started: with room for how many tokens, and which of them were stopped."""
+
+    room: list[int | None]
+    stopped: list[int]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    seen = Started([], [])
+    original = lookup.open_engine
+
+    def opening(subject: Any, name: str, options: Any, longest: int | None = None) -> Engine:
+        number = len(seen.room)
+        seen.room.append(longest)
+        engine = original(subject, "table" if name == "vllm" else name, options, longest)
+        monkeypatch.setattr(engine, "close", lambda: seen.stopped.append(number))
+        return engine
+
+    monkeypatch.setattr(sequence, "open_engine", opening)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("prompt", "target"),
+    [("The", ""), ("", "The"), ("The ", "dog"), ("The dog " * 200, " jumps"), ("\ud800", "a")],
+    ids=["empty target", "no context", "spanning", "too long", "not UTF-8"],
+)
+def test_what_cannot_be_scored_is_refused_before_an_engine_starts(
+    tiny: Path, started: Started, prompt: str, target: str
+) -> None:
+    lm = SequenceProbability(str(tiny), spanning="refuse")
+    with pytest.raises((InputError, BoundaryError)):
+        lm.get_log_prob(["The", prompt], [" dog", target])
+    assert started.room == []
+
+
+def test_the_refused_pair_is_named_by_its_number(tiny: Path) -> None:
+    with pytest.raises(InputError, match="pair 3: a target is empty"):
+        SequenceProbability(str(tiny)).get_log_prob("The", [" dog", " cat", ""])
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_before_an_engine_starts(
+    tiny: Path, stories: Path, started: Started
+) -> None:
+    with pytest.raises(ModelError, match="--tokenizer"):
+        SequenceProbability(str(tiny), tokenizer=str(stories)).get_log_prob("Once upon a", " time")
+    assert started.room == []
+
+
+def test_the_function_starts_its_engine_for_the_longest_pair_and_stops_it(tiny: Path, started: Started) -> None:
+    lm = SequenceProbability(str(tiny))
+    longest = max(len(lm.subject.tokenizer.encode(t, special=True).ids) for t in ("The dog", "The dog jumps over"))
+    sm.prob(str(tiny), prompt="The dog", targets=["!", " jumps over"])
+    assert (started.room, started.stopped) == ([longest - 1], [0])
+
+
+def test_the_engine_is_stopped_when_scoring_fails(
+    tiny: Path, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sequence, "_answers", failing)
+    with pytest.raises(KeyboardInterrupt):
+        sm.prob(str(tiny), prompt="The dog", targets=[" jumps"])
+    assert started.stopped == [0]
+
+
+def test_a_closed_model_answers_again(tiny: Path, started: Started) -> None:
+    with SequenceProbability(str(tiny)) as lm:
+        (first,) = lm.get_log_prob("The dog", " jumps")
+        lm.get_log_prob("The dog", " jumps")
+    lm.close()
+    assert (len(started.room), started.stopped) == (1, [0])
+    assert lm.get_log_prob("The dog", " jumps") == [first]
+    assert len(started.room) == 2
+
+
+def test_an_engine_of_the_caller_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TableEngine.named("uniform")
+    stopped: list[int] = []
+    monkeypatch.setattr(engine, "close", lambda: stopped.append(1))
+    with SequenceProbability("table:uniform", engine=engine) as lm:
+        lm.get_log_prob("a", "b")
+    assert stopped == []
+    assert lm.engine is engine
+
+
+def test_a_prompt_that_is_too_long_names_the_context_of_the_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the length that engines are started for, which is ours and may be shorter."""
+    monkeypatch.setattr(sequence, "USUAL_LENGTH", 16)
+    lm = SequenceProbability(str(tiny))
+    assert lm.get_log_prob("The quick brown fox " * 3, "jumps")[0].log_prob < 0
+    with pytest.raises(ModelError, match="more than the model's context of 128; shorten the prompt"):
+        lm.get_log_prob("The quick brown fox " * 100, "jumps")
+
+
+def test_a_length_that_the_user_chose_is_named(tiny: Path) -> None:
+    pytest.importorskip("vllm")
+    lm = SequenceProbability(str(tiny), engine="vllm", max_model_len=20)
+    with pytest.raises(ModelError, match="more than --max-model-len 20; shorten the prompt, or give a larger"):
+        lm.get_log_prob("The quick brown fox " * 10, "jumps")
+
+
+def test_vllm_is_not_imported_for_what_is_refused(tiny: Path) -> None:
+    pytest.importorskip("vllm")
+    code = (
+        "import sys\nfrom scoremode.cli.main import main\n"
+        "flags = ['--prompt', 'The ', '--target', 'dog', '--spanning', 'refuse']\n"
+        f"code = main(['prob', {str(tiny)!r}, '--engine', 'vllm', *flags])\n"
+        "print(code, 'vllm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout == "2 False\n"
+    assert "spans the end of the prompt" in done.stderr

@@ -16,12 +16,10 @@ from scoremode.errors import RunError
 from scoremode.statistics import (
     FIELDS,
     Terms,
-    bootstrap,
     describe,
     llamacpp_statistics,
     llamacpp_text,
     quantile,
-    terms,
 )
 from scoremode.types import Comparison, Floats, Ints, Run, Scores, TargetFacts
 
@@ -42,15 +40,17 @@ def make_run(
     ids = zeros.astype(np.int32)
     scores = Scores(lp, zeros + 1, np.zeros(n), ids if top is None else np.asarray(top, np.int32), np.zeros(n))
     text = np.array(["a"] * n, dtype=object)
-    facts = TargetFacts(zeros, doc, np.arange(n), ids, ids + 1, ids, text, text)
-    w = np.ones(n) if weight is None else np.asarray(weight)
+    w = np.ones(n) if weight is None else np.asarray(weight, np.float64)
+    facts = TargetFacts(zeros, doc, np.arange(n), ids, ids + 1, ids, doc, w, text, text)
     if not n:
         ppl = math.nan
     elif method == "mean-of-texts":
         ppl = float(np.mean([math.exp(-lp[doc == d].mean()) for d in np.unique(doc)]))
     else:
         ppl = float(np.exp(-(lp @ w) / w.sum()))
-    known = {"value": ppl if math.isfinite(ppl) else None, "stderr": 0.25 if n else None, "n": n, "groups": 2}
+    error = {"stderr": 0.25, "freedom": 5.0, "low": ppl - 0.6, "high": ppl + 0.6} if math.isfinite(ppl) else {}
+    none = {"stderr": None, "freedom": None, "low": None, "high": None}
+    known = {"value": ppl if math.isfinite(ppl) else None, "n": n, "groups": 6, **none, **error}
     per_byte = {**known, "value": 0.5}
     manifest = {
         "metrics": {"perplexity": known, "bits_per_byte": per_byte} if n else {},
@@ -120,23 +120,36 @@ def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
 
 
 def test_kl_by_hand() -> None:
-    """Groups sum to 0.3 and 0.7 over two targets each: residuals of 0.2, variance 2 · 0.08 / 16."""
-    found = describe(compared([-1.0] * 4, [-1.0] * 4, kl=[0.1, 0.2, 0.3, 0.4], groups=[0, 0, 1, 1]))
-    assert math.isclose(found["kl_mean"], 0.25)
-    assert math.isclose(found["kl_mean_stderr"], 0.1)
-    assert math.isclose(found["kl_median"], 0.25)
-    assert math.isclose(found["kl_p90"], 0.37)
-    assert found["kl_max"] == 0.4
+    """Six groups of two targets sum to 0.2, 0.4, …: a mean of 0.35, residuals of ±0.1, ±0.3, ±0.5 around 0.7."""
+    kl = np.repeat(np.arange(1, 7) / 10, 2)
+    found = describe(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
+    assert math.isclose(found["kl_mean"], 0.35)
+    assert math.isclose(found["kl_mean_stderr"], math.sqrt(6 / 5 * 0.7) / 12)
+    assert math.isclose(found["kl_mean_high"], 0.35 + 2.570582 * found["kl_mean_stderr"], rel_tol=1e-6)
+    assert math.isclose(found["freedom"], 5)
+    assert math.isclose(found["kl_median"], 0.35)
+    assert math.isclose(found["kl_p90"], 0.59)
+    assert found["kl_max"] == 0.6
     assert found["kl_infinite"] == 0
+
+
+def test_groups_of_unequal_size_by_hand() -> None:
+    """Sizes 1, 1, 1, 1, 4: shares h of 1/8 and 1/2, each residual over 1 - h, freedom (Σh²)² / Σh⁴."""
+    kl, groups = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 0.6, 0.6, 0.6]), np.array([0, 1, 2, 3, 4, 4, 4, 4])
+    found = describe(compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups))
+    mean = 3.4 / 8
+    residuals = np.array([0.1 - mean, 0.2 - mean, 0.3 - mean, 0.4 - mean, 2.4 - 4 * mean])
+    shares = np.array([1, 1, 1, 1, 4]) / 8
+    assert math.isclose(found["kl_mean_stderr"], math.sqrt(float((residuals**2 / (1 - shares)).sum())) / 8)
+    assert math.isclose(found["freedom"], float((shares**2).sum() ** 2 / (shares**4).sum()))
 
 
 def test_shares_and_probabilities_by_hand() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
-    found = describe(
-        compared([half, half, quarter, quarter], [quarter, half, half, quarter], tops=([1, 2, 3, 4], [1, 2, 3, 5]))
-    )
+    base, cand = [half, half, quarter, quarter] * 2, [quarter, half, half, quarter] * 2
+    found = describe(compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)))
     assert found["same_top"] == 0.75
-    assert math.isclose(found["same_top_stderr"], math.sqrt(0.75 * 0.25 / 3))
+    assert math.isclose(found["same_top_stderr"], math.sqrt(0.75 * 0.25 / 7))
     assert found["worse"] == 0.25
     assert math.isclose(found["delta_p_mean"], 0.0, abs_tol=1e-15)
     assert math.isclose(found["delta_p_rms"], math.sqrt(0.125 / 4))
@@ -156,7 +169,7 @@ def test_weights_count_in_means_and_not_in_quantiles() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
     c = random_comparison(30, method=method)
-    found = describe(c, bootstrap=0)
+    found = describe(c)
     assert math.isclose(found["ppl_ratio"], found["ppl_candidate"] / found["ppl_baseline"], rel_tol=1e-12)
     assert math.isclose(found["ppl_difference"], found["ppl_candidate"] - found["ppl_baseline"], rel_tol=1e-9)
     assert math.isclose(found["log_ppl_ratio"], math.log(found["ppl_ratio"]), rel_tol=1e-9)
@@ -164,18 +177,19 @@ def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
 
 
 def test_token_and_document_averages_differ_where_documents_do() -> None:
-    token = describe(random_comparison(30), bootstrap=0)
-    document = describe(random_comparison(30, method="mean-of-texts"), bootstrap=0)
+    token = describe(random_comparison(30))
+    document = describe(random_comparison(30, method="mean-of-texts"))
     assert abs(token["ppl_difference"] - document["ppl_difference"]) > 0.005
     assert token["kl_mean"] == document["kl_mean"]
 
 
 def test_a_mean_over_documents_by_hand() -> None:
-    """Perplexities 2, 4 become 3, 5: ratio 8 / 6, residuals 3 - 2·4/3 and 5 - 4·4/3."""
-    c = compared(np.log([1 / 2, 1 / 4]), np.log([1 / 3, 1 / 5]), document=[0, 1], method="mean-of-texts")
-    found = describe(c, bootstrap=0)
+    """Perplexities 2, 4 become 3, 5, three times: ratio 8 / 6, residuals 3 - 2·4/3 and 5 - 4·4/3."""
+    base, cand = np.log([1 / 2, 1 / 4] * 3), np.log([1 / 3, 1 / 5] * 3)
+    found = describe(compared(base, cand, document=np.arange(6), method="mean-of-texts"))
     assert math.isclose(found["ppl_ratio"], 4 / 3)
-    assert math.isclose(found["ppl_ratio_stderr"], math.sqrt(2 * 2 * (1 / 3) ** 2) / 6)
+    error = math.sqrt(3 * (1 / 9) / (1 - 1 / 9) + 3 * (1 / 9) / (1 - 2 / 9)) / 18
+    assert math.isclose(found["ppl_ratio_stderr"], error)
     assert math.isclose(found["ppl_difference"], 1.0)
     assert math.isclose(found["ppl_difference_stderr"], 0.0, abs_tol=1e-12)
 
@@ -197,8 +211,8 @@ def test_quantiles_are_those_of_numpy() -> None:
 def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
     generator = np.random.default_rng(5)
     shared, own, other = (generator.exponential(2.0, 2000) for _ in range(3))
-    paired = describe(compared(-shared, -(shared + 0.01 * own)), bootstrap=0)
-    alone = describe(compared(-shared, -other), bootstrap=0)
+    paired = describe(compared(-shared, -(shared + 0.01 * own)))
+    alone = describe(compared(-shared, -other))
     for name in ("log_ppl_ratio_stderr", "ppl_ratio_stderr", "ppl_difference_stderr"):
         assert 20 * paired[name] < alone[name]
 
@@ -206,58 +220,27 @@ def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
     c = random_comparison(80, seed=2, method=method)
-    found = describe(c, bootstrap=0)
+    found = describe(c)
     left = []
     for g in range(80):
         keep = c.groups != g
         rest = {"groups": c.groups[keep], "document": c.groups[keep], "method": method}
         part = compared(c.baseline.scores.logprob[keep], c.candidate.scores.logprob[keep], kl=_of(c.kl)[keep], **rest)
-        left.append(describe(part, bootstrap=0))
+        left.append(describe(part))
     for name in ("kl_mean", "ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_p_mean", "delta_p_rms", "worse"):
         values = np.array([part[name] for part in left])
         jackknife = math.sqrt(79 / 80 * float(((values - values.mean()) ** 2).sum()))
         assert math.isclose(found[f"{name}_stderr"], jackknife, rel_tol=0.05), name
 
 
-@pytest.mark.parametrize("name", ["kl_mean", "log_ppl_ratio"])
-@pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
-def test_bootstrap_and_closed_form_agree(name: str, method: str) -> None:
-    parts = terms(random_comparison(250, seed=1, method=method), name)
-    resampled = bootstrap(parts.numerator, parts.denominator, parts.groups, draws=2000)
-    assert math.isclose(float(resampled.std(ddof=1)), error_of(parts), rel_tol=0.1)
-
-
-def test_the_bounds_lie_about_two_errors_from_the_value() -> None:
-    found = describe(random_comparison(250, seed=1))
-    for name in ("kl_mean", "ppl_ratio"):
-        value, error = found[name], found[f"{name}_stderr"]
-        assert math.isclose(found[f"{name}_high"] - found[f"{name}_low"], 2 * 1.96 * error, rel_tol=0.15)
-        assert found[f"{name}_low"] < value < found[f"{name}_high"]
-
-
-def test_the_bounds_are_the_middle_95_percent_of_the_resamples() -> None:
-    c = random_comparison(30)
-    found = describe(c, bootstrap=500, seed=9)
-    for name, back in (("kl_mean", float), ("ppl_ratio", math.exp)):
-        parts = terms(c, name)
-        resampled = bootstrap(parts.numerator, parts.denominator, parts.groups, draws=500, seed=9)
-        bounds = [back(float(q)) for q in np.quantile(resampled, [0.025, 0.975])]
-        assert np.allclose([found[f"{name}_low"], found[f"{name}_high"]], bounds, rtol=1e-12)
-
-
-def test_whole_groups_are_drawn() -> None:
-    """100 documents of 50 equal targets are 100 draws, not 5,000."""
-    levels = np.random.default_rng(0).normal(size=100)
-    groups = np.repeat(np.arange(100), 50)
-    whole = bootstrap(levels[groups], np.ones(5000), groups).std()
-    single = bootstrap(levels[groups], np.ones(5000), np.arange(5000)).std()
-    assert whole > 5 * single
-
-
-def test_the_bootstrap_repeats_itself_and_obeys_its_seed() -> None:
-    c = random_comparison(40)
-    assert describe(c, seed=3) == describe(c, seed=3)
-    assert describe(c, seed=3)["kl_mean_low"] != describe(c, seed=4)["kl_mean_low"]
+def test_the_bounds_are_students_t_around_the_value() -> None:
+    found = describe(random_comparison(12, seed=1))
+    assert 5 < found["freedom"] < 11  # documents differ in size
+    for name in ("kl_mean", "log_ppl_ratio", "ppl_difference", "same_top", "delta_p_mean"):
+        value, error, low, high = (found[name + part] for part in ("", "_stderr", "_low", "_high"))
+        assert math.isclose(high - value, value - low, rel_tol=1e-9)
+        assert 2.2 * error < high - value < 2.6 * error  # 1.96 would promise too much
+    assert math.isclose(found["ppl_ratio_low"], math.exp(found["log_ppl_ratio_low"]), rel_tol=1e-12)
 
 
 def test_the_error_covers_the_truth_about_as_often_as_it_should() -> None:
@@ -270,9 +253,9 @@ def test_the_error_covers_the_truth_about_as_often_as_it_should() -> None:
         kl = generator.gamma(2.0, 0.5, 40)[groups] * generator.gamma(0.5, 0.1, len(groups))
         base = -generator.exponential(3.0, len(groups)) - 1
         cand = base - 0.03 - generator.normal(0, 0.02, 40)[groups] - generator.normal(0, 0.05, len(groups))
-        found = describe(compared(base, cand, kl=kl, groups=groups), bootstrap=0)
+        found = describe(compared(base, cand, kl=kl, groups=groups))
         for name in covered:
-            covered[name] += abs(found[name] - truth[name]) < 1.96 * found[f"{name}_stderr"]
+            covered[name] += found[f"{name}_low"] < truth[name] < found[f"{name}_high"]
     assert 264 <= covered["log_ppl_ratio"] <= 296
     assert 255 <= covered["kl_mean"] <= 296  # skewed: somewhat below 95 % with 40 groups
 
@@ -297,28 +280,28 @@ def test_one_target() -> None:
     assert found["kl_mean_low"] is None
 
 
-def test_one_group_has_no_errors_and_no_bounds() -> None:
-    found = describe(compared([-1.0, -2.0], [-1.5, -2.0], kl=[0.2, 0.4], groups=[0, 0]))
+@pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 2, 3]])
+def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
+    found = describe(compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups))
     nothing = {name for name, value in found.items() if value is None}
-    errors = {n for n in FIELDS if n.endswith(("_stderr", "_low", "_high"))} - {
-        "ppl_baseline_stderr",
-        "ppl_candidate_stderr",
-    }
-    assert nothing == errors | {"noise_floor_kl_mean", "noise_floor_kl_p99"}
+    errors = {n for n in FIELDS if n.endswith(("_stderr", "_low", "_high")) and "_baseline" not in n}
+    errors -= {n for n in FIELDS if n.startswith("ppl_candidate")}  # each run's own, made by make_run
+    assert nothing == errors | {"freedom", "noise_floor_kl_mean", "noise_floor_kl_p99"}
     assert math.isclose(found["kl_mean"], 0.3)
 
 
 def test_groups_of_one_are_independent_targets() -> None:
-    kl = np.array([0.1, 0.5, 0.2, 0.7])
-    found = describe(compared([-1.0] * 4, [-1.0] * 4, kl=kl))
-    assert math.isclose(found["kl_mean_stderr"], kl.std(ddof=1) / 2)
+    kl = np.array([0.1, 0.5, 0.2, 0.7, 0.3])
+    found = describe(compared([-1.0] * 5, [-1.0] * 5, kl=kl))
+    assert math.isclose(found["kl_mean_stderr"], kl.std(ddof=1) / math.sqrt(5))
 
 
 def test_numbers_of_groups_may_have_holes() -> None:
     without, holes = (
-        describe(compared([-1.0] * 3, [-2.0] * 3, kl=[0.1, 0.2, 0.6], groups=g)) for g in ([0, 1, 2], [0, 5, 9])
+        describe(compared([-1.0] * 5, [-2.0] * 5, kl=[0.1, 0.2, 0.6, 0.7, 0.9], groups=g))
+        for g in ([0, 1, 2, 3, 4], [0, 5, 9, 11, 12])
     )
-    assert without["groups"] == holes["groups"] == 3
+    assert without["groups"] == holes["groups"] == 5
     assert without["kl_mean_stderr"] == holes["kl_mean_stderr"] > 0
 
 
@@ -469,8 +452,8 @@ def test_llamacpp_ignores_groups_and_weights_and_therefore_is_too_sure() -> None
     independent = compared(c.baseline.scores.logprob, c.candidate.scores.logprob, kl=c.kl)
     error = llamacpp_statistics(c)["kld_mean_error"]
     assert error is not None
-    assert math.isclose(error, describe(independent, bootstrap=0)["kl_mean_stderr"], rel_tol=1e-9)
-    assert error < 0.8 * describe(c, bootstrap=0)["kl_mean_stderr"]
+    assert math.isclose(error, describe(independent)["kl_mean_stderr"], rel_tol=1e-9)
+    assert error < 0.8 * describe(c)["kl_mean_stderr"]
 
 
 def test_llamacpp_of_equal_runs_and_of_few_targets() -> None:

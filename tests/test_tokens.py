@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scoremode.arrange import document
 from scoremode.corpus import Message
-from scoremode.errors import ModelError
+from scoremode.errors import CorpusError, ModelError, OptionError
 from scoremode.models import resolve
 from scoremode.tokens import (
     ByteTokenizer,
@@ -21,6 +21,7 @@ from scoremode.tokens import (
     HuggingFaceTokenizer,
     TextTokenizer,
     chat_document,
+    first_tokens,
     owned_characters,
     tokenize,
 )
@@ -339,3 +340,79 @@ def test_a_template_that_refuses_a_row_is_quoted(tiny: Path) -> None:
 def test_a_message_that_bytes_cannot_write_is_refused() -> None:
     with pytest.raises(ModelError):
         chat_document([{"role": "user"}], ByteTokenizer(), assistant_only=False)
+
+
+# ── content in parts ─────────────────────────────────────────────────────────────────────────────────────────────────
+PARTS: list[Message] = [{"role": "user", "content": [{"type": "text", "text": t} for t in ("Look at ", "this")]}]
+AS_TEXT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+AS_JSON = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] | tojson }}\n{% endfor %}"
+JOINED = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}\n{% endfor %}"
+ONLY_STRINGS = "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% endif %}\n{% endfor %}"
+ONLY_THE_FIRST = "{% for m in messages %}{{ m['content'][0]['text'] }}\n{% endfor %}"
+IN_PARTS = (
+    "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [AS_TEXT, AS_JSON, JOINED, ONLY_STRINGS, ONLY_THE_FIRST])
+def test_parts_are_refused_where_the_template_would_print_or_drop_them(tiny: Path, template: str) -> None:
+    """``{{ m['content'] }}`` of a list is "[{'type': 'text', …": scored in silence, as if somebody had written it."""
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    tokenizer.hf.chat_template = template
+    with pytest.raises(ModelError, match=r"does not take content that is a list of parts|refused a row"):
+        chat_document(PARTS, tokenizer, assistant_only=False)
+
+
+def test_parts_are_read_where_the_template_takes_them(tiny: Path) -> None:
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    tokenizer.hf.chat_template = IN_PARTS
+    assert chat_document(PARTS, tokenizer, assistant_only=False).text == "user: Look at this"
+
+
+def test_bytes_take_parts() -> None:
+    assert chat_document(PARTS, ByteTokenizer(), assistant_only=False).text == "user: Look at this\n"
+
+
+# ── memory and loudness ──────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_text_that_does_not_fit_in_memory_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = HuggingFaceTokenizer.load(tiny)
+    text = "The quick brown fox. " * 20_000
+    monkeypatch.setattr("scoremode.memory.available", lambda: 50_000_000)
+    with pytest.raises(CorpusError, match="of memory, and 50 MB are free; give a smaller file"):
+        tokenizer.encode(text, special=True)
+    assert len(tokenizer.encode(text[:10_000], special=True).ids) > 0
+
+
+def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_info()
+    try:
+        HuggingFaceTokenizer.load(tiny)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
+    finally:
+        logging.set_verbosity(before)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 4, 7, 100])
+def test_the_first_tokens_of_each_document_are_those_of_shorter_documents(limit: int) -> None:
+    """On bytes, where a cut text is its first bytes: every column is that of the cut texts."""
+    texts = ["one two three", "", "ab", "déjà vu"]
+    cut, count = first_tokens(tokenize(map(document, texts), ByteTokenizer(), special=False), limit)
+    assert count == sum(len(text.encode()) > limit for text in texts)
+    for number, text in enumerate(texts):
+        here = slice(*cut.doc_starts[number : number + 2])
+        assert cut.ids[here].tolist() == list(text.encode()[:limit])
+        assert cut.byte_len[here].sum() == cut.doc_bytes[number]
+
+
+def test_a_document_that_was_joined_is_not_cut() -> None:
+    from dataclasses import replace
+
+    joined = replace(document("one two"), joined_at=(4,))
+    with pytest.raises(OptionError, match="joins all texts"):
+        first_tokens(tokenize([joined], ByteTokenizer(), special=False), 3)
+    with pytest.raises(OptionError, match="leaves no text"):
+        first_tokens(tokenize([document("one two")], ByteTokenizer(), special=False), 0)

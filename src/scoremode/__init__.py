@@ -11,12 +11,12 @@ Names are loaded when they are first used, so that ``import scoremode`` and ``sc
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # importing typing would take longer than all the rest, and Ctrl-C may come meanwhile
 if TYPE_CHECKING:
+    from typing import Any
+
     from scoremode.baselines import reference
     from scoremode.comparing import compare
     from scoremode.display.html import report
@@ -76,6 +76,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
+        from importlib import import_module
+
         return getattr(import_module(f"scoremode.{_HOME[name]}"), name)
     raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
 

@@ -7,12 +7,14 @@ raw-file      verbatim*   the original file*                   joined with "\\n\
 pages         verbatim    lm-evaluation-harness's 62 pages     each alone
 texts         verbatim    each line (blank ones have no        each alone
                           target, and are counted)
+
+Of several texts each is arranged as if it were alone. Recipes that join rows join these too, as they join documents.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from scoremode.corpus import WIKITEXT2_BLANK, Corpus, Message
@@ -22,6 +24,7 @@ from scoremode.tokens import Document, TextTokenizer, chat_document, count_words
 from scoremode.types import Tokens
 
 JOIN = "\n\n"
+JOINING = ("join-rows", "raw-file")  # arrangements that make one document of all rows
 
 
 def prepare(
@@ -40,33 +43,68 @@ def prepare(
 
 def arrange(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
     """The documents of a corpus as an arrangement wants them."""
-    if corpus.layout == "lines":
-        yield from _arrange_lines(corpus, arrangement)
-    elif corpus.layout == "text" or arrangement not in ("join-rows", "raw-file"):
-        for text in corpus.texts():
-            yield document(_unended(text) if arrangement == "raw-file" else text)
-    else:
-        joined = JOIN.join(corpus.texts())
-        yield document(_unended(joined) if arrangement == "raw-file" else joined)
-
-
-def _arrange_lines(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
-    if arrangement == "raw-file":
-        # the hub's rows have "" where the file has a blank line; this gives the file back to the byte
-        yield document(_unended("".join(row or WIKITEXT2_BLANK for row in corpus.texts())))
-    elif arrangement == "pages":
-        for page in wikitext_pages("".join(row or WIKITEXT2_BLANK for row in corpus.texts())):
+    if arrangement in JOINING:
+        text, joined_at = _joined(corpus, arrangement)
+        yield document(_unended(text) if arrangement == "raw-file" else text, joined_at=joined_at)
+    elif corpus.layout == "mixed":
+        for part in corpus.parts:
+            yield from arrange(part, arrangement)
+    elif corpus.layout == "lines" and arrangement == "join-lines":
+        text, joined_at = _joined(corpus, arrangement)
+        yield document(text, joined_at=joined_at)
+    elif corpus.layout == "lines" and arrangement == "pages":
+        for page in wikitext_pages(_original(corpus)):
             yield document(detokenised(page), source=page)
-    elif arrangement == "texts":
-        yield from map(document, corpus.texts())
     else:
-        yield document(JOIN.join(corpus.texts()))
+        yield from map(document, corpus.texts())
 
 
-def document(text: str, source: str | None = None) -> Document:
-    """A document with the counts of its source."""
+def _joined(corpus: Corpus, arrangement: Arrangement) -> tuple[str, list[int]]:
+    """All of a corpus as one text, and the characters at which another text begins in it.
+
+    Rows are texts of their own; but the lines of WikiText are not, its articles are.
+    """
+    if corpus.layout == "mixed":
+        return _glued([_joined(part, arrangement) for part in corpus.parts])
+    if corpus.layout == "lines":
+        verbatim = arrangement == "raw-file"
+        lines = [row or WIKITEXT2_BLANK for row in corpus.texts()] if verbatim else list(corpus.texts())
+        text, starts = _glued([(line, []) for line in lines], "" if verbatim else JOIN)
+        articles = [at for at, line in zip([0, *starts], lines, strict=True) if _is_heading(line)]
+        first = articles[0] if articles else 0
+        return text, articles if text[:first].strip() else articles[1:]  # blank lines before the first are no text
+    return _glued([(text, []) for text in corpus.texts()])
+
+
+def _glued(parts: list[tuple[str, list[int]]], between: str = JOIN) -> tuple[str, list[int]]:
+    """Texts one behind the other, and where each but the first begins; and each one's own beginnings, moved along."""
+    starts: list[int] = []
+    at = 0
+    for text, inner in parts:
+        starts += [at] * (at > 0) + [at + begin for begin in inner]
+        at += len(text) + len(between)
+    return between.join(text for text, _ in parts), starts
+
+
+def _original(corpus: Corpus) -> str:
+    """The hub's rows have "" where the file has a blank line; this gives the file back to the byte."""
+    return "".join(row or WIKITEXT2_BLANK for row in corpus.texts())
+
+
+def notes_on(corpus: Corpus, method: Method) -> tuple[str, ...]:
+    """What a reader of the result should know of the text: above all, what was made of several of them."""
+    if len(corpus.parts) < 2:
+        return corpus.notes
+    joined = corpus.layout != "chat" and method.arrangement in JOINING
+    made = "joined into one document" if joined else "scored as separate documents"
+    return (f"{len(corpus.parts)} texts {made}: {', '.join(part.name for part in corpus.parts)}", *corpus.notes)
+
+
+def document(text: str, source: str | None = None, joined_at: Sequence[int] = ()) -> Document:
+    """A document with the counts of its source, and where texts were joined in it."""
     source = text if source is None else source
-    return Document(text, source_bytes=len(source.encode()), source_words=count_words(source))
+    size = len(source.encode())
+    return Document(text, source_bytes=size, source_words=count_words(source), joined_at=tuple(joined_at))
 
 
 def _unended(text: str) -> str:
@@ -82,12 +120,17 @@ def wikitext_pages(raw: str) -> list[str]:
     """
     pages: list[list[str]] = []
     for line in raw.split("\n"):
-        heading = re.sub("= =", "==", re.sub("= = =", "===", line)).strip()
-        if heading.startswith("= ") and heading.endswith(" ="):
+        if _is_heading(line):
             pages.append([])
         if pages:
             pages[-1].append(line)
     return ["\n".join(lines) for lines in pages] or [raw]
+
+
+def _is_heading(line: str) -> bool:
+    """Does an article begin here? Headings inside of articles have more than one "=" a side."""
+    heading = re.sub("= =", "==", re.sub("= = =", "===", line)).strip()
+    return heading.startswith("= ") and heading.endswith(" =")
 
 
 # what WikiText's tokenisation did, undone in this order; (pattern, replacement), as regular expressions

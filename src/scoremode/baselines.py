@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from scoremode import runs
+from scoremode.corpus import Corpus, specs_of
 from scoremode.engines.base import Engine, EngineOptions, StoredHead, gather_options
 from scoremode.engines.lookup import chosen_settings, engine_name, open_engine
 from scoremode.perplexity import Question, ask, identify, score_into
@@ -219,6 +220,7 @@ def _keeping(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> A
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
     """What was asked, where it can be asked again from names and files; None for a text that was piped in."""
     corpus = question.get("corpus")
-    if question.get("text") is None and (corpus == "-" or not isinstance(corpus, str | list | tuple | None)):
+    if isinstance(corpus, Corpus) or "-" in specs_of(corpus):
         return None
-    return {name: value for name, value in question.items() if value is not None and value is not False}
+    named = {} if corpus is None else {"corpus": specs_of(corpus)}
+    return {name: value for name, value in question.items() if value is not None and value is not False} | named

@@ -14,7 +14,7 @@ from scoremode.errors import RunError
 from scoremode.types import BLOCK, Floats, Scores, TargetFacts
 
 OF_SCORES = ("logprob", "rank", "entropy", "top", "top_logprob")
-OF_FACTS = ("window", "document", "token", "id", "byte_len", "word_starts", "text", "top_text")
+OF_FACTS = ("window", "document", "token", "id", "byte_len", "word_starts", "group", "weight", "text", "top_text")
 
 
 class Rows(NamedTuple):

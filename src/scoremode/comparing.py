@@ -20,11 +20,10 @@ from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_floor,
 from scoremode.comparable import Outline, difference
 from scoremode.engines.base import Baseline, Engine, EngineOptions, gather_options
 from scoremode.errors import InputError, RunError, harmless
-from scoremode.metrics import groups_of, present, weights_of
 from scoremode.perplexity import Question, ask, score_into
 from scoremode.references import REFERENCE, Reference, require_comparable
 from scoremode.scoring import Answered, Progress
-from scoremode.types import Bools, Comparison, Floats, Ints, Plan, Run
+from scoremode.types import Bools, Comparison, Floats, Plan, Run
 
 
 def compare(
@@ -142,7 +141,7 @@ def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Compari
             with closing(q.open()) as worker:
                 beside = StoredBaseline(stored, q.asked.plan)
                 run_q = _score(q, worker, claim, beside, run_p, progress=keep.progress, noise=lambda: noise)
-    return as_comparison(short(name), run_p, run_q, q.asked.plan)
+    return as_comparison(short(name), run_p, run_q, run_q.kl)
 
 
 def _question_of(run: Run, given: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +210,7 @@ def _lockstep(baseline: str, candidate: str, how_p: How, how_q: How, keep: Keep)
             live = LiveBaseline(worker_p, asked.plan)
             noise = partial(_noise_of, worker_p, asked.plan)
             run_q = run_q or _score(q, worker_q, claim_q, live, run_p, progress=keep.progress, noise=noise)
-    return as_comparison(short(candidate), run_p, run_q, asked.plan)
+    return as_comparison(short(candidate), run_p, run_q, run_q.kl)
 
 
 def _noise_of(worker: Engine, plan: Plan) -> list[float]:
@@ -260,11 +259,8 @@ def of_runs(baseline: str, candidate: str) -> Comparison:
             fix="score both on the same text with the same method",
         )
     kl, missing = divergence_between(run_p, run_q)
-    groups, weight = groups_of_run(run_p)
-    noise = run_q.manifest.get("noise_kl") if kl is not None else None
-    floor = None if noise is None else np.array(noise)
-    facts = {**_sizes(run_q), **({} if missing is None else {"kl_missing": missing})}
-    return Comparison(short(candidate), run_p, run_q, groups, weight, kl, floor, facts, run_q.path)
+    found = as_comparison(short(candidate), run_p, run_q, kl)
+    return found if missing is None else replace(found, manifest={**found.manifest, "kl_missing": missing})
 
 
 def divergence_between(baseline: Run, candidate: Run) -> tuple[Floats | None, str | None]:
@@ -294,29 +290,19 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def groups_of_run(run: Run) -> tuple[Ints, Floats]:
-    """Independent groups of a stored run's targets: documents where there are several, else windows."""
-    by, numbers = "document", _present(run, "document")
-    if len(numbers) <= 1:
-        by, numbers = "window", _present(run, "window")
-    groups = np.empty(len(run.scores), np.int64)
-    begin = 0
-    for (column,) in run.facts.blocks(by):
-        groups[begin : begin + len(column)] = np.searchsorted(numbers, column)
-        begin += len(column)
-    return groups, np.broadcast_to(np.float64(1), len(groups))
-
-
-def _present(run: Run, name: str) -> Ints:
-    return present(column for (column,) in run.facts.blocks(name))
-
-
-def as_comparison(name: str, baseline: Run, candidate: Run, plan: Plan) -> Comparison:
-    _, groups = groups_of(plan)
-    floor = candidate.manifest.get("noise_kl")
-    noise = None if floor is None else np.array(floor)
+def as_comparison(name: str, baseline: Run, candidate: Run, kl: Floats | None) -> Comparison:
+    """Two runs of one plan: its groups and weights are kept with each of them."""
+    noise = candidate.manifest.get("noise_kl") if kl is not None else None
     return Comparison(
-        name, baseline, candidate, groups, weights_of(plan), candidate.kl, noise, _sizes(candidate), candidate.path
+        name,
+        baseline,
+        candidate,
+        baseline.facts.group,
+        baseline.facts.weight,
+        kl,
+        None if noise is None else np.array(noise),
+        _sizes(candidate),
+        candidate.path,
     )
 
 

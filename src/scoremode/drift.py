@@ -253,6 +253,7 @@ def _score(
     """Every pass of one setting on one engine; the engine is gone when this returns."""
     worker = open_engine(asked.subject, name, options, longest=int(asked.plan.lengths.max()))
     try:
+        check_fits(asked.plan, worker.facts.vocabulary, worker.facts.context_length)
         passes = []
         for _ in range(repeat):
             passes.append(_once(asked.plan, worker, parts))

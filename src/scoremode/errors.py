@@ -24,9 +24,9 @@ class ScoremodeError(Exception):
     """A refusal that a user can act on: ``fix`` says what to type next."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
+        self.message = one_line(message)  # it may quote a file, and a file may hold anything
+        self.fix = one_line(fix)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}; {self.fix}" if self.fix else self.message
@@ -62,6 +62,15 @@ class EngineError(ScoremodeError):
 
 class RunError(ScoremodeError):
     """A run folder that is damaged, foreign or cannot be written."""
+
+
+def one_line(text: str) -> str:
+    """Text on one line, harmless to a terminal; line ends and tabs become spaces.
+
+    >>> one_line("two\\nlines \\x1b[2J")
+    'two lines �[2J'
+    """
+    return harmless(" ".join(text.splitlines()).replace("\t", " "))
 
 
 def harmless(text: str) -> str:

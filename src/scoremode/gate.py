@@ -2,8 +2,8 @@
 
 rule   = name operator number ["surely"]
 name   = any number that ``statistics.describe`` gives
-surely = fail only where the 95 % bound lies beyond the number: value - 1.96·stderr for > and >=, value + 1.96·stderr
-         for < and <=. Without it the value itself is judged.
+surely = fail only where the 95 % bound lies beyond the number: the lower one for > and >=, the upper one for < and <=.
+         Without it the value itself is judged.
 
 What was not measured fails every rule: a gate that could not look has not passed.
 """
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.errors import OptionError, harmless
+from scoremode.groups import FEWEST
 from scoremode.statistics import FIELDS
 
 SURELY = "surely"
-BOUND = 1.96  # standard errors: 95 % of a normal distribution lies within, on both sides together
 OPERATORS: dict[str, tuple[Callable[[float, float], bool], str]] = {
     ">": (operator.gt, "above"),
     ">=": (operator.ge, "at or above"),
@@ -106,19 +106,29 @@ def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
     if not rule.surely:
         failed = holds(value, rule.limit)
         return f"{who}: {rule.name} is {_shown(value, rule.limit)}, {words} {rule.limit:.12g}" if failed else None
-    error = statistics.get(f"{rule.name}_stderr")
-    if error is None:
-        return f"{who}: {rule.name} cannot be judged '{SURELY}': {_why_unknown(f'{rule.name}_stderr', statistics)}"
-    bound = value - BOUND * error if rule.operator.startswith(">") else value + BOUND * error
+    side = "low" if rule.operator.startswith(">") else "high"
+    bound = statistics.get(f"{rule.name}_{side}")
+    if bound is None:
+        return f"{who}: {rule.name} cannot be judged '{SURELY}': {_why_unknown(f'{rule.name}_{side}', statistics)}"
     if not holds(bound, rule.limit):
         return None
-    return f"{who}: {rule.name} is {value:.4g} ± {error:.2g}, surely {words} {rule.limit:.12g}"
+    low, high = (statistics[f"{rule.name}_{end}"] for end in ("low", "high"))
+    return f"{who}: {rule.name} is {value:.4g} (95 %: {low:.4g} to {high:.4g}), surely {words} {rule.limit:.12g}"
 
 
 def _shown(value: float, limit: float) -> str:
     """Four digits, or all of them where four would make the value look like the limit, and for a count."""
     short = f"{value:.4g}"
     return repr(value) if isinstance(value, int) or (short == f"{limit:.4g}" and value != limit) else short
+
+
+def too_few(groups: int | None, kind: str = "groups") -> str:
+    """Why a number has no error.
+
+    >>> too_few(3, "documents")
+    'too few groups for an error (3 documents, 5 are needed)'
+    """
+    return f"too few groups for an error ({groups or 0} {kind}, {FEWEST} are needed)"
 
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
@@ -133,7 +143,6 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
         (of_kl and infinite is None, "KL was not measured"),
         (of_kl and infinite, f"targets with infinite KL: {infinite}"),
         (of_logprob and zero, f"targets with probability zero: {zero}"),
-        (name.endswith("_stderr"), "one group has no error"),
-        (name.endswith(("_low", "_high")), "one group only, or no bootstrap"),
+        (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
     )
     return next((reason for applies, reason in reasons if applies), "it has no value")

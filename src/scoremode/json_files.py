@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LARGEST = 64 << 20  # bytes of a manifest, a config or a tokenizer file that is still read
+DEEPEST = 100  # levels: Python stops near 1,000, wherever the value is walked through again
 
 
-def parse(data: bytes | str) -> Any:
-    """The value, with strict JSON: no NaN, no infinity, no nesting deeper than Python can follow.
+def parse(data: bytes | str, *, constants: bool = False) -> Any:
+    """The value, with strict JSON: no NaN, no infinity, no more than 100 levels of nesting.
+
+    ``constants`` allows NaN and Infinity, which Python's own ``json.dump`` writes into configs and rows.
 
     >>> parse(b'{"a": [1, 2]}')
     {'a': [1, 2]}
@@ -20,20 +23,31 @@ def parse(data: bytes | str) -> Any:
     ValueError: nested too deeply
     """
     try:
-        return json.loads(data, parse_constant=_no_number)
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data  # else UTF-16 would be guessed and read
+        value = json.loads(text, parse_constant=None if constants else _no_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
+    if text.count("[") + text.count("{") > DEEPEST and _deeper_than(DEEPEST, value):
+        raise ValueError("nested too deeply")
+    return value
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def _deeper_than(levels: int, value: Any) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_deeper_than(levels - 1, item) for item in inside)
+
+
+def read_object(path: Path, *, constants: bool = False) -> dict[str, Any]:
     """The object in a file; ValueError if it is anything else, OSError if it cannot be read."""
     if not path.is_file():
         raise ValueError("not a file")
     if path.stat().st_size > LARGEST:
         raise ValueError(f"larger than {LARGEST >> 20} MiB")
-    value = parse(path.read_bytes())
+    value = parse(path.read_bytes(), constants=constants)
     if not isinstance(value, dict):
         raise ValueError("not an object")
     return value

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from scoremode.arguments import require_text, whole_number
 from scoremode.errors import CorpusError, MethodError, did_you_mean
 from scoremode.types import Average, Floats, Ids, Ints, Plan, Tokens
 
@@ -258,6 +259,7 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str) -> Method:
     """The method of that name, or an error that suggests the nearest."""
+    require_text("method", name)
     if name not in METHODS:
         raise MethodError(f"there is no method '{name}'", fix=did_you_mean(name, METHODS))
     return METHODS[name]
@@ -265,6 +267,7 @@ def find_method(name: str) -> Method:
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> Sizes:
     """Window and step: the user's, else the recipe's, never more than the model can see."""
+    context, stride = whole_number("context_length", context), whole_number("stride", stride)
     if stride is not None and method.stride is None:
         raise MethodError(
             f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once"
@@ -303,6 +306,7 @@ def make_plan(
     model_context: int | None = None,
 ) -> Plan:
     """The plan of a method over tokens. ``max_windows`` 0 means all, None the recipe's own limit."""
+    max_windows = whole_number("max_windows", max_windows)
     if max_windows is not None and max_windows < 0:
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
     sizes = choose_sizes(method, context_length, stride, model_context)
@@ -327,6 +331,7 @@ def make_plan(
         last=_column(kept, 3),
         lead=_column(kept, 4).astype(np.int32),
         mask=tokens.target_mask,
+        joined_at=tokens.joined_at,
         weight=_weights(kept) if method.average == "window" else None,
         average=method.average,
         vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,

@@ -1,58 +1,28 @@
-"""Columns -> numbers with errors, grouped by what is independent.
+"""Columns -> numbers with errors, grouped by what is independent (groups.py).
 
-Tokens of one document are not independent of each other, so the error of a mean is computed from group sums: with
-group g holding s_g over n_g units, mean = Σs/Σn and var = G/(G-1) · Σ(s_g - mean·n_g)² / (Σn)². Groups are documents
-where there are several, else windows; where windows overlap and score tokens twice, stretches of text as long as a
-window. One group has no error: None.
+With group g holding s_g over n_g units and h_g = n_g / Σn its share, mean = Σs/Σn and
+
+    variance = Σ (s_g - mean·n_g)² / (1 - h_g) / (Σn)²        equal groups: the usual G/(G-1)
+    degrees of freedom = (Σ h_g²)² / Σ h_g⁴, at most G - 1     equal groups: G - 1
+
+Bounds are Student's t with those degrees of freedom. A few large documents among many small ones decide a mean nearly
+alone, and both lines know it. Fewer than FEWEST groups have no error: None. docs/errors.md shows how often the bounds
+hold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from scoremode.groups import FEWEST, grouping, present, weights_of
 from scoremode.types import Bools, Estimate, Floats, Ids, Ints, Plan, Scores, TargetBlock, Tokens
 
-
-def present(numbers: Iterable[Ints]) -> Ints:
-    """The numbers that occur, ascending, of what comes block by block."""
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.unique(block) for block in numbers)]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Grouping:
-    """What counts as independent, and which targets of a plan belong together."""
-
-    kind: str
-    count: int
-    of: Callable[[TargetBlock], Ints]  # the group of each target: 0, 1, …
-
-
-def grouping(plan: Plan) -> Grouping:
-    """Documents where there are several, else windows, else stretches of text as long as a window."""
-    documents = present(block.document for block in plan.blocks())
-    if len(documents) > 1:
-        return Grouping("documents", len(documents), lambda block: np.searchsorted(documents, block.document))
-    if plan.scores_once:
-        used = np.flatnonzero(plan.target_counts)
-        return Grouping("windows", int(used[-1]) + 1 if len(used) else 0, lambda block: block.window)
-    longest = int(plan.lengths.max())
-    stretches = present(block.token // longest for block in plan.blocks())
-    return Grouping(
-        "stretches of text", len(stretches), lambda block: np.searchsorted(stretches, block.token // longest)
-    )
-
-
-def groups_of(plan: Plan) -> tuple[str, Ints]:
-    """What counts as independent, and the group of each target (0, 1, …)."""
-    found, groups = grouping(plan), np.empty(plan.targets, np.int64)
-    for block in plan.blocks():
-        groups[block.begin : block.end] = found.of(block)
-    return found.kind, groups
+LEVEL = 0.95  # of the bounds
 
 
 class GroupSums:
@@ -73,15 +43,35 @@ class GroupSums:
 
     def estimate(self) -> Estimate:
         """Σ numerator / Σ denominator over all groups, with their error."""
-        count, total = len(self.numerator), float(self.denominator.sum())
+        total = float(self.denominator.sum())
+        count = int(np.count_nonzero(self.denominator))
         if total == 0:
             return Estimate(math.nan, None, self.n, count)
         value = float(self.numerator.sum()) / total
-        if count < 2 or not math.isfinite(value):
+        if count < FEWEST or not math.isfinite(value):
             return Estimate(value, None, self.n, count)
+        share = self.denominator / total
         residual = self.numerator - value * self.denominator
-        variance = count / (count - 1) * float(residual @ residual) / total**2
-        return Estimate(value, math.sqrt(variance), self.n, count)
+        variance = float((residual**2 / (1 - share)).sum()) / total**2
+        freedom = min(count - 1.0, float((share**2).sum() ** 2 / (share**4).sum()))
+        return bounded(Estimate(value, math.sqrt(variance), self.n, count, freedom))
+
+
+def bounded(e: Estimate) -> Estimate:
+    """The estimate with its bounds: value ± Student's t · stderr."""
+    from scipy.special import stdtrit  # here, because `scoremode --help` must not wait for it
+
+    if e.stderr is None or e.freedom is None:
+        return e
+    reach = float(stdtrit(e.freedom, (1 + LEVEL) / 2)) * e.stderr
+    return replace(e, low=e.value - reach, high=e.value + reach)
+
+
+def moved(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
+    """A growing function of an estimate: the error to first order, the bounds through the function itself."""
+    stderr = None if e.stderr is None else e.stderr * slope
+    low, high = (None if bound is None else to(bound) for bound in (e.low, e.high))
+    return replace(e, value=to(e.value), stderr=stderr, low=low, high=high)
 
 
 def ratio(numerator: Floats, denominator: Floats | Ids | Ints, groups: Ints) -> Estimate:
@@ -92,20 +82,15 @@ def ratio(numerator: Floats, denominator: Floats | Ids | Ints, groups: Ints) -> 
 
 
 def exponential(mean: Estimate) -> Estimate:
-    """exp of an estimate; its error to first order."""
-    value = math.exp(mean.value) if not mean.value >= 700 else math.inf
-    usable = mean.stderr is not None and math.isfinite(value)
-    return Estimate(value, value * mean.stderr if usable and mean.stderr is not None else None, mean.n, mean.groups)
+    """exp of an estimate; without an error where it is infinite."""
+    value = _exp(mean.value)
+    if not math.isfinite(value):
+        return Estimate(value, None, mean.n, mean.groups)
+    return moved(mean, _exp, value)
 
 
-def weights_of(plan: Plan, block: TargetBlock | None = None) -> Floats:
-    """How much each target, of a block or of all, counts in the method's mean: a window's mean ``weight`` times."""
-    if plan.average != "window":
-        n = plan.targets if block is None else len(block)
-        return np.broadcast_to(np.float64(1), n)  # ones that take no memory
-    assert plan.weight is not None
-    weights: Floats = (plan.weight / plan.target_counts)[plan.target_window if block is None else block.window]
-    return weights
+def _exp(x: float) -> float:
+    return math.exp(x) if not x >= 700 else math.inf
 
 
 class ScoreRows(Protocol):
@@ -135,7 +120,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
     return {
         "perplexity": texts.estimate() if texts else exponential(mean),
         "mean_nll": mean,
-        "bits_per_byte": _scaled(nats_per_byte.estimate(), 1 / math.log(2)),
+        "bits_per_byte": moved(nats_per_byte.estimate(), lambda nats: nats / math.log(2), 1 / math.log(2)),
         "word_perplexity": exponential(nats_per_word.estimate()),
         "mean_rank": rank.estimate(),
         "top1_accuracy": first.estimate(),
@@ -156,10 +141,9 @@ class _PerplexityOfTexts:
     def estimate(self) -> Estimate:
         with np.errstate(over="ignore"):
             each = np.exp(self.nll.numerator / self.nll.denominator)
-        value = float(each.mean())
-        known = len(each) > 1 and math.isfinite(value)
-        stderr = float(each.std(ddof=1)) / math.sqrt(len(each)) if known else None
-        return Estimate(value, stderr, self.nll.n, len(each))
+        texts = GroupSums(len(each))
+        texts.add(np.arange(len(each)), each, np.ones(len(each)))
+        return replace(texts.estimate(), n=self.nll.n)
 
 
 def _counted(tokens: Tokens) -> tuple[tuple[Ids, Ints], tuple[Ids, Ints]]:
@@ -185,11 +169,6 @@ def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBloc
     return at_first_targets
 
 
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    stderr = None if estimate.stderr is None else estimate.stderr * factor
-    return Estimate(estimate.value * factor, stderr, estimate.n, estimate.groups)
-
-
 def llamacpp_stderr(logprob: Floats) -> float | None:
     """The error that llama.cpp prints beside its perplexity: every token taken as independent."""
     n = len(logprob)
@@ -204,7 +183,15 @@ def llamacpp_stderr(logprob: Floats) -> float | None:
 def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
     """Estimates as plain data; JSON has no infinity: what is infinite becomes null, what does not exist is left out."""
     return {
-        name: {"value": finite(e.value), "stderr": finite(e.stderr), "n": e.n, "groups": e.groups}
+        name: {
+            "value": finite(e.value),
+            "stderr": finite(e.stderr),
+            "n": e.n,
+            "groups": e.groups,
+            "freedom": finite(e.freedom),
+            "low": finite(e.low),
+            "high": finite(e.high),
+        }
         for name, e in estimates.items()
         if not math.isnan(e.value)
     }

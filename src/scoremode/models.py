@@ -7,16 +7,18 @@ import hashlib
 import importlib.util
 import io
 import json
+import logging
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode import json_files
 from scoremode.cache import cache_folder, file_sha256, remembered_sha256
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.json_files import read_object
+from scoremode.tokens import quiet_transformers
 from scoremode.weight_files import StoredTensor, bits_per_weight, read_header, stored_bytes
 
 EMBEDDED = "smollm2-135m"
@@ -71,14 +73,14 @@ def resolve(name: str) -> Path:
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    from scoremode.hub import why_not
+
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # the hub client raises many kinds; all of them mean "no model"
-        raise ModelError(
-            f"model {name} could not be fetched from the Hugging Face hub ({type(error).__name__})",
-            fix="check the name, or give a local folder",
-        ) from None
+        reason, fix = why_not(error)
+        raise ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 
 def inspect(name: str) -> ModelFacts:
@@ -167,12 +169,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise ModelError(f"the folder {path} holds no config.json", fix="give the folder of a Hugging Face checkpoint")
     try:
-        config = json.loads(file.read_bytes())
+        return json_files.read_object(file, constants=True)
     except ValueError as error:
-        raise ModelError(f"{file} is not JSON ({error})", fix="download the model again") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{file} is not a JSON object", fix="download the model again")
-    return config
+        raise ModelError(f"{file} is not a config in JSON ({error})", fix="download the model again") from None
 
 
 def _first_int(config: dict[str, Any], *names: str) -> int | None:
@@ -198,14 +197,15 @@ def embedded_model() -> Path:
         raise ModelError(
             f"{gguf} is damaged: its sha256 is not the published one", fix=f"{EMBEDDED_INSTALL} --force-reinstall"
         )
-    print(f"making {EMBEDDED} from its GGUF (once, about 20 s)…", file=sys.stderr)
+    logging.getLogger("scoremode").warning("making %s from its GGUF (once, about 20 s)…", EMBEDDED)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))
+    made = temporary / "model"
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # its own progress bars say nothing to our user
-            _convert(gguf, temporary)
-        temporary.chmod(0o755)
-        temporary.rename(folder)
+        made.mkdir()  # by the umask; mkdtemp's own folder is 0700
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # what it says is not for our user
+            _convert(gguf, made)
+        made.rename(folder)
     except OSError:
         if not (folder / "scoremode.json").exists():  # else another process was faster, and its result is the same
             raise
@@ -227,10 +227,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # the weights are plain float32 now: what still calls them GGUF would stop save_pretrained
     model.hf_quantizer = None

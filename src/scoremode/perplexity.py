@@ -17,20 +17,22 @@ from typing import Any
 import numpy as np
 
 from scoremode import __version__, runs
-from scoremode.arrange import prepare
+from scoremode.arguments import path_text, require_flag, whole_number
+from scoremode.arrange import notes_on, prepare
 from scoremode.columns import Rows
-from scoremode.corpus import Corpus, load
+from scoremode.corpus import Corpus, Spec, load
 from scoremode.engines.base import Engine, EngineFacts, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
 from scoremode.errors import OptionError
+from scoremode.groups import Grouping, grouping, weights_of
 from scoremode.journal import Journal
 from scoremode.methods import Method, find_method, make_plan
-from scoremode.metrics import ScoreRows, all_metrics, as_json, grouping, llamacpp_stderr
+from scoremode.metrics import ScoreRows, all_metrics, as_json, llamacpp_stderr
 from scoremode.numerics import NUMERICS
 from scoremode.redaction import without_secrets
 from scoremode.references import RAW_DTYPES, estimate_bytes
 from scoremode.scoring import Answered, Progress, check_fits, plain_answers, score_plan
-from scoremode.tokens import Document, TextTokenizer
+from scoremode.tokens import Document, TextTokenizer, first_tokens
 from scoremode.types import BLOCK, Bools, Floats, Ids, Plan, Run, Scores, TargetBlock, TargetFacts, Tokens
 
 
@@ -49,13 +51,14 @@ class Question:
 def ask(  # one argument for each thing a user may say
     model: str,
     *,
-    corpus: str | Sequence[str] | Corpus | None = None,
+    corpus: Spec | Sequence[Spec] | Corpus | None = None,
     text: str | None = None,
     method: str = "sliding-once",
     context_length: int | None = None,
     stride: int | None = None,
     max_windows: int | None = None,
     num_samples: int | None = None,
+    document_tokens: int | None = None,
     field: str | None = None,
     dataset: str | None = None,
     dataset_config: str | None = None,
@@ -65,21 +68,27 @@ def ask(  # one argument for each thing a user may say
     trust_remote_code: bool = False,
 ) -> Question:
     """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
+    tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
+    require_flag("assistant_only", assistant_only)
+    document_tokens = whole_number("document_tokens", document_tokens)
     rule = find_method(method)
-    if not isinstance(corpus, Corpus):
-        corpus = load(
-            corpus,
-            text=text,
-            field=field,
-            num_samples=num_samples,
-            dataset=dataset,
-            dataset_config=dataset_config,
-            split=split,
-        )
-    subject = find_subject(model, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    corpus = load(
+        corpus,
+        text=text,
+        field=field,
+        num_samples=num_samples,
+        dataset=dataset,
+        dataset_config=dataset_config,
+        split=split,
+    )
+    subject = find_subject(path_text("model", model), tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
     documents, tokens = prepare(corpus, rule, subject.tokenizer, assistant_only=assistant_only)
+    notes = list(notes_on(corpus, rule))
+    if document_tokens is not None:
+        tokens, cut = first_tokens(tokens, document_tokens)
+        notes.append(f"{cut} of {tokens.documents} documents cut to their first {document_tokens} tokens")
     plan = make_plan(
         rule,
         tokens,
@@ -88,6 +97,7 @@ def ask(  # one argument for each thing a user may say
         max_windows=max_windows,
         model_context=subject.context_length,
     )
+    plan = replace(plan, notes=(*notes, *plan.notes))
     return Question(subject, corpus, rule, documents, tokens, plan)
 
 
@@ -210,11 +220,16 @@ def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str
         "plan": asked.plan.digest,
         "engine": engine,
         "settings": without_secrets(settings),
-        "versions": {name: found for name, found in library_versions().items() if name != "scoremode"},
-        "numerics": NUMERICS,
+        **numbers_version(),
     }
     as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples are lists there, and must compare equal
     return as_stored
+
+
+def numbers_version() -> dict[str, Any]:
+    """The part of every identity that says whose arithmetic it is."""
+    libraries = {name: found for name, found in library_versions().items() if name != "scoremode"}
+    return {"versions": libraries, "numerics": NUMERICS}
 
 
 def library_versions() -> dict[str, str]:
@@ -304,11 +319,11 @@ def processor_name() -> str:
 
 
 def _rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
-    words = Words(asked.subject.tokenizer)
+    words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
     for block in asked.plan.blocks():
         scores = journal.rows(block.begin, block.end)
         kl = None if journal.kl is None else journal.kl[block.begin : block.end]
-        yield Rows(scores, target_facts(asked, block, scores, words), kl)
+        yield Rows(scores, target_facts(asked, block, scores, words, groups), kl)
 
 
 class Words:
@@ -327,8 +342,8 @@ class Words:
         return self._known[token]
 
 
-def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words) -> TargetFacts:
-    """Where each target of a block stands in the text, and the words that ids stand for."""
+def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:
+    """Where each target of a block stands in the text, what it is independent of, and the words that ids stand for."""
     tokens, index = asked.tokens, block.token
     return TargetFacts(
         window=block.window,
@@ -337,6 +352,8 @@ def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Wor
         id=tokens.ids[index],
         byte_len=tokens.byte_len[index],
         word_starts=tokens.word_starts[index],
+        group=groups.of(block),
+        weight=weights_of(asked.plan, block),
         text=_source_pieces(asked, block, words),
         top_text=words.of(scores.top),
     )

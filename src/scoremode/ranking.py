@@ -1,7 +1,7 @@
 """Candidates in order, and which of them cannot be told apart.
 
-Two candidates are told apart where their difference is more than 1.96 of its standard errors from zero. Given
-comparisons, the difference is taken target by target and its error from the groups of the text, so that what both
+Two candidates are told apart where the 95 % bounds of their difference do not hold zero; never where it has none. Given
+comparisons, the difference is taken target by target and its bounds from the groups of the text, so that what both
 candidates share cancels. Given statistics alone, the two errors are added as if independent: larger, never too small
 for candidates that move together.
 """
@@ -16,10 +16,10 @@ from typing import Any, cast
 import numpy as np
 
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
-from scoremode.statistics import describe, terms_of_difference
-from scoremode.types import Comparison
+from scoremode.metrics import bounded
+from scoremode.statistics import Terms, describe, terms_of_difference, terms_of_distance
+from scoremode.types import Comparison, Estimate
 
-BOUND = 1.96
 BETTER = {
     "kl_mean": -1,
     "ppl_ratio": -1,
@@ -49,7 +49,8 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
     A place ends at the first candidate that can be told apart from the place's best. (Ties between neighbours alone
     would chain: a like b, b like c, …, until the best shares a place with the worst.)
 
-    >>> known = [{"name": n, "kl_mean": v, "kl_mean_stderr": 0.001} for n, v in (("a", 0.1), ("b", 0.02), ("c", 0.021))]
+    >>> error = {"kl_mean_stderr": 0.001, "freedom": 9.0}
+    >>> known = [{"name": n, "kl_mean": v, **error} for n, v in (("a", 0.1), ("b", 0.02), ("c", 0.021))]
     >>> [(r.place, r.name, r.tied_with) for r in rank(known)]
     [(1, 'b', ('c',)), (1, 'c', ('b',)), (3, 'a', ())]
     """
@@ -59,9 +60,7 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
     comparisons = cast("Sequence[Comparison]", candidates) if paired else ()
     _require_one_question(comparisons)
     rows: list[Mapping[str, Any]] = (
-        [describe(c, bootstrap=0) for c in comparisons]
-        if paired
-        else list(cast("Sequence[Mapping[str, Any]]", candidates))
+        [describe(c) for c in comparisons] if paired else list(cast("Sequence[Mapping[str, Any]]", candidates))
     )
     known = sorted(
         (i for i, row in enumerate(rows) if row.get(by) is not None), key=lambda i: -BETTER[by] * rows[i][by]
@@ -74,6 +73,32 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
             first, place = i, position + 1
         found.append(_ranked(rows, i, by, place, tuple(rows[j]["name"] for j in known if (i, j) in tied)))
     return found + [_ranked(rows, i, by, None, ()) for i in range(len(rows)) if i not in known]
+
+
+def closest(comparisons: Sequence[Comparison]) -> list[int]:
+    """The candidate that lies closest to the baseline, and behind it those that cannot be told apart from it.
+
+    By mean KL where all have it; else by how far the perplexity ratio lies from 1, on either side. Empty where no
+    candidate has a value.
+    """
+    _require_one_question(comparisons)
+    if all(c.kl is not None for c in comparisons):
+        place = {c.name: i for i, c in enumerate(comparisons)}
+        ranked = [entry for entry in rank(comparisons) if entry.place is not None]
+        return [place[entry.name] for entry in ranked if entry is ranked[0] or entry.name in ranked[0].tied_with]
+    parts = [terms_of_distance(c) for c in comparisons]
+    distances = [part.estimate().value for part in parts]
+    known = sorted((i for i, x in enumerate(distances) if math.isfinite(x)), key=lambda i: abs(distances[i]))
+    return [i for i in known if i == known[0] or _same_distance(parts[known[0]], parts[i])]
+
+
+def _same_distance(a: Terms, b: Terms) -> bool:
+    """Is the difference of two distances from zero within its bounds? The targets, and so the weights, are the same."""
+    gap = Terms(len(a.groups))
+    signs = [math.copysign(1, part.estimate().value) for part in (a, b)]
+    gap.add(a.groups, signs[0] * a.numerator - signs[1] * b.numerator, a.denominator)
+    found = gap.estimate()
+    return found.low is None or found.high is None or found.low <= 0 <= found.high
 
 
 def _ranked(rows: Sequence[Mapping[str, Any]], i: int, by: str, place: int | None, tied: tuple[str, ...]) -> Ranked:
@@ -99,15 +124,17 @@ def _ties(
     for at, i in enumerate(known):
         for j in known[at + 1 :]:
             if comparisons:
-                difference = terms_of_difference(comparisons[i], comparisons[j], by).estimate()
-                gap, error = difference.value, difference.stderr
+                gap = terms_of_difference(comparisons[i], comparisons[j], by).estimate()
             else:
-                gap, error = rows[i][by] - rows[j][by], _independent(rows[i], rows[j], by)
-            if error is None or abs(gap) <= BOUND * error:
+                gap = _independent(rows[i], rows[j], by)
+            if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
                 found |= {(i, j), (j, i)}
     return found
 
 
-def _independent(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> float | None:
-    errors = (a.get(f"{by}_stderr"), b.get(f"{by}_stderr"))
-    return None if None in errors else math.hypot(*cast("tuple[float, float]", errors))
+def _independent(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimate:
+    """The difference of two numbers whose errors are taken as independent."""
+    errors, freedoms = [[row.get(name) for row in (a, b)] for name in (f"{by}_stderr", "freedom")]
+    known = None not in errors and None not in freedoms
+    stderr = math.hypot(*cast("list[float]", errors)) if known else None
+    return bounded(Estimate(a[by] - b[by], stderr, 0, 0, min(cast("list[float]", freedoms)) if known else None))

@@ -32,9 +32,18 @@ MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"
 
 count = whole()
 estimate = record(
-    {"value": optional(number()), "stderr": optional(number(0)), "n": count, "groups": count},
+    {
+        "value": optional(number()),
+        "stderr": optional(number(0)),
+        "n": count,
+        "groups": count,
+        "freedom": optional(number(0)),
+        "low": optional(number()),
+        "high": optional(number()),
+    }
 )
-share = record({"value": number(0, 1), "stderr": optional(number(0, 100))})
+percent = optional(number(-1e9, 1e9))
+share = record({"value": number(0, 1), "stderr": percent, "low": percent, "high": percent})
 identity = record(
     {"model": text, "tokenizer": text, "corpus": text, "plan": text, "engine": text, "settings": mapping()},
     {"versions": mapping(text), "numerics": count},
@@ -47,6 +56,7 @@ QUESTION = {  # what perplexity.ask takes; a reference repeats it for its candid
     "stride": whole(-(1 << 62)),
     "max_windows": whole(-(1 << 62)),
     "num_samples": whole(-(1 << 62)),
+    "document_tokens": whole(-(1 << 62)),
     "field": line,
     "dataset": text,
     "dataset_config": text,
@@ -108,6 +118,8 @@ COLUMN_TYPES = {
     "id": "int32",
     "byte_len": "int32",
     "word_starts": "int32",
+    "group": "int64",
+    "weight": "double",
     "logprob": "double",
     "rank": "int64",
     "entropy": "double",

@@ -48,8 +48,7 @@ def score_plan(
     progress: Progress | None = None,
     answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
 ) -> None:
-    """Score every target of the plan into the journal; what it already has is not computed again."""
-    check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
+    """Score every target of a plan that fits into the journal; what it already has is not computed again."""
     total = plan.forward_tokens
     fed = int(plan.lengths[journal.done].sum())
     if progress:

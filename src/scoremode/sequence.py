@@ -12,29 +12,29 @@ Tokens that cover less than the prompt's part are not in that condition: it is a
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterator, Sequence
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scoremode.cache import write_atomically
 from scoremode.corpus import is_text
 from scoremode.engines.base import Engine, EngineOptions, gather_options
-from scoremode.engines.lookup import Subject, engine_name, find_subject, open_engine
-from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
+from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
+from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
 from scoremode.methods import plan_of_pairs
+from scoremode.perplexity import numbers_version
+from scoremode.redaction import without_secrets
 from scoremode.scoring import Progress, check_answers, check_fits
-from scoremode.types import Answers, Ids, Ints, Window, WindowList
+from scoremode.types import Answers, Ids, Window, WindowList, WindowSource
 
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
-USUAL_LENGTH = 8192  # tokens that an engine is made ready for where a model could take many more
+USUAL_LENGTH = 8192  # tokens that vLLM is started for where a model could take many more and longer prompts may come
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,9 @@ def _finite(value: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class EncodedPair:
+    """A prompt and its target as tokens, cut at the boundary."""
+
     prompt: str
     target: str
     ids: Ids  # (n,) prompt and target
@@ -93,13 +95,23 @@ class _Pair:
     first: int  # index of the first scored token
     condition: str
 
+    @property
+    def fed(self) -> int:
+        """Tokens that the model is given: the last one is only scored."""
+        return len(self.ids) - 1
+
+
+def longest_of(pairs: Iterable[EncodedPair]) -> int:
+    """Tokens of the longest window that scoring these pairs will feed."""
+    return max((pair.fed for pair in pairs), default=0)
+
 
 class SequenceProbability:
-    """A model held ready to answer P(target | prompt).
+    """A model held ready to answer P(target | prompt). Its engine starts with the first question.
 
-    >>> lm = SequenceProbability("table:uniform")
-    >>> lm.get_log_prob("ab", "cd")[0].prob == 2.0**-16
-    True
+    >>> with SequenceProbability("table:uniform") as lm:
+    ...     round(lm.get_log_prob("ab", "cd")[0].log_prob, 6)
+    -11.090355
     """
 
     def __init__(
@@ -125,45 +137,140 @@ class SequenceProbability:
             model, tokenizer=tokenizer, trust_remote_code=bool(options.trust_remote_code)
         )
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
+        self.options = replace(options, shares_prompts=True)
+        self._room: int | None = None  # tokens that vLLM was started for; None: no limit of ours
+        self._given = engine if isinstance(engine, Engine) else None
+        self._engine: Engine | None = self._given
         if isinstance(engine, Engine):
-            self.engine = engine
+            self.engine_name = engine.facts.engine  # only the caller knows what it is: never taken for another
+            self.settings: dict[str, Any] = {"instance": uuid.uuid4().hex, **engine.facts.settings}
         else:
-            shared = replace(options, shares_prompts=True)
-            longest = min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
-            self.engine = open_engine(self.subject, engine_name(engine, self.subject), shared, longest)
+            self.engine_name = engine_name(engine, self.subject)
+            self.settings = chosen_settings(self.subject, self.engine_name, self.options)
+
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def engine(self) -> Engine:
+        """The engine; started here if it is not running."""
+        return self._engine or self.open()
+
+    def open(self, longest: int | None = None) -> Engine:
+        """Start the engine, ready for ``longest`` tokens. One that is running and ready for them is kept.
+
+        vLLM reserves memory for the longest prompt, so it is started again when a longer one comes.
+        """
+        context = self.subject.context_length
+        if self._engine is not None and self._room is not None and longest is not None and longest > self._room:
+            doubled = 2 * self._room if context is None else min(2 * self._room, context)
+            longest = max(longest, doubled)
+            print(f"scoremode: vLLM starts again, for prompts of up to {longest} tokens", file=sys.stderr)
+            self.close()
+        if self._engine is None:
+            room = self._usual_length if longest is None else longest
+            self._engine = open_engine(self.subject, self.engine_name, self.options, room)
+            self._room = room if self.engine_name == "vllm" and self._chosen_length is None else None
+        return self._engine
+
+    def close(self) -> None:
+        """Stop the engine, unless the caller brought it. The next question starts it again."""
+        engine, self._engine, self._room = self._engine, self._given, None
+        if engine is not None and self._given is None:
+            engine.close()
+
+    def __enter__(self) -> SequenceProbability:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _usual_length(self) -> int:
+        return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
+
+    @property
+    def _chosen_length(self) -> int | None:
+        """The longest prompt that the user told vLLM to take."""
+        other = dict(self.options.engine_args or ()).get("max_model_len")
+        return other if isinstance(other, int) else self.options.max_model_len
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for stored results to be these."""
-        facts = self.engine.facts
+        """What must be equal for stored results to be these; known before the engine is started."""
         return {
             "model": self.subject.fingerprint,
             "tokenizer": self.subject.tokenizer.facts.fingerprint,
-            "engine": [facts.engine, facts.dtype, facts.device, facts.head],
-            "boundary": [self.leading_space, self.spanning, self.add_bos],
+            "engine": self.engine_name,
+            "settings": without_secrets(self.settings),
+            **numbers_version(),
+            "boundary": {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos},
         }
 
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
     def get_log_prob(
         self, prompts: str | Sequence[str], targets: str | Sequence[str], progress: Progress | None = None
     ) -> list[SequenceScore]:
         """One result for each pair, in the order given. A single prompt serves all targets, and the other way round."""
-        pairs = [self._encode(p, t) for p, t in _paired(prompts, targets)]
+        pairs = self.encode(_paired(prompts, targets))
+        if self._engine is None:
+            self.open(max(longest_of(pairs), self._usual_length))  # more questions may come
+        return self.score(pairs, progress)
+
+    def encode(self, pairs: Iterable[tuple[str, str]]) -> list[EncodedPair]:
+        """Pairs as tokens. What cannot be scored is refused here, before an engine is started."""
+        found: list[EncodedPair] = []
+        for number, (prompt, target) in enumerate(pairs, 1):
+            try:
+                found.append(self._encode(prompt, target))
+                self._check_fits(found[-1])
+            except (InputError, BoundaryError) as error:
+                if number > 1:
+                    raise type(error)(f"pair {number}: {error.message}", fix=error.fix) from None
+                raise
+        return found
+
+    def score(self, pairs: Sequence[EncodedPair], progress: Progress | None = None) -> list[SequenceScore]:
+        """One result for each pair that ``encode`` made, in the order given."""
+        if not pairs:
+            return []
+        engine = self.open(longest_of(pairs))
         numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(p.prompt for p in pairs))}
         groups = np.array([numbers[p.prompt] for p in pairs], dtype=np.int64)
-        answers = self._scored(pairs, groups, progress)
-        conditions = self._conditions(pairs)
+        plan = plan_of_pairs([(p.ids, p.first) for p in pairs], groups)
+        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
+        answers = _answers(engine, plan, progress)
+        conditions = self._conditions(engine, pairs)
         return [
             self._result(pair, answer, condition)
             for pair, answer, condition in zip(pairs, answers, conditions, strict=True)
         ]
 
+    def as_scored(self, target: str) -> str:
+        """The target with the space that ``leading_space`` puts in front of it."""
+        return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
+
+    def _check_fits(self, pair: EncodedPair) -> None:
+        """Refuse what the model cannot take."""
+        facts = self._given.facts if self._given is not None else None
+        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
+        largest = int(pair.ids.max())
+        if vocabulary is not None and largest >= vocabulary:
+            raise ModelError(
+                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
+                fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
+            )
+        chosen = self._chosen_length if self.engine_name == "vllm" and facts is None else None
+        limit = chosen or (facts.context_length if facts else self.subject.context_length)
+        if limit is not None and pair.fed > limit:
+            what = f"--max-model-len {limit}" if chosen else f"the model's context of {limit}"
+            fix = "shorten the prompt" + (", or give a larger --max-model-len" if chosen else "")
+            raise ModelError(f"a prompt and its target feed {pair.fed} tokens, more than {what}", fix=fix)
+
     # ── the boundary ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _encode(self, prompt: str, target: str) -> _Pair:
+    def _encode(self, prompt: str, target: str) -> EncodedPair:
         if not target:
             raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
         if not is_text(prompt + target):
             raise InputError("a prompt or target is not UTF-8", fix="give text in UTF-8")
-        if self.leading_space == "add" and not target[:1].isspace():
-            target = " " + target
+        target = self.as_scored(target)
         text, cut = prompt + target, len(prompt)
         specials, encoding = self._without_trailing_specials(text)
         ids = np.concatenate([specials, encoding.ids]).astype(np.int32)
@@ -187,7 +294,7 @@ class SequenceProbability:
         spans = zip(encoding.char_start[own:].tolist(), encoding.char_end[own:].tolist(), strict=True)
         texts = [text[a:b] for a, b in spans]
         texts[0] = condition + texts[0][len(condition) :] if condition else texts[0]
-        return _Pair(prompt, target, ids, tuple(texts), first, condition)
+        return EncodedPair(prompt, target, ids, tuple(texts), first, condition)
 
     def _without_trailing_specials(self, text: str) -> tuple[Ids, Any]:
         """Special tokens that go in front, and the text's own encoding: an EOS behind the target is no part of it."""
@@ -204,22 +311,7 @@ class SequenceProbability:
         return specials, plain
 
     # ── the scores ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _scored(self, pairs: list[_Pair], groups: Ints, progress: Progress | None) -> list[Answers]:
-        if not pairs:
-            return []
-        plan = plan_of_pairs([(p.ids, p.first) for p in pairs], groups)
-        check_fits(plan, self.engine.facts.vocabulary, self.engine.facts.context_length)
-        found: dict[int, Answers] = {}
-        fed = 0
-        for index, answers in self.engine.score(plan, np.zeros(len(plan), dtype=np.bool_)):
-            check_answers(index, plan.window(index), answers)
-            found[index] = answers
-            fed += int(plan.lengths[index])
-            if progress:
-                progress(fed, plan.forward_tokens)
-        return [found[i] for i in range(len(pairs))]
-
-    def _conditions(self, pairs: list[_Pair]) -> list[float]:
+    def _conditions(self, engine: Engine, pairs: Sequence[EncodedPair]) -> list[float]:
         """log P(the next token begins with the prompt's part), 0 where the boundary is clean."""
         logs = [0.0] * len(pairs)
         asked = [(i, p) for i, p in enumerate(pairs) if p.condition]
@@ -228,9 +320,14 @@ class SequenceProbability:
             allowed = self._beginning_with(pair.condition.encode(), int(pair.ids[pair.first]))
             rows = np.array([pair.first - 1], dtype=np.int32)
             windows.append(Window(pair.ids[: pair.first], rows, allowed[None, :]))
-        source = WindowList(tuple(windows))
-        for index, answers in self.engine.score(source, np.zeros(len(source), dtype=np.bool_)):
-            logs[asked[index][0]] = min(0.0, float(np.logaddexp.reduce(answers.logprob[0])))
+        for (i, pair), answers in zip(asked, _answers(engine, WindowList(tuple(windows))), strict=True):
+            logs[i] = _no_more_than_certain(float(np.logaddexp.reduce(answers.logprob[0])))
+            if logs[i] == -math.inf:
+                raise BoundaryError(
+                    f"the model gives {pair.condition!r} at the end of the prompt {pair.prompt!r} probability zero, so "
+                    "nothing follows from it",
+                    fix="move the boundary to the beginning of that token",
+                )
         return logs
 
     @cached_property
@@ -246,10 +343,10 @@ class SequenceProbability:
             )
         return np.array(allowed, dtype=np.int32)
 
-    def _result(self, pair: _Pair, answers: Answers, condition_log_prob: float) -> SequenceScore:
+    def _result(self, pair: EncodedPair, answers: Answers, condition_log_prob: float) -> SequenceScore:
         logprobs, ranks = answers.logprob[:, 0].tolist(), answers.rank[:, 0].tolist()
         ids = pair.ids[pair.first :].tolist()
-        log_prob = min(0.0, math.fsum(logprobs) - condition_log_prob)
+        log_prob = _no_more_than_certain(math.fsum(logprobs) - condition_log_prob)
         per_token = -log_prob / len(ids)
         return SequenceScore(
             prompt=pair.prompt,
@@ -263,6 +360,32 @@ class SequenceProbability:
             condition=pair.condition,
             condition_log_prob=condition_log_prob,
         )
+
+
+def _answers(engine: Engine, source: WindowSource, progress: Progress | None = None) -> list[Answers]:
+    """The answers of every window, in order: all of them, and all of them numbers."""
+    if not len(source):
+        return []
+    found: dict[int, Answers] = {}
+    lengths = source.lengths
+    fed, total = 0, int(lengths.sum())
+    for index, answers in engine.score(source, np.zeros(len(source), dtype=np.bool_)):
+        check_answers(index, source.window(index), answers)
+        found[index] = answers
+        fed += int(lengths[index])
+        if progress:
+            progress(fed, total)
+    missing = len(source) - len(found)
+    if missing:
+        raise EngineError(f"the engine left {missing} of {len(source)} windows without an answer", fix="run it again")
+    return [found[i] for i in range(len(source))]
+
+
+def _no_more_than_certain(log_prob: float) -> float:
+    """Rounding may carry a sum a little above 0. ``min(0.0, nan)`` would be 0, that is: certain."""
+    if math.isnan(log_prob):
+        raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+    return min(0.0, log_prob)
 
 
 def _begins(ids: Ids, with_ids: Ids) -> bool:
@@ -296,65 +419,7 @@ def prob(
     >>> [round(s.log_prob, 6) for s in sm.prob("table:uniform", prompt="ab", targets=["c", "de"])]
     [-5.545177, -11.090355]
     """
-    lm = SequenceProbability(model, **settings)
-    try:
-        return lm.get_log_prob(prompt, targets)
-    finally:
-        if not isinstance(settings.get("engine"), Engine):
-            lm.engine.close()
-
-
-CHUNK = 256  # pairs scored between two writes
-
-
-def score_to_file(
-    lm: SequenceProbability, pairs: list[tuple[str, str]], path: Path, progress: Progress | None = None
-) -> list[SequenceScore]:
-    """Results of many pairs as JSON lines, written as they come; an interrupted call goes on where it stopped.
-
-    The file gets its name when it is whole. Until then ``NAME.partial`` holds what is done; its lines are used again
-    only for the same model, settings and pairs.
-    """
-    partial = path.with_name(path.name + ".partial")
-    header = json.dumps({"scoremode": lm.identity(), "pairs": _digest(pairs)}, sort_keys=True)
-    results = _read_partial(partial, header, pairs)
-    with partial.open("a", encoding="utf-8") as file:
-        if not results:
-            file.truncate(0)
-            file.write(header + "\n")
-        for begin in range(len(results), len(pairs), CHUNK):
-            chunk = pairs[begin : begin + CHUNK]
-            scored = lm.get_log_prob([p for p, _ in chunk], [t for _, t in chunk])
-            file.writelines(json.dumps(r.as_json(), ensure_ascii=False) + "\n" for r in scored)
-            file.flush()
-            results += scored
-            if progress:
-                progress(len(results), len(pairs))
-    write_atomically(path, "".join(json.dumps(r.as_json(), ensure_ascii=False) + "\n" for r in results).encode())
-    partial.unlink()
-    return results
-
-
-def _digest(pairs: list[tuple[str, str]]) -> str:
-    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
-
-
-def _read_partial(partial: Path, header: str, pairs: list[tuple[str, str]]) -> list[SequenceScore]:
-    """Whole chunks that an earlier call left, so that the rest meets the same batches; a torn line ends them."""
-    try:
-        with partial.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            lines = list(file)  # not splitlines: a text may hold other line ends
-    except OSError:
-        return []
-    if not lines or lines[0].rstrip("\n") != header:
-        return []
-    found: list[SequenceScore] = []
-    for line in lines[1:]:
-        try:
-            found.append(SequenceScore.from_json(json.loads(line)))
-        except (ValueError, TypeError, KeyError):
-            break
-    kept = len(found) if len(found) == len(pairs) else len(found) // CHUNK * CHUNK
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines([header + "\n", *lines[1 : kept + 1]])
-    return found[:kept]
+    with SequenceProbability(model, **settings) as lm:
+        pairs = lm.encode(_paired(prompt, targets))
+        lm.open(longest_of(pairs))
+        return lm.score(pairs)

@@ -2,7 +2,8 @@
 
 Both runs scored the same targets, so what makes a text hard is in both and cancels in their difference. Every error
 here is that of the difference: never of two numbers taken apart. Means count a target as often as the method does
-(``Comparison.weight``); quantiles count each target once. docs/compare-statistics.md has every formula.
+(``Comparison.weight``); quantiles count each target once. docs/compare-statistics.md has every formula. Bounds
+(``…_low``, ``…_high``) are at 95 %, by Student's t.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import RunError
+from scoremode.groups import present
 from scoremode.methods import METHODS
-from scoremode.metrics import GroupSums, exponential, finite, present, ratio
+from scoremode.metrics import GroupSums, bounded, exponential, finite, moved, ratio
 from scoremode.types import BLOCK, Bools, Comparison, Estimate, Floats, Ids, Ints, Run
 
 KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
@@ -36,49 +38,52 @@ DELTA_P_QUANTILES = {
     "p999": 0.999,
     "max": 1.0,
 }
-INTERVAL = (0.025, 0.975)  # what the 95 % bounds of a bootstrap are
+
+
+def _bounded(*names: str) -> tuple[str, ...]:
+    """The names of numbers that have an error and bounds."""
+    return tuple(name + part for name in names for part in ("", "_stderr", "_low", "_high"))
+
 
 FIELDS: tuple[str, ...] = (
-    "targets",
-    "groups",
-    *("ppl_baseline", "ppl_baseline_stderr", "ppl_candidate", "ppl_candidate_stderr"),
+    *("targets", "groups", "freedom"),
+    *_bounded("ppl_baseline", "ppl_candidate"),
     *("bits_per_byte_baseline", "bits_per_byte_candidate"),
     *("zero_probability_baseline", "zero_probability_candidate"),
-    *("ppl_ratio", "ppl_ratio_stderr", "ppl_ratio_low", "ppl_ratio_high"),
-    *("log_ppl_ratio", "log_ppl_ratio_stderr", "ppl_difference", "ppl_difference_stderr"),
-    *("kl_mean", "kl_mean_stderr", "kl_mean_low", "kl_mean_high", "kl_infinite"),
+    *_bounded("ppl_ratio", "log_ppl_ratio", "ppl_difference", "kl_mean"),
+    "kl_infinite",
     *(f"kl_{name}" for name in KL_QUANTILES),
     *("noise_floor_kl_mean", "noise_floor_kl_p99"),
-    *("delta_logprob_mean", "delta_logprob_mean_stderr"),
-    *("delta_p_mean", "delta_p_mean_stderr", "delta_p_rms", "delta_p_rms_stderr"),
+    *_bounded("delta_logprob_mean", "delta_p_mean", "delta_p_rms"),
     *(f"delta_p_{name}" for name in DELTA_P_QUANTILES),
-    *("same_top", "same_top_stderr", "worse", "worse_stderr"),
+    *_bounded("same_top", "worse"),
 )
 """Every number of ``describe``, in its order: what a gate may name."""
 
 
-def describe(c: Comparison, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Any]:
+def describe(c: Comparison) -> dict[str, Any]:
     """Every number of a comparison, flat and ready for JSON: ``name``, then FIELDS.
 
-    None stands for a value that does not exist (KL that was not measured, the error of one group, a quantile of
-    nothing) and for one that is infinite or undefined (a perplexity with a target of probability zero). ``bootstrap``
-    is the number of resamples behind ``…_low`` and ``…_high``; 0 leaves both None.
+    None stands for a value that does not exist (KL that was not measured, the error of too few groups, a quantile of
+    nothing) and for one that is infinite or undefined (a perplexity with a target of probability zero).
 
     >>> describe(comparison)["kl_mean"]   # doctest: +SKIP
     0.0312
     """
     require_sound(c)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are answered with None
+        same_top = terms(c, "same_top").estimate()
         found = {
             "name": c.name,
             "targets": len(c.groups),
-            "groups": len(present(_cut(c.groups))),
+            "groups": same_top.groups,
+            "freedom": same_top.freedom,
             **_of_both_runs(c),
-            **_perplexity(c, bootstrap, seed),
-            **_divergence(c, bootstrap, seed),
+            **_perplexity(c),
+            **_divergence(c),
             **_with_error("delta_logprob_mean", terms(c, "delta_logprob_mean").estimate()),
             **_probability(c),
-            **_with_error("same_top", terms(c, "same_top").estimate()),
+            **_with_error("same_top", same_top),
             **_with_error("worse", terms(c, "worse").estimate()),
         }
     return {name: finite(value) if isinstance(value, float) else value for name, value in found.items()}
@@ -107,10 +112,10 @@ def _cut(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 class Terms(GroupSums):
     """A statistic as Σ numerator / Σ denominator: the sums of each group, which are all that its error needs.
 
-    >>> parts = Terms(3)
-    >>> parts.add(np.arange(3), np.array([1.0, 2.0, 6.0]), np.ones(3))
+    >>> parts = Terms(5)
+    >>> parts.add(np.arange(5), np.array([1.0, 2.0, 3.0, 4.0, 10.0]), np.ones(5))
     >>> parts.estimate()
-    3 ± 1.53
+    4 ± 1.58
     """
 
     @property
@@ -193,6 +198,14 @@ def terms_of_difference(a: Comparison, b: Comparison, name: str) -> Terms:
     return found
 
 
+def terms_of_distance(c: Comparison) -> Terms:
+    """What the perplexity's distance from the baseline's is the ratio of: zero where both are equal, either sign."""
+    found = terms(c, "ppl_ratio")
+    if averages_documents(c):
+        found.numerator -= found.denominator
+    return found
+
+
 def averages_documents(c: Comparison) -> bool:
     """Is the method's perplexity an arithmetic mean over documents of perplexities?"""
     method = METHODS.get(c.baseline.manifest["method"])
@@ -217,27 +230,6 @@ def _document_terms(c: Comparison) -> Terms:
         cand.add(index, -block.cand, ones)
     found = Terms(len(documents))
     found.add(found.groups, np.exp(cand.numerator / cand.denominator), np.exp(base.numerator / base.denominator))
-    return found
-
-
-def bootstrap(
-    numerator: Floats, denominator: Floats, groups: Ints, *, draws: int = 1000, seed: int = 0
-) -> npt.NDArray[np.float64]:
-    """Σ numerator / Σ denominator over groups drawn again with replacement, whole groups at a time, (draws,).
-
-    >>> resampled = bootstrap(np.arange(400.0), np.ones(400), np.arange(400))
-    >>> round(float(resampled.std())), Terms(np.arange(400.0), np.ones(400), np.arange(400)).estimate()
-    (6, 199.5 ± 5.78)
-    """
-    count = int(groups.max()) + 1
-    sums, units = np.bincount(groups, numerator), np.bincount(groups, denominator)
-    generator = np.random.default_rng(seed)
-    found = np.empty(draws)
-    step = max(1, 2**18 // count)  # some 2 MB of indices at a time, however many groups there are
-    for begin in range(0, draws, step):
-        stop = min(begin + step, draws)
-        chosen = generator.integers(count, size=(stop - begin, count))
-        found[begin:stop] = sums[chosen].sum(axis=1) / units[chosen].sum(axis=1)
     return found
 
 
@@ -290,9 +282,8 @@ def _stored(run: Run, name: str) -> Estimate:
     return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
 
 
-def _perplexity(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
+def _perplexity(c: Comparison) -> dict[str, Any]:
     parts = terms(c, "ppl_ratio")
-    low, high = _bounds(parts, draws, seed)
     if averages_documents(c):
         quotient = parts.estimate()
         logarithm = _logarithm(quotient)
@@ -300,22 +291,19 @@ def _perplexity(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
     else:
         logarithm = parts.estimate()
         quotient = exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
-        low, high = float(np.exp(low)), float(np.exp(high))
         difference = _difference_of_exponentials(c)
     return {
         **_with_error("ppl_ratio", quotient),
-        "ppl_ratio_low": low,
-        "ppl_ratio_high": high,
         **_with_error("log_ppl_ratio", logarithm),
         **_with_error("ppl_difference", difference),
     }
 
 
 def _logarithm(e: Estimate) -> Estimate:
-    """ln of an estimate; its error to first order."""
+    """ln of an estimate."""
     if not (math.isfinite(e.value) and e.value > 0):
         return Estimate(math.nan, None, e.n, e.groups)
-    return Estimate(math.log(e.value), None if e.stderr is None else e.stderr / e.value, e.n, e.groups)
+    return moved(e, lambda x: math.log(x) if x > 0 else -math.inf, 1 / e.value)
 
 
 def _difference_of_exponentials(c: Comparison) -> Estimate:
@@ -330,36 +318,28 @@ def _difference_of_exponentials(c: Comparison) -> Estimate:
     if not math.isfinite(value):
         return Estimate(math.nan, None, len(c.groups), cand.groups)
     moves = _weighted(c, lambda b: ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value))
-    return Estimate(value, moves.estimate().stderr, len(c.groups), cand.groups)
+    around_zero = moves.estimate()
+    return bounded(Estimate(value, around_zero.stderr, len(c.groups), cand.groups, around_zero.freedom))
 
 
-def _divergence(c: Comparison, draws: int, seed: int) -> dict[str, Any]:
+def _divergence(c: Comparison) -> dict[str, Any]:
     floor = c.noise_kl
     noise = {
         "noise_floor_kl_mean": float(floor.mean()) if floor is not None and len(floor) else None,
         "noise_floor_kl_p99": quantile(floor, 0.99) if floor is not None else None,
     }
-    names = ("kl_mean", "kl_mean_stderr", "kl_mean_low", "kl_mean_high", "kl_infinite")
     if c.kl is None:
-        return {**dict.fromkeys((*names, *(f"kl_{name}" for name in KL_QUANTILES))), **noise}
-    parts = terms(c, "kl_mean")
-    mean, (low, high) = parts.estimate(), _bounds(parts, draws, seed)
-    values = (mean.value, mean.stderr, low, high, int(np.isinf(c.kl).sum()))
-    return {**dict(zip(names, values, strict=True)), **_named("kl", quantiles(c.kl.copy(), KL_QUANTILES)), **noise}
+        return {
+            **dict.fromkeys((*_bounded("kl_mean"), "kl_infinite", *(f"kl_{name}" for name in KL_QUANTILES))),
+            **noise,
+        }
+    mean = _with_error("kl_mean", terms(c, "kl_mean").estimate())
+    infinite = {"kl_infinite": int(np.isinf(c.kl).sum())}
+    return {**mean, **infinite, **_named("kl", quantiles(c.kl.copy(), KL_QUANTILES)), **noise}
 
 
 def _named(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
     return {f"{prefix}_{name}": value for name, value in values.items()}
-
-
-def _bounds(parts: Terms, draws: int, seed: int) -> tuple[float, float]:
-    """The bootstrap's 95 % bounds; NaN where there is nothing to draw from."""
-    if draws < 1 or len(parts.groups) < 2:
-        return math.nan, math.nan
-    resampled = bootstrap(parts.numerator, parts.denominator, parts.groups, draws=draws, seed=seed)
-    if not np.isfinite(resampled).all():
-        return math.nan, math.nan
-    return quantile(resampled, INTERVAL[0]), quantile(resampled, INTERVAL[1])
 
 
 def _probability(c: Comparison) -> dict[str, Any]:
@@ -376,14 +356,13 @@ def _probability(c: Comparison) -> dict[str, Any]:
 
 
 def _root(square: Estimate) -> Estimate:
-    """The square root of an estimate; its error to first order. No spread around zero is an error of zero."""
+    """The square root of an estimate. No spread around zero is an error of zero."""
     value = math.sqrt(square.value)
-    error = None if square.stderr is None else square.stderr / (2 * value) if value else 0.0
-    return Estimate(value, error, square.n, square.groups)
+    return moved(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)
 
 
 def _with_error(name: str, e: Estimate) -> dict[str, Any]:
-    return {name: e.value, f"{name}_stderr": e.stderr}
+    return dict(zip(_bounded(name), (e.value, e.stderr, e.low, e.high), strict=True))
 
 
 # ── llama.cpp's own statistics ───────────────────────────────────────────────────────────────────────────────────────

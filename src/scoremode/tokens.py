@@ -8,23 +8,32 @@ cut into several tokens, the first of them owns it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from scoremode import memory
 from scoremode.corpus import Message
-from scoremode.errors import ModelError
+from scoremode.errors import CorpusError, ModelError, OptionError
 from scoremode.types import BLOCK, Bools, Ids, Ints, TokenizerFacts, Tokens, frozen
 
 # digits, spaces, scripts, an emoji of several code points and a control character: what tokenizers disagree about
 PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naïve 👩‍🔬 don't\x07 <s> _x_ "
+
+
+# Memory that a tokenizer takes while it works on one text, at most: for each byte of the text (copies, and where each
+# byte came from) and for each token (its name, its place, and Python's lists of them). Measured with tokenizers 0.23.
+BYTES_PER_BYTE, BYTES_PER_TOKEN = 80, 375
+SMALL_TEXT = 200_000  # characters: below this nobody needs to ask
+SAMPLES, SAMPLE_LENGTH = 16, 4096  # pieces of a text that tell how many tokens it has
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +62,22 @@ class TextTokenizer(Protocol):
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str: ...
 
 
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Only errors of Transformers, no progress bars; afterwards it is as loud as the program that uses us wants it."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
 class HuggingFaceTokenizer:
     """A fast tokenizer of Transformers."""
 
@@ -68,11 +93,10 @@ class HuggingFaceTokenizer:
     @staticmethod
     def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
         from transformers import AutoTokenizer
-        from transformers.utils import logging
 
-        logging.set_verbosity_error()  # its warning about texts longer than the model's context does not apply here
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+            with quiet_transformers():
+                tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
         except Exception as error:
             reason = str(error).strip().split("\n")[0][:200]
             raise ModelError(
@@ -99,6 +123,29 @@ class HuggingFaceTokenizer:
         )
 
     def encode(self, text: str, *, special: bool) -> Encoding:
+        self._require_memory(text)
+        return self._encode(text, special=special)
+
+    def _require_memory(self, text: str) -> None:
+        """Refuse a text that does not fit: the tokenizer's own library ends the whole process when memory runs out."""
+        if len(text) < SMALL_TEXT:
+            return
+        left = memory.available()
+        if left is None:
+            return
+        step = len(text) // SAMPLES
+        samples = [text[at : at + SAMPLE_LENGTH] for at in range(0, step * SAMPLES, step)]
+        share = sum(len(self._encode(s, special=False).ids) for s in samples) / sum(map(len, samples))
+        size = len(text) if text.isascii() else len(text.encode())
+        needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
+        if needed > left:
+            raise CorpusError(
+                f"cutting a text of {_megabytes(size)} into tokens takes about {_megabytes(needed)} of memory, "
+                f"and {_megabytes(left)} are free",
+                fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
+            )
+
+    def _encode(self, text: str, *, special: bool) -> Encoding:
         backend = self.hf.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
@@ -121,10 +168,33 @@ class HuggingFaceTokenizer:
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
         if not self.hf.chat_template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
+        if any(isinstance(m.get("content"), list) for m in messages):
+            self._require_parts(messages)
+        return self._rendered(messages, open_turn=open_turn)
+
+    def _rendered(self, messages: list[Message], *, open_turn: bool) -> str:
         try:
             return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
-        except Exception as error:  # templates raise their own errors
-            raise ModelError(f"the chat template refused a row ({error})", fix="check the roles in the row") from None
+        except Exception as error:  # templates raise their own errors, and Python's
+            reason = f"{type(error).__name__}: {error}"[:200]
+            raise ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row") from None
+
+    def _require_parts(self, messages: list[Message]) -> None:
+        """Refuse lists of parts if the template knows text only: it would print them as Python does, or drop them."""
+        marked, count = [], 0
+        for message in messages:
+            content = message["content"]
+            if isinstance(content, list):
+                content = [{**part, "text": f"part{count + i}part"} for i, part in enumerate(content)]
+                count += len(content)
+            marked.append({**message, "content": content})
+        shown = self._rendered(marked, open_turn=False)
+        as_code = re.search(r"""["']text["']\s*:\s*["']part\d+part""", shown)
+        if as_code or any(f"part{i}part" not in shown for i in range(count)):
+            raise ModelError(
+                "this model's chat template does not take content that is a list of parts",
+                fix='give the content as one string, as in {"role": "user", "content": "…"}',
+            )
 
 
 class ByteTokenizer:
@@ -148,8 +218,17 @@ class ByteTokenizer:
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
         if any("content" not in m for m in messages):
             raise ModelError("a chat row has a message without 'content'", fix="check the row")
-        turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        turns = "".join(f"{m['role']}: {_content(m)}\n" for m in messages)
         return turns + "assistant: " if open_turn else turns
+
+
+def _content(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:
@@ -193,12 +272,14 @@ class Document:
     source_bytes: int
     source_words: int
     scored_spans: tuple[tuple[int, int], ...] | None = None  # characters that may be targets; None: all
+    joined_at: tuple[int, ...] = ()  # characters at which another text begins, where a recipe joined several
 
 
 def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
     """All documents as one stream of ids."""
     ids, ends, byte_len, word_starts, masks = [], [], [], [], []
     doc_bytes, doc_words = [], []
+    joined_at: list[Ints] = []
     for document in documents:
         encoding = tokenizer.encode(document.text, special=special)
         ids.append(encoding.ids)
@@ -208,6 +289,9 @@ def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special
         masks.append(_inside(encoding, document.scored_spans))
         doc_bytes.append(document.source_bytes)
         doc_words.append(document.source_words)
+        # a text begins with the first token that reaches past its first character
+        inside = np.searchsorted(encoding.char_end, np.array(document.joined_at, np.int64), side="right")
+        joined_at.append(sum(map(len, ids[:-1])) + inside)
         del encoding  # it holds more than is kept, while the next document is cut
     lengths = [len(part) for part in ids]
     return Tokens(
@@ -222,7 +306,41 @@ def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special
         target_mask=frozen(np.concatenate([m for m in masks if m is not None]))
         if masks and all(m is not None for m in masks)
         else None,
+        joined_at=frozen(np.unique(np.concatenate(joined_at)).astype(np.int64)) if any(map(len, joined_at)) else None,
     )
+
+
+def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
+    """The first ``limit`` tokens of each document, and how many documents that cut.
+
+    Many documents of few tokens say more about a model than few of many: their errors are smaller for the same work.
+    """
+    if tokens.joined_at is not None:
+        raise OptionError("--document-tokens: the method joins all texts into one document", fix="use sliding-once")
+    if limit < 1:
+        raise OptionError(f"--document-tokens {limit} leaves no text", fix="give 2 or more")
+    lengths = np.diff(tokens.doc_starts)
+    kept = np.minimum(lengths, limit)
+    inside = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths) < limit
+    document = np.repeat(np.arange(len(lengths)), kept)
+    cut = replace(
+        tokens,
+        ids=frozen(tokens.ids[inside]),
+        doc_starts=frozen(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)),
+        char_end=frozen(tokens.char_end[inside]),
+        byte_len=frozen(tokens.byte_len[inside]),
+        word_starts=frozen(tokens.word_starts[inside]),
+        doc_bytes=frozen(_of_kept(document, tokens.byte_len[inside], kept < lengths, tokens.doc_bytes)),
+        doc_words=frozen(_of_kept(document, tokens.word_starts[inside], kept < lengths, tokens.doc_words)),
+        target_mask=None if tokens.target_mask is None else frozen(tokens.target_mask[inside]),
+    )
+    return cut, int((kept < lengths).sum())
+
+
+def _of_kept(document: Ints, of_token: Ids, was_cut: Bools, of_document: Ints) -> Ints:
+    """A count for each document: of its kept tokens where it was cut, else its own."""
+    counted = np.bincount(document, of_token, minlength=len(of_document)).astype(np.int64)
+    return np.where(was_cut, counted, of_document)
 
 
 def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:

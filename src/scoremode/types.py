@@ -40,8 +40,9 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 class Estimate:
     """A number with its uncertainty.
 
-    ``stderr`` is None where it cannot be known (one group only). ``n`` counts targets, ``groups`` the independent
-    pieces the error was computed from (documents, else windows).
+    ``stderr`` is one standard error, None where it cannot be known: too few groups. ``n`` counts targets, ``groups``
+    the independent pieces of text that the error was computed from. ``low`` and ``high`` are the 95 % bounds, by
+    Student's t with ``freedom`` degrees of freedom.
 
     >>> Estimate(12.5, 0.25, 1000, 40)
     12.5 ± 0.25
@@ -51,6 +52,9 @@ class Estimate:
     stderr: float | None
     n: int
     groups: int
+    freedom: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     def __repr__(self) -> str:
         error = "?" if self.stderr is None else f"{self.stderr:.3g}"
@@ -63,7 +67,8 @@ class Estimate:
     def from_json(stored: Mapping[str, Any]) -> Estimate:
         """An estimate as a manifest keeps it: no value means that it was infinite."""
         value = math.inf if stored["value"] is None else stored["value"]
-        return Estimate(value, stored["stderr"], stored["n"], stored["groups"])
+        names = ("stderr", "n", "groups", "freedom", "low", "high")
+        return Estimate(value, *(stored[name] for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class Tokens:
     doc_words: Ints  # (documents,) likewise, as lm-evaluation-harness counts them
     tokenizer: TokenizerFacts
     target_mask: Bools | None = None  # (n,) tokens that may be targets; None: all
+    joined_at: Ints | None = None  # tokens where another text begins inside a document that was joined; None: nowhere
 
     @property
     def documents(self) -> int:
@@ -205,6 +211,7 @@ class Plan:
     average: Average = "token"
     vocabulary: int | None = None  # ids from here on get no probability; None: all that the head has
     prefix_group: Ints | None = None  # (windows,)
+    joined_at: Ints | None = None  # tokens where another text begins inside a document that was joined
     notes: tuple[str, ...] = ()  # what was adjusted or left out, in words; not part of the plan's identity
 
     def __post_init__(self) -> None:
@@ -248,7 +255,15 @@ class Plan:
             if array is not None:
                 hasher.update(f"{array.dtype.str}{array.shape}".encode())
                 hasher.update(np.ascontiguousarray(array).data)
+        if self.joined_at is not None:
+            hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
         return hasher.hexdigest()
+
+    @cached_property
+    def piece_starts(self) -> Ints:
+        """Tokens where a text begins that has nothing to do with the one before: documents, and what was joined."""
+        joined = np.zeros(0, np.int64) if self.joined_at is None else self.joined_at
+        return np.union1d(self.doc_starts[:-1], joined)
 
     @cached_property
     def lengths(self) -> Ints:
@@ -439,6 +454,8 @@ class TargetFacts(Columns):
     id: Ids  # (n,)
     byte_len: Ids  # (n,)
     word_starts: Ids  # (n,)
+    group: Ints  # (n,) targets of one group are not independent of each other
+    weight: Floats  # (n,) how much the target counts in the method's mean: 1 unless windows are averaged
     text: npt.NDArray[np.object_]  # (n,) the characters of the source that the token stands for
     top_text: npt.NDArray[np.object_]  # (n,) the model's first choice, decoded
 

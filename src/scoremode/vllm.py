@@ -22,7 +22,24 @@ from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import InputError, OptionError
 from scoremode.types import Answers, Ids, Window, WindowList
 
-__all__ = ["LLM", "Logprob", "PromptLogprobs", "SamplingParams", "ScoreOutput", "TokensPrompt"]
+__all__ = ["LLM", "Logprob", "PromptLogprobs", "SamplingParams", "ScoreOutput", "TextPrompt", "TokensPrompt"]
+
+STEERS_SAMPLING = {
+    *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection", "watermarking"),
+    *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "thinking_token_budget", "logprobs"),
+    *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind", "stream_interval"),
+    *("flat_logprobs", "skip_clone", "skip_reading_prefix_cache"),
+}
+"""Fields of vLLM's SamplingParams that change no score: they say how to choose, end or show generated tokens."""
+
+NOT_HONOURED = {
+    *("lora_request", "prompt_adapter_request", "priority", "tokenization_kwargs", "mm_processor_kwargs"),
+    *("guided_options_request", "prompt_token_ids"),
+}
+"""Arguments of vLLM's ``generate`` that score mode would have to pass over in silence; None asks for nothing."""
+
+PROMPT_KEYS = {"prompt", "prompt_token_ids", "target_token_ids"}
 
 
 class _Tokens(TypedDict):
@@ -33,6 +50,16 @@ class TokensPrompt(_Tokens, total=False):
     """A prompt by its ids, and the tokens to score at positions 1, 2, …: one fewer than the prompt has."""
 
     target_token_ids: Sequence[int]  # left out: the prompt's own
+    prompt: str  # as in vLLM: the text that the ids came from; the ids are what is scored
+
+
+class TextPrompt(TypedDict):
+    """A prompt by its text, which the model's tokenizer encodes."""
+
+    prompt: str
+
+
+Prompt = str | TokensPrompt | TextPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +72,15 @@ class Logprob:
 
 
 class SamplingParams:
-    """``score_mode=True`` and nothing to generate; what steers sampling is accepted, because it changes no score."""
+    """``score_mode=True`` and nothing to generate; what steers sampling is accepted, because it changes no score.
+
+    >>> SamplingParams(score_mode=True, temperature=0.7)
+    SamplingParams(score_mode=True)
+    >>> SamplingParams(score_mode=True, logit_bias={5: 1.0})
+    Traceback (most recent call last):
+    ...
+    scoremode.errors.OptionError: score mode does not honour logit_bias; leave logit_bias out
+    """
 
     def __init__(self, *, score_mode: bool = False, max_tokens: int | None = None, **sampling: Any) -> None:
         if score_mode and max_tokens not in (None, 0):
@@ -54,6 +89,10 @@ class SamplingParams:
             raise OptionError("max_tokens=0 without score mode", fix="SamplingParams(score_mode=True)")
         if not score_mode:
             raise OptionError("this LLM only scores", fix="SamplingParams(score_mode=True), or vllm.LLM to generate")
+        for name, value in sampling.items():
+            only_targets = name == "prompt_logprobs" and value in (None, 0)  # which is what is returned
+            if name not in STEERS_SAMPLING and not only_targets:
+                raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out")
         self.score_mode = score_mode
         self.max_tokens = 0
         self.sampling = sampling
@@ -119,14 +158,16 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | TokensPrompt | Sequence[str | TokensPrompt],
-        sampling_params: SamplingParams | None = None,
-        **_: Any,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: object = True,
+        **others: Any,
     ) -> list[ScoreOutput]:
-        """Score every prompt; outputs in the order of the prompts."""
-        if sampling_params is None or not getattr(sampling_params, "score_mode", False):
-            raise OptionError("this LLM only scores", fix="pass SamplingParams(score_mode=True)")
+        """Score every prompt; outputs in the order of the prompts. ``use_tqdm`` is accepted and shows nothing."""
+        refuse_arguments(others)
         listed = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        check_params(sampling_params, len(listed))
         windows = [self._window(prompt, i) for i, prompt in enumerate(listed)]
         found = dict(self.engine.score(WindowList(tuple(windows)), np.zeros(len(windows), bool)))
         return [
@@ -134,14 +175,15 @@ class LLM:
             for i, window in enumerate(windows)
         ]
 
-    def _window(self, prompt: str | TokensPrompt, index: int) -> Window:
-        given: TokensPrompt = (
-            {"prompt_token_ids": self.get_tokenizer().encode(prompt)} if isinstance(prompt, str) else prompt
+    def _window(self, prompt: Any, index: int) -> Window:
+        given = read_prompt(prompt, index)
+        text = given.get("prompt")
+        ids = token_ids(
+            self.get_tokenizer().encode(text) if "prompt_token_ids" not in given else given["prompt_token_ids"], index
         )
-        ids = np.asarray(given["prompt_token_ids"], np.int32)
         if len(ids) == 0:
-            raise InputError(f"prompt {index} has no tokens")
-        targets = np.asarray(given.get("target_token_ids", ids[1:]), np.int32)
+            raise InputError(f"prompt {index} has no tokens", fix="leave it out")
+        targets = token_ids(given["target_token_ids"], index) if "target_token_ids" in given else ids[1:]
         if len(targets) != len(ids) - 1:
             raise InputError(
                 f"prompt {index} has {len(ids)} tokens and {len(targets)} targets, it needs {len(ids) - 1}",
@@ -157,3 +199,50 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def refuse_arguments(given: dict[str, Any]) -> None:
+    """An error for every argument of ``generate`` that would not be honoured."""
+    for name, value in given.items():
+        if name not in NOT_HONOURED:
+            raise OptionError(f"generate has no argument {name}", fix=f"leave {name} out")
+        if value is not None:
+            raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out, or use vllm.LLM")
+
+
+def check_params(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> None:
+    """One for all prompts or one for each, all of them in score mode."""
+    listed = list(params) if isinstance(params, Sequence) else [params]
+    if isinstance(params, Sequence) and len(listed) != prompts:
+        raise InputError(f"{prompts} prompts and {len(listed)} sampling_params", fix="give one, or one for each prompt")
+    if not all(isinstance(one, SamplingParams) for one in listed):
+        raise OptionError("this LLM only scores", fix="pass scoremode.vllm.SamplingParams(score_mode=True)")
+
+
+def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
+    """A prompt as a dictionary of what is scored; an error where it holds anything that would be passed over.
+
+    >>> read_prompt("some text", 0)
+    {'prompt': 'some text'}
+    """
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not isinstance(prompt, dict):
+        raise InputError(f"prompt {index} is a {type(prompt).__name__}", fix="give a text, or TokensPrompt(…)")
+    given = {name: value for name, value in prompt.items() if value is not None}
+    for name in given:
+        if name not in PROMPT_KEYS:
+            raise OptionError(f"score mode does not honour {name} of prompt {index}", fix=f"leave {name} out")
+    if "prompt_token_ids" not in given and not isinstance(given.get("prompt"), str):
+        raise InputError(f"prompt {index} has neither a text nor ids", fix="give prompt or prompt_token_ids")
+    return given
+
+
+def token_ids(given: Any, index: int) -> Ids:
+    """Ids as an array; an error where they are not ids, because a conversion would make some of anything."""
+    ids = np.asarray(given)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InputError(f"prompt {index} has ids that are not integers", fix="give a list of token ids")
+    if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
+        raise InputError(f"prompt {index} has ids that no model has", fix="check the tokenizer")
+    return ids.astype(np.int32)

@@ -173,3 +173,16 @@ def test_only_the_assistants_tokens_are_targets_when_asked(command: Command, tmp
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
     arguments = ["table:uniform", "--corpus", tmp_path / "a.jsonl", "--assistant-only", "--json"]
     assert command("plan", *arguments).json["targets"] == len("Hello")
+
+
+def test_the_real_wikitext_with_another_text_is_two_documents(
+    tmp_path: Path, wikitext_file: Path, command: Command
+) -> None:
+    (tmp_path / "other.txt").write_text("Another text, of its own.")
+    texts = [f"wikitext2:{wikitext_file}", tmp_path / "other.txt"]
+    made = command("plan", "table:uniform", "--corpus", *texts, "--json").json
+    alone = [command("plan", "table:uniform", "--corpus", text, "--json").json for text in texts]
+    assert made["documents"] == 2
+    assert made["notes"] == ["2 texts scored as separate documents: wikitext2, other.txt"]
+    for count in ("tokens", "targets", "windows", "forward_tokens"):
+        assert made[count] == sum(one[count] for one in alone), count

@@ -6,13 +6,17 @@ import errno
 import json
 import math
 import os
+import stat
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scoremode.sequence import CHUNK, SequenceProbability
+from scoremode.sequence import SequenceProbability
+from scoremode.sequence_files import CHUNK
 from tests.cli.conftest import Command, Refused
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
@@ -35,13 +39,13 @@ def results(path: Path) -> list[dict[str, Any]]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many pairs each call of the model was given."""
     sizes: list[int] = []
-    original = SequenceProbability.get_log_prob
+    original = SequenceProbability.score
 
-    def counted(self: Any, prompts: Any, targets: Any, progress: Any = None) -> Any:
-        sizes.append(len(prompts))
-        return original(self, prompts, targets, progress)
+    def counted(self: Any, pairs: Any, progress: Any = None) -> Any:
+        sizes.append(len(pairs))
+        return original(self, pairs, progress)
 
-    monkeypatch.setattr(SequenceProbability, "get_log_prob", counted)
+    monkeypatch.setattr(SequenceProbability, "score", counted)
     return sizes
 
 
@@ -128,7 +132,7 @@ def test_the_file_and_the_screen_say_the_same(command: Command, tmp_path: Path) 
 
 def test_a_finished_file_leaves_no_partial_one(command: Command, tmp_path: Path) -> None:
     command("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl")
-    assert [p.name for p in tmp_path.iterdir()] == ["results.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["results.jsonl", "results.jsonl.manifest.json"]
 
 
 def many_pairs(count: int = CHUNK + 10) -> list[tuple[str, str]]:
@@ -136,16 +140,16 @@ def many_pairs(count: int = CHUNK + 10) -> list[tuple[str, str]]:
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    original = SequenceProbability.get_log_prob
+    original = SequenceProbability.score
     made: list[int] = []
 
-    def breaking(self: Any, prompts: Any, targets: Any, progress: Any = None) -> Any:
+    def breaking(self: Any, pairs: Any, progress: Any = None) -> Any:
         if len(made) == calls:
             raise KeyboardInterrupt
         made.append(1)
-        return original(self, prompts, targets, progress)
+        return original(self, pairs, progress)
 
-    monkeypatch.setattr(SequenceProbability, "get_log_prob", breaking)
+    monkeypatch.setattr(SequenceProbability, "score", breaking)
 
 
 @pytest.fixture
@@ -186,24 +190,54 @@ def test_a_torn_line_is_scored_again(
     assert [(f["prompt"], f["target"]) for f in results(tmp_path / "results.jsonl")] == many_pairs()
 
 
-def test_what_another_model_left_is_not_used(
-    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        (["--leading-space", "add"], "boundary"),
+        (["--spanning", "refuse"], "boundary"),
+        (["--trust-remote-code"], "settings"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_what_other_settings_left_is_refused_by_name(
+    refused: Refused, interrupted: list[object], tmp_path: Path, changes: list[str], differs: str
 ) -> None:
-    assert command(interrupted[0], "table:successor", *interrupted[2:]).code == 0
-    assert asked == [CHUNK, 10]
+    before = (tmp_path / "results.jsonl.partial").read_bytes()
+    line = refused(*interrupted, *changes)
+    assert f"results.jsonl.partial holds results of another question (it differs in: {differs})" in line
+    assert line.endswith("; give another --out, or --fresh")
+    assert (tmp_path / "results.jsonl.partial").read_bytes() == before
 
 
-def test_what_other_settings_left_is_not_used(command: Command, interrupted: list[object], asked: list[int]) -> None:
-    assert command(*interrupted, "--leading-space", "add").code == 0
-    assert asked == [CHUNK, 10]
+def test_what_another_model_left_is_refused(refused: Refused, interrupted: list[object]) -> None:
+    assert "(it differs in: model)" in refused(interrupted[0], "table:successor", *interrupted[2:])
 
 
-def test_what_other_pairs_left_is_not_used(
-    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
-) -> None:
+def test_what_other_pairs_left_is_refused(refused: Refused, interrupted: list[object], tmp_path: Path) -> None:
     write_pairs(tmp_path / "pairs.jsonl", rows_of(many_pairs()[::-1]))
-    assert command(*interrupted).code == 0
+    assert "(it differs in: pairs)" in refused(*interrupted)
+
+
+def test_fresh_discards_what_another_question_left(
+    command: Command, interrupted: list[object], tmp_path: Path, asked: list[int]
+) -> None:
+    assert command(*interrupted, "--leading-space", "add", "--fresh").code == 0
     assert asked == [CHUNK, 10]
+    assert {f["leading_space"] for f in results(tmp_path / "results.jsonl")} == {"add"}
+    assert not (tmp_path / "results.jsonl.partial").exists()
+
+
+def test_engine_settings_are_never_mixed(refused: Refused, command: Command, tiny: Path, tmp_path: Path) -> None:
+    """The issue's case: interrupt, repeat with another setting, and the file was half of each."""
+    rows = [{"prompt": "The dog", "target": f" jumps {i}"} for i in range(CHUNK + 3)]
+    path = write_pairs(tmp_path / "pairs.jsonl", rows)
+    arguments = ["prob", tiny, "--file", path, "--out", tmp_path / "results.jsonl"]
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after(patch, 1)
+        assert command(*arguments).code == 130
+    for flag, value in (("dtype", "bfloat16"), ("head", "as-served"), ("batch-tokens", 64), ("head-kernel", "plain")):
+        assert "(it differs in: settings)" in refused(*arguments, f"--{flag}", value)
+    assert command(*arguments).code == 0
 
 
 def test_unicode_line_separators_do_not_tear_the_lines_of_an_interrupted_call(
@@ -243,6 +277,91 @@ def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
         assert "the disk is full" in refused(*arguments)
     assert not (tmp_path / "results.jsonl").exists()
     assert (command(*arguments).code, len(results(tmp_path / "results.jsonl"))) == (0, 1)
+
+
+# ── whose file it is ─────────────────────────────────────────────────────────────────────────────────────────────────
+ONE = ("prob", "table:uniform", "--prompt", "a", "--target", "b", "--out")
+
+
+def test_results_that_are_there_are_read_and_that_is_said(command: Command, tmp_path: Path, asked: list[int]) -> None:
+    out = tmp_path / "results.jsonl"
+    assert command(*ONE, out).out == f"1 results in {out}\n"
+    assert command(*ONE, out).out == f"1 results read from {out}; --fresh scores again\n"
+    assert asked == [1]
+    assert command(*ONE, out, "--fresh").out == f"1 results in {out}\n"
+    assert asked == [1, 1]
+
+
+def test_results_that_are_there_are_printed_as_json(command: Command, tmp_path: Path) -> None:
+    first, second = (command(*ONE, tmp_path / "results.jsonl", "--json") for _ in range(2))
+    assert first.json == second.json == results(tmp_path / "results.jsonl")
+    assert (first.err, second.err) == ("", "")
+
+
+@pytest.mark.parametrize("flags", [[], ["--fresh"]])
+@pytest.mark.parametrize("name", ["results.jsonl", "results.jsonl.partial", "results.jsonl.manifest.json"])
+def test_a_foreign_file_is_never_overwritten(refused: Refused, tmp_path: Path, name: str, flags: list[str]) -> None:
+    (tmp_path / name).write_text("mine\n")
+    assert "give another --out" in refused(*ONE, tmp_path / "results.jsonl", *flags)
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {name: "mine\n"}
+
+
+def test_an_edited_file_of_results_is_refused(refused: Refused, command: Command, tmp_path: Path) -> None:
+    command(*ONE, tmp_path / "results.jsonl")
+    text = (tmp_path / "results.jsonl").read_text()
+    (tmp_path / "results.jsonl").write_text(text.replace("-5.545", "-1.545"))
+    assert "was changed after scoremode wrote it" in refused(*ONE, tmp_path / "results.jsonl")
+
+
+def test_fresh_without_out_is_refused(refused: Refused) -> None:
+    assert "leave --fresh out" in refused("prob", "table:uniform", "--prompt", "a", "--target", "b", "--fresh")
+
+
+def test_results_go_through_a_link(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "results.jsonl", tmp_path / "there" / "target.jsonl"
+    link.symlink_to(target)
+    assert command(*ONE, link).out == f"1 results in {link} (a link to {target})\n"
+    assert link.is_symlink()
+    assert len(results(target)) == 1
+    assert command(*ONE, link).out.startswith("1 results read from ")
+
+
+def test_results_go_to_standard_output(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scoremode", *ONE, "/dev/stdout"]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True)
+    with (tmp_path / "log").open("wb") as file:
+        subprocess.run(command, stdout=file, check=True)
+    assert piped.stderr == "1 results in /dev/stdout\n"
+    assert [json.loads(line)["target"] for line in piped.stdout.splitlines()] == ["b"]
+    assert (tmp_path / "log").read_text() == piped.stdout
+
+
+def test_a_device_is_not_replaced(command: Command, tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes device nodes")
+    assert command(*ONE, tmp_path / "device").code == 0
+    assert stat.S_ISCHR((tmp_path / "device").lstat().st_mode)
+    assert os.listdir(tmp_path) == ["device"]
+
+
+def test_a_full_device_is_an_error(refused: Refused) -> None:
+    assert "/dev/full cannot be written (No space left on device)" in refused(*ONE, "/dev/full")
+
+
+@pytest.mark.parametrize("flag", ["--json", "--fresh"])
+def test_a_device_keeps_nothing_that_could_be_read_back(refused: Refused, flag: str) -> None:
+    assert f"leave {flag} out" in refused(*ONE, "/dev/null", flag)
+
+
+def test_results_do_not_go_into_a_run(refused: Refused, command: Command, tmp_path: Path) -> None:
+    assert command("ppl", "table:uniform", "--text", "abc", "--out", tmp_path / "run").code == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    for name in ("manifest.json", "results.jsonl"):
+        assert "lies in a run" in refused(*ONE, tmp_path / "run" / name)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -298,6 +417,7 @@ def test_a_file_without_pairs_is_refused(refused: Refused, tmp_path: Path, data:
         '{"prompt": "a", "targets": [1]}',
         '{"prompt": "a", "targets": "Paris"}',
         '{"prompt": "a", "targets": {"b": "c"}}',
+        pytest.param('{"prompt": ' + "[" * 100_000, id="nested deeply"),
     ],
 )
 def test_a_row_that_is_no_pair_says_its_line(refused: Refused, tmp_path: Path, row: str) -> None:

@@ -31,7 +31,8 @@ from scoremode.display.html import (
     written,
 )
 from scoremode.display.notebook import comparison_table, run_table
-from scoremode.errors import RunError
+from scoremode.errors import InputError
+from scoremode.statistics import describe
 from scoremode.types import Comparison, Run
 from tests.display.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 
@@ -354,7 +355,7 @@ def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison
     path = write(tmp_path / "report.html", *demo)
     assert path.read_text() == render(*demo)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(InputError, match="there is no folder"):
         write(tmp_path / "missing" / "report.html", *demo)
 
 
@@ -426,3 +427,17 @@ def test_the_baseline_has_its_own_size_in_the_table() -> None:
     )
     table = comparisons_table([comparison], [statistics])
     assert table.index("16.00 bpw") < table.index("4.50 bpw")
+
+
+def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:
+    """Candidates with ratios of 0.2, 1.004 and again 1.004: the page names the second, and its twin beside it."""
+    baseline = make_baseline(400)
+    found = []
+    for name, factor in (("far-below", 0.2), ("near", 1.004), ("twin", 1.004)):
+        logprob = baseline.scores.logprob - np.log(factor)
+        run = make_run(baseline.facts, np.minimum(logprob, 0), 5, model=name)
+        run = dataclasses.replace(run, scores=dataclasses.replace(run.scores, logprob=logprob))
+        found.append(Comparison(name, baseline, run, np.arange(400) % 8, np.ones(400), None, None, {}))
+    page = render(found, [describe(c) for c in found])
+    assert "Closest to the baseline by perplexity ratio: <strong>near</strong>" in page
+    assert "It cannot be told apart from twin." in page

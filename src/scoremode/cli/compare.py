@@ -41,10 +41,12 @@ def run(parsed: argparse.Namespace) -> int:
     from scoremode import gate
     from scoremode.cli.progress import progress_bar
     from scoremode.comparing import compare
+    from scoremode.outputs import check_report
     from scoremode.redaction import command_without_secrets
     from scoremode.statistics import describe
 
     rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+    output = check_report(parsed.report, "--report", made_later=parsed.out) if parsed.report is not None else None
     given = options.engine_options(parsed)
     of_baseline = replace(given, dtype=parsed.baseline_dtype) if parsed.baseline_dtype else None
     question = {name: value for name, value in options.question(parsed).items() if value not in (None, False)}
@@ -65,12 +67,12 @@ def run(parsed: argparse.Namespace) -> int:
     found = [replace(c, manifest={**c.manifest, "command": command}) for c in found]
     statistics = [describe(c) for c in found]
     _print(parsed, found, statistics)
-    if parsed.report:
+    if output:
         from scoremode.display.html import write
 
-        write(parsed.report, found, statistics)
-        if not (parsed.json or parsed.markdown or parsed.model_index):
-            print(f"\nreport written to {parsed.report}")
+        write(parsed.report, found, statistics, flag="--report")
+        for_machines = parsed.json or parsed.markdown or parsed.model_index
+        output.announce(f"\nreport written to {output}", quiet=for_machines)
     failures = [why for rule in rules for one in statistics if (why := gate.check(rule, one))]
     for why in failures:
         print(f"scoremode: {why}", file=sys.stderr)

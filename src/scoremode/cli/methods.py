@@ -23,10 +23,10 @@ def run(parsed: argparse.Namespace) -> None:
         names = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")
         return {name: getattr(method, name) for name in names} | {"drawn": inspect.getdoc(method.windows)}
 
-    chosen = [find_method(parsed.name)] if parsed.name else list(METHODS.values())
+    chosen = [find_method(parsed.name)] if parsed.name is not None else list(METHODS.values())
     if parsed.json:
         options.print_json([facts(method) for method in chosen])
-    elif parsed.name:
+    elif parsed.name is not None:
         sys.stdout.write(f"{inspect.getdoc(chosen[0].windows)}\n")
     else:
         options.print_parts(listing((m.name, m.summary) for m in chosen))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scoremode import json_files
 from scoremode.cli import options
-from scoremode.errors import InputError
+from scoremode.errors import InputError, OptionError
+
+if TYPE_CHECKING:
+    from scoremode.outputs import Output
+    from scoremode.sequence import SequenceProbability
 
 EPILOG = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
@@ -19,7 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="what stands before")
     parser.add_argument("--target", action="append", metavar="TEXT", help="what may follow; give it once for each")
     parser.add_argument("--file", metavar="PAIRS.jsonl", help="pairs from a file")
-    parser.add_argument("--out", metavar="RESULTS.jsonl", help="write one result a line; an interrupted one goes on")
+    parser.add_argument("--out", metavar="RESULTS.jsonl", help="write one result on each line; resumes after a kill")
+    parser.add_argument(
+        "--fresh", action="store_true", help="score again even if --out holds results, and replace them"
+    )
     parser.add_argument(
         "--leading-space",
         default="as-given",
@@ -41,12 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
     from scoremode.display.table import sequence_table
-    from scoremode.sequence import SequenceProbability, score_to_file
+    from scoremode.sequence import SequenceProbability, longest_of
 
+    if parsed.fresh and parsed.out is None:
+        raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
     pairs = list(_pairs(parsed))
-    if parsed.out:
-        _check_out(Path(parsed.out), parsed.file)
-    lm = SequenceProbability(
+    output = _checked_output(parsed) if parsed.out is not None else None
+    with SequenceProbability(
         parsed.model,
         engine=parsed.engine,
         options=options.engine_options(parsed),
@@ -54,28 +62,47 @@ def run(parsed: argparse.Namespace) -> None:
         leading_space=parsed.leading_space,
         spanning=parsed.spanning,
         add_bos=parsed.add_bos,
-    )
-    with progress_bar("scoring", "pairs" if parsed.out else "tokens") as progress:
-        if parsed.out:
-            results = score_to_file(lm, pairs, Path(parsed.out), progress)
-        else:
-            results = lm.get_log_prob([p for p, _ in pairs], [t for _, t in pairs], progress)
-    lm.engine.close()
+    ) as lm:
+        if output is not None:
+            _score_into(output, lm, pairs, parsed)
+            return
+        encoded = lm.encode(pairs)  # what cannot be scored is refused before the engine is started
+        lm.open(longest_of(encoded))
+        with progress_bar("scoring") as progress:
+            results = lm.score(encoded, progress)
     if parsed.json:
         options.print_json([r.as_json() for r in results])
-    elif parsed.out:
-        print(f"{len(results)} results in {parsed.out}")
     else:
         options.print_parts(sequence_table(results))
 
 
-def _check_out(out: Path, pairs_file: str | None) -> None:
-    if out.is_dir():
-        raise InputError(f"{out} is a folder", fix="give --out a file name, as in results.jsonl")
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"there is no folder {out.parent}", fix="make it first, or give another --out")
-    if pairs_file and out.exists() and out.samefile(pairs_file):
+def _score_into(
+    output: Output, lm: SequenceProbability, pairs: list[tuple[str, str]], parsed: argparse.Namespace
+) -> None:
+    from scoremode.cli.progress import progress_bar
+    from scoremode.sequence_files import read_results, score_to_file, score_to_stream
+
+    with progress_bar("scoring", "pairs") as progress:
+        if output.is_stream:
+            written = score_to_stream(lm, pairs, output, progress)
+        else:
+            written = score_to_file(lm, pairs, output, fresh=parsed.fresh, progress=progress)
+    if parsed.json:
+        options.print_json(list(read_results(output.path)))
+    said = f"{written.count} results read from {output}; --fresh scores again"
+    output.announce(said if written.reused else f"{written.count} results in {output}", quiet=parsed.json)
+
+
+def _checked_output(parsed: argparse.Namespace) -> Output:
+    from scoremode.outputs import check_output
+
+    output = check_output(parsed.out, "--out")
+    if output.is_stream and (parsed.json or parsed.fresh):
+        flag = "--json" if parsed.json else "--fresh"
+        raise OptionError(f"{flag} does not apply to {output.name}, which keeps nothing", fix=f"leave {flag} out")
+    if parsed.file and output.path.exists() and output.path.samefile(parsed.file):
         raise InputError("--out would overwrite --file", fix="give --out another name")
+    return output
 
 
 def _pairs(parsed: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -105,7 +132,7 @@ def _pairs_of_file(path: Path) -> Iterator[tuple[str, str]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json_files.parse(line, constants=True)
                 targets = row["targets"] if "targets" in row else [row["target"]]
                 good = isinstance(row["prompt"], str) and _are_texts(targets)
             except (ValueError, KeyError, TypeError):

@@ -18,13 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.comparing import of_runs
     from scoremode.display.html import write
+    from scoremode.outputs import check_report
     from scoremode.runs import load
     from scoremode.statistics import describe
 
+    output = check_report(parsed.output)  # before columns are read
     first, *others = parsed.run_folders
     found = [of_runs(first, other) for other in others]
     write(parsed.output, found, [describe(c) for c in found], runs=[] if found else [load(first)])
     if parsed.json:
         options.print_json({"report": parsed.output, "runs": len(parsed.run_folders)})
-    else:
-        print(f"written to {parsed.output}")
+    output.announce(f"written to {output}", quiet=parsed.json)

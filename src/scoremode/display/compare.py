@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scoremode.display.text import shown
+from scoremode.gate import too_few
 from scoremode.ranking import rank
 from scoremode.types import Comparison
 
@@ -36,9 +37,9 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     table = Table(box=None, pad_edge=False, header_style="bold")
     longest = max(len(shown(name)) for name in (m["model"], *(s["name"] for s in statistics)))
     table.add_column("", no_wrap=True, min_width=min(longest, 28))
-    for name in ("ppl", "ratio", "KL mean", "median", "99%", "max", "same top"):
+    for name in ("ppl", "ratio", "KL mean", "median", "99%", "max", "same top", "groups"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_row(Text(shown(m["model"])), f"{_number(statistics[0]['ppl_baseline'], 4)}", *["-"] * 6)
+    table.add_row(Text(shown(m["model"])), f"{_number(statistics[0]['ppl_baseline'], 4)}", *["-"] * 7)
     for s in statistics:
         table.add_row(
             Text(shown(s["name"])),
@@ -47,15 +48,16 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
             _with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
             *(_number(s[name], digits) for name, digits in (("kl_median", 5), ("kl_p99", 4), ("kl_max", 2))),
             "-" if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
+            f"{s['groups']:,}",
         )
     return [table, "", *_notes(found, statistics), _method_line(baseline.manifest, statistics[0])]
 
 
 def _method_line(m: Any, s: dict[str, Any]) -> Text:
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in m["method_settings"].items())
-    return Text(
-        shown(f"{m['method']} ({settings}), {s['targets']:,} targets, errors over {s['groups']:,} groups"), "dim"
-    )
+    kind = m["stderr_groups"]
+    rests_on = f"± over {s['groups']:,} {kind}" if s["same_top_stderr"] is not None else too_few(s["groups"], kind)
+    return Text(shown(f"{m['method']} ({settings}), {s['targets']:,} targets, {rests_on}"), "dim")
 
 
 def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Text]:

@@ -26,10 +26,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.cache import write_atomically
+from scoremode import __version__
 from scoremode.display import charts
 from scoremode.display.charts import Series, SizedPoint, escaped, visible
 from scoremode.errors import RunError
+from scoremode.gate import too_few
+from scoremode.outputs import check_report
+from scoremode.ranking import closest
 from scoremode.types import Comparison, Estimate, Floats, Ints, Run
 
 Statistics = Mapping[str, Any]
@@ -62,6 +65,7 @@ def render(
     )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="generator" content="scoremode {escaped(__version__)}">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy(script))}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
@@ -79,15 +83,15 @@ def write(
     *,
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
+    flag: str = "-o",
 ) -> Path:
-    """The page as a file: the whole of it or nothing."""
-    path = Path(path)
-    page = render(comparisons, statistics, runs=runs, text_targets=text_targets)
-    try:
-        write_atomically(path, page.encode())
-    except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror})", fix="give another file to -o") from None
-    return path
+    """The page as a file: the whole of it or nothing. An older report is replaced, any other file is refused.
+
+    ``flag`` is what the file was named with, for error messages.
+    """
+    output = check_report(path, flag)
+    output.write(render(comparisons, statistics, runs=runs, text_targets=text_targets).encode())
+    return Path(path)
 
 
 def report(path: str | Path, *found: Comparison | Run) -> Path:
@@ -221,8 +225,6 @@ def _header(title: str, lead: str) -> str:
 
 
 def _footer() -> str:
-    from scoremode import __version__
-
     said = f"Written by scoremode {__version__}. Nothing on this page was loaded from a network."
     return f"<footer><p>{escaped(said)}</p></footer>\n"
 
@@ -262,12 +264,14 @@ def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
     name, measure = ("kl_mean", "mean KL") if _all_known(statistics, "kl_mean") else ("ppl_ratio", "perplexity ratio")
     if len(comparisons) == 1:
         return _verdict_of_one(statistics[0])
-    known = [(float(s[name]), i) for i, s in enumerate(statistics) if usable(s.get(name)) is not None]
-    if not known:
+    try:
+        best, *tied = closest(comparisons)
+    except (RunError, ValueError):  # baselines or texts differ, or no candidate has a value
         return ""
-    best = min(known)[1]
     number = with_error(statistics[best].get(name), statistics[best].get(f"{name}_stderr"))
-    return f"Closest to the baseline by {measure}: <strong>{escaped(comparisons[best].name)}</strong>, {number}."
+    said = f"Closest to the baseline by {measure}: <strong>{escaped(comparisons[best].name)}</strong>, {number}."
+    others = _listed([comparisons[i].name for i in tied])
+    return said + (f" It cannot be told apart from {escaped(others)}." if tied else "")
 
 
 def _all_known(statistics: Sequence[Statistics], name: str) -> bool:
@@ -301,7 +305,7 @@ class Measure:
     name: str  # in the statistics
     label: str
     about: str
-    better: Literal["low", "high", "none"] = "low"
+    better: Literal["low", "high", "one", "none"] = "low"  # one: the nearer to 1, the better
     percent: bool = False
 
     def cell(self, statistics: Statistics) -> str:
@@ -313,7 +317,7 @@ class Measure:
 
 MEASURES = (
     Measure("ppl_candidate", "Perplexity", "exponential of the mean surprise", "none"),
-    Measure("ppl_ratio", "PPL ratio", "perplexity divided by the baseline's", "low"),
+    Measure("ppl_ratio", "PPL ratio", "perplexity divided by the baseline's", "one"),
     Measure("kl_mean", "KL mean", "mean KL(baseline‖candidate), nats a token"),
     Measure("kl_median", "KL median", "half of the tokens moved less"),
     Measure("kl_p99", "KL 99%", "99% of the tokens moved less"),
@@ -362,8 +366,21 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(c.name)}</th>{cells}</tr>')
     marked = any(marks[m.name] for m in shown)
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> of a column. ' if marked else ""
-    note = f"{legend}± is one standard error. KL is in nats a token."
+    note = (
+        f"{legend}± is one standard error over {escaped(_rests_on(comparisons, statistics))}. KL is in nats per token."
+    )
     return _table(head, rows, f'<p class="note">{note}</p>')
+
+
+def _rests_on(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """The groups behind the errors of a table, in words."""
+    found = []
+    for c, s in _distinct_baselines(comparisons, statistics):
+        kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
+        groups = int(usable(s.get("groups")) or 0)
+        known = s.get("same_top_stderr") is not None
+        found.append(f"{groups:,} {kind}" if known else f"nothing here: {too_few(groups, kind)}")
+    return "; ".join(dict.fromkeys(found))
 
 
 def _table(head: str, rows: Iterable[str], after: str = "") -> str:
@@ -418,10 +435,12 @@ def _reference_row(name: str, cells: Mapping[str, str], shown: Sequence[Measure]
 def _best_and_worst(measure: Measure, statistics: Sequence[Statistics]) -> dict[int, str]:
     """Which rows hold a column's best and worst value; none where all are equal."""
     known = [(float(v), i) for i, s in enumerate(statistics) if (v := usable(s.get(measure.name))) is not None]
+    if measure.better == "one":
+        known = [(abs(math.log(value)) if value > 0 else math.inf, i) for value, i in known]
     if measure.better == "none" or len({value for value, _ in known}) < 2:
         return {}
     low, high = min(known)[0], max(known)[0]
-    best, worst = (low, high) if measure.better == "low" else (high, low)
+    best, worst = (high, low) if measure.better == "high" else (low, high)
     return {i: "best" if value == best else "worst" for value, i in known if value in (best, worst)}
 
 
@@ -456,9 +475,16 @@ def runs_table(alone: Sequence[Run]) -> str:
             stored = metrics.get(name)
             estimate = Estimate.from_json(stored) if stored else None
             cell = with_error(estimate.value, estimate.stderr, percent=percent) if estimate else "–"
+            cell += _groups(estimate, run) if estimate else ""
             cells += f'<td data-label="{escaped(label)}">{cell}</td>'
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(run_name(run, alone))}</th>{cells}</tr>')
-    return _table(head, rows, '<p class="note">± is one standard error.</p>')
+    return _table(head, rows, '<p class="note">± is one standard error, over the groups that stand behind it.</p>')
+
+
+def _groups(estimate: Estimate, run: Run) -> str:
+    kind = str(run.manifest.get("stderr_groups", "groups"))
+    said = too_few(estimate.groups, kind) if estimate.stderr is None else f"{estimate.groups:,} {kind}"
+    return f' <span class="error">({escaped(said)})</span>' if math.isfinite(estimate.value) else ""
 
 
 def run_name(run: Run, among: Sequence[Run] = ()) -> str:
@@ -497,7 +523,7 @@ def _charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics],
     if comparisons:
         drawn += _comparison_charts(comparisons, statistics)
     else:
-        series = [Series(run_name(r, alone), -r.scores.logprob, positions(r), _run_groups(r)) for r in alone]
+        series = [Series(run_name(r, alone), -r.scores.logprob, positions(r), r.facts.group) for r in alone]
         text = "Mean surprise along the window: context makes a text easier."
         drawn.append(charts.surprise_distribution(series))
         drawn.append(charts.along_the_window("What context is worth", text, series, "surprise, nats"))
@@ -514,12 +540,6 @@ def _charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics],
         '<section id="charts" aria-labelledby="charts-title"><h2 id="charts-title">Charts</h2>'
         f'<ul class="legend">{keys}</ul><div class="charts {kind}">{"".join(figures)}</div>{notes}</section>\n'
     )
-
-
-def _run_groups(run: Run) -> Ints:
-    """Documents where there are several, else windows: as the errors of a run are computed."""
-    document = run.facts.document
-    return document if len(np.unique(document)) > 1 else run.facts.window
 
 
 def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[str | None]:

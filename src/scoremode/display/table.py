@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scoremode.display.text import context_before, shown, worst_targets
+from scoremode.groups import FEWEST
 from scoremode.sequence import SequenceScore
 from scoremode.types import Estimate, Run
 
@@ -23,6 +24,10 @@ NUMBERS = (
     ("mean_rank", "mean rank"),
     ("mean_entropy", "entropy (nats)"),
 )
+
+
+DUST = 1e-9  # of a value: an error below that is what rounding left
+WIDEST = 28  # characters of a number that others are lined up with
 
 
 class PlainConsole(Console):
@@ -51,12 +56,36 @@ def with_error(estimate: Estimate, percent: bool = False) -> str:
     if math.isinf(value):
         return "unbounded (a target has probability zero)"
     if estimate.stderr is None:
-        return f"{value:,.4f}{unit}   (no error: one group only)"
+        return f"{value:,.4f}{unit}"
     error = estimate.stderr * factor
-    if error == 0:
+    if error <= DUST * abs(value):
         return f"{value:,.4f}{unit} ± 0"
-    digits = min(8, max(0, 1 - math.floor(math.log10(error))))
+    digits = _digits(error)
     return f"{value:,.{digits}f}{unit} ± {error:,.{digits}f}{unit}"
+
+
+def _digits(error: float) -> int:
+    return min(8, max(0, 1 - math.floor(math.log10(error))))
+
+
+def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
+    """What an error rests on: its groups, and the bounds that they allow.
+
+    >>> basis(Estimate(12.7412, 0.3149, 100, 10, 9.0, 12.0288, 13.4536), "documents")
+    '10 documents, 95%: 12.03 to 13.45'
+    >>> basis(Estimate(12.7412, None, 100, 3), "documents")
+    'too few groups for an error: 3 documents, 5 are needed'
+    """
+    counted = f"{estimate.groups:,} {kind}"
+    if not math.isfinite(estimate.value):
+        return ""
+    if estimate.stderr is None or estimate.low is None or estimate.high is None:
+        return f"too few groups for an error: {counted}, {FEWEST} are needed"
+    factor, unit = (100.0, "%") if percent else (1.0, "")
+    some = estimate.stderr > DUST * abs(estimate.value)
+    digits = _digits(estimate.stderr * factor) if some else 4
+    low, high = (f"{bound * factor:,.{digits}f}{unit}" for bound in (estimate.low, estimate.high))
+    return f"{counted}, 95%: {low} to {high}"
 
 
 def run_table(run: Run, worst: int = 8) -> list[Any]:
@@ -64,17 +93,21 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     m = run.manifest
     metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS if name in m["metrics"]}
     table = Facts()
-    for name, label in NUMBERS:
-        if name not in metrics:
-            continue
-        table.line(
-            label, Text(with_error(metrics[name], percent=name == "top1_accuracy"), "bold" * (name == "perplexity"))
-        )
+    shown_metrics = [(name, label) for name, label in NUMBERS if name in metrics]
+    numbers = {name: with_error(metrics[name], percent=name == "top1_accuracy") for name, _ in shown_metrics}
+    wide = max((len(number) for number in numbers.values() if len(number) <= WIDEST), default=0)
+    for name, label in shown_metrics:
+        number = Text(numbers[name].ljust(wide), "bold" * (name == "perplexity"))
+        known = metrics[name].stderr is not None
+        rests_on = basis(metrics[name], m["stderr_groups"], percent=name == "top1_accuracy") if known else ""
+        table.line(label, Text.assemble(number, (f"   {rests_on}", "dim")))
+    first = metrics.get("perplexity")
+    if first is not None and first.stderr is None and math.isfinite(first.value):
+        table.line("", Text(basis(first, m["stderr_groups"]), "yellow"))
     table.line("", "")
     covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
     scored = f"{m['targets']:,} in {m['windows']:,} windows, {covered}"
     table.line("tokens scored", scored)
-    table.line("errors from", f"{metrics['perplexity'].groups:,} {m['stderr_groups']}")
     table.line("method", _method_line(m))
     for note in m["notes"]:
         table.line("", Text(note, "yellow"))

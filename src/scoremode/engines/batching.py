@@ -13,7 +13,8 @@ def batches_by_length(source: WindowSource, budget: int) -> list[Ints]:
     """Window indices batch by batch, at most ``budget`` padded tokens each (but always one window).
 
     A function of the source and the budget alone: an interrupted run meets the same batches again. Windows that share
-    a prompt stay together, in batches of their own.
+    a prompt stay together, in batches of their own, however many there are: the engine feeds their prompt once and
+    keeps to its budget for the rest.
     """
     lengths = source.lengths
     everything = np.arange(len(source), dtype=np.int64)

@@ -180,8 +180,9 @@ class TransformersEngine(Engine):
             if done[batch].all():
                 continue
             asked = [(int(index), source.window(int(index))) for index in batch]
-            shared = source.prefix_group is not None and self.shares_prefixes and len(asked) > 1
-            rows_of = self._rows_shared if shared else self._rows_together
+            grouped = source.prefix_group is not None and len(asked) > 1
+            alike = self._rows_shared if self.shares_prefixes else self._rows_in_parts
+            rows_of = alike if grouped else self._rows_together
             found = self._within_memory(rows_of, asked, source.vocabulary, finish)
             for (index, _), made in zip(asked, found, strict=True):
                 if not done[index]:
@@ -211,13 +212,20 @@ class TransformersEngine(Engine):
         hidden = self._hidden(self._padded([w.ids[: _rows_needed(w)] for _, w in asked]))
         yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
 
+    def _rows_in_parts(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
+        """Windows of a group that cannot share a forward pass: as many at a time as the batch budget allows."""
+        longest = max(_rows_needed(w) for _, w in asked)
+        size = max(1, self.batch_tokens // longest)
+        for begin in range(0, len(asked), size):
+            yield from self._rows_together(asked[begin : begin + size])
+
     def _rows_shared(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
         """Windows that begin alike: the common beginning is fed once, its keys and values serve all of them."""
         from transformers import DynamicCache
 
         common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in asked])
         if common < 2:
-            yield from self._rows_together(asked)
+            yield from self._rows_in_parts(asked)
             return
         cache = DynamicCache(config=self.model.config)
         prefix = self._hidden(self._padded([asked[0][1].ids[:common]]), cache)[0]

@@ -78,17 +78,17 @@ def ordinary(model: Path, **arguments: Any) -> Iterator[Any]:
     """An ordinary engine, with the plugin installed: the oracle beside ours."""
     from vllm import LLM
 
-    from scoremode.engines.vllm.start import family, stop
+    from scoremode.engines.vllm.processes import Processes, stop
     from scoremode.engines.vllm.support import environment
 
-    before = {process.pid for process in family()}
+    processes = Processes()
     with environment({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}, {}):
         llm = LLM(str(model), enforce_eager=True, **arguments)
-    started = [process for process in family() if process.pid not in before]
+    processes.started(llm)
     try:
         yield llm
     finally:
-        stop(llm, started)
+        stop(llm, processes)
 
 
 def own(ids: Any) -> Window:

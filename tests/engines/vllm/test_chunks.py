@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.vllm.wire import Question
+from scoremode.engines.vllm.wire import KERNEL_WORDS, Question, states_words, width
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 from scoremode.engines.vllm import pooler
@@ -86,3 +86,37 @@ def test_requests_of_a_batch_find_their_own_rows() -> None:
     assert np.array_equal(positions[parts[1].index], inside)
     assert np.all(parts[1].index >= 20)
     assert [p.finished for p in parts] == [True, False]
+
+
+class Pooler(pooler.ScorePooler):
+    """The head is asked only for the width of what it is applied to."""
+
+    def _matrix_of(self, hidden: torch.Tensor) -> Any:
+        return hidden, None, None
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, 0),
+        ({"extra": "states"}, states_words(7, 2)),
+        ({"extra": "kl", "reference": "anywhere"}, 2),
+        ({"self_test": True}, width(3) + 3 + KERNEL_WORDS),
+    ],
+    ids=["scores", "states", "kl", "self-test"],
+)
+def test_a_step_without_a_row_that_was_asked_for_gives_lines_of_the_usual_width(
+    asked: dict[str, Any], words: int
+) -> None:
+    """They are joined to those of the other steps: a window's first step may be all overlap, its last one a token."""
+    question = Question(np.arange(4, 6, dtype=np.int32), np.zeros((2, 3), np.int32), **asked)
+    (part,) = pooler.read_parts(metadata([(question, 0, 4, 8)]))
+    none = Pooler(torch.nn.Linear(1, 1), pooler.Settings())._score(torch.zeros(4, 7, dtype=torch.bfloat16), [part])
+    assert (none.shape, none.dtype) == ((0, width(3) + words), torch.int32)
+    kept: list[Any] = []
+    pooler.keep(kept, part, none)
+    (last,) = pooler.read_parts(metadata([(question, 4, 8, 8)]))
+    lines = torch.ones(2, width(3) + words, dtype=torch.int32)
+    out = pooler.keep(kept, last, lines)
+    assert out is not None
+    assert torch.equal(out, lines)

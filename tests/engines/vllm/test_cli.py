@@ -11,26 +11,33 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 import scoremode as sm
 from scoremode.runs import JOURNAL, MANIFEST
 from tests.makers import OBEY_INTERRUPTS
 
-TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 200
+SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
+TEXT = SENTENCE * 200
 FLAGS = ["--context-length", "64", "--stride", "32", "--engine", "vllm", "--max-num-batched-tokens", "64", "--json"]
 ENTRY = OBEY_INTERRUPTS + "from scoremode.cli.main import entry; entry()"
+# the same from Python, with ranks, and more text than anybody waits for
+LIBRARY = """
+import sys
+import scoremode as sm
+if __name__ == "__main__":
+    sm.ppl(sys.argv[1], text=sys.argv[3] * 9999, engine="vllm", tensor_parallel_size=2, out=sys.argv[2],
+           context_length=64, stride=32, max_num_batched_tokens=64)
+"""
+RESUME = "what was scored is kept: run the same command again to resume"
+Process = subprocess.Popen[str]
 
 
-def start(model: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", ENTRY, "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out)]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def start(model: Path, out: Path, *more: str) -> Process:
+    return _popen("-c", ENTRY, "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out), *more)
+
+
+def _popen(*arguments: str) -> Process:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, *arguments], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def children(pid: int) -> list[int]:
@@ -47,14 +54,29 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def engine_core(pid: int) -> int:
+def named(pid: int, name: bytes) -> list[int]:
+    """Those of them whose name or command has these words."""
+    found = []
     for child in children(pid):
         try:
-            if b"EngineCore" in Path(f"/proc/{child}/comm").read_bytes() + Path(f"/proc/{child}/cmdline").read_bytes():
-                return child
+            words = Path(f"/proc/{child}/comm").read_bytes() + Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:
             continue
-    raise AssertionError("no engine core is running")
+        found += [child] if name in words else []
+    return found
+
+
+def engine_core(process: Process) -> int:
+    return wait_for_process(process, b"EngineCore")
+
+
+def wait_for_process(process: Process, name: bytes) -> int:
+    deadline = time.monotonic() + 240
+    while not (found := named(process.pid, name)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"no process {name!r} was started"
+        time.sleep(0.02)
+    return found[0]
 
 
 def assert_no_orphans(pid: int) -> None:
@@ -66,48 +88,88 @@ def assert_no_orphans(pid: int) -> None:
         time.sleep(0.2)
 
 
-def wait_for_scores(out: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_scores(out: Path, process: Process, size: int = 5000) -> None:
     deadline = time.monotonic() + 240
-    while not (out / JOURNAL).exists() or (out / JOURNAL).stat().st_size < 5000:
+    while not (out / JOURNAL).exists() or (out / JOURNAL).stat().st_size < size:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "nothing was scored"
         time.sleep(0.005)
 
 
-def test_a_killed_worker_gives_one_line_keeps_the_scores_and_the_run_goes_on(small_llama: Path, tmp_path: Path) -> None:
+def test_a_killed_engine_and_a_terminated_run_give_one_line_and_the_run_resumes(
+    small_llama: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     process = start(small_llama, out)
     wait_for_scores(out, process)
-    os.kill(engine_core(process.pid), signal.SIGKILL)
+    os.kill(engine_core(process), signal.SIGKILL)
     printed, complaint = process.communicate(timeout=120)
-    if process.returncode == 0:
-        pytest.skip("the run ended before its worker was killed")
-    assert process.returncode == 2
-    assert printed == ""
+    assert (process.returncode, printed) == (2, "")
     assert complaint.count("\n") == 1, complaint
-    assert "repeat the command" in complaint
+    assert "run the same command again to resume" in complaint
     assert not (out / MANIFEST).exists()
-    assert (out / JOURNAL).stat().st_size > 5000
+    kept = (out / JOURNAL).stat().st_size
+    assert kept > 5000
     assert_no_orphans(process.pid)
 
     second = start(small_llama, out)
-    printed, complaint = second.communicate(timeout=300)
-    assert second.returncode == 0, complaint
+    wait_for_scores(out, second, kept + 1000)
+    second.terminate()
+    printed, complaint = second.communicate(timeout=30)
+    assert (second.returncode, printed, complaint) == (143, "", f"scoremode: terminated; {RESUME}\n")
+    assert (out / JOURNAL).stat().st_size > kept
+    assert_no_orphans(second.pid)
+
+    third = start(small_llama, out)
+    printed, complaint = third.communicate(timeout=300)
+    assert third.returncode == 0, complaint
     result = json.loads(printed)
     assert (result["engine"], result["head"]) == ("vllm", "exact-fp32")
-    assert_no_orphans(second.pid)
+    assert_no_orphans(third.pid)
     judge = sm.ppl(str(small_llama), text=TEXT, context_length=64, stride=32)
     assert math.isclose(result["perplexity"], judge.perplexity.value, rel_tol=1e-4)
     assert result["plan_digest"] == judge.plan_digest
     assert result["targets"] == len(judge.scores)
 
 
-def test_ctrl_c_leaves_no_process_behind(small_llama: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start(small_llama, out)
-    wait_for_scores(out, process)
+def test_ctrl_c_twice_while_scoring(small_llama: Path, tmp_path: Path) -> None:
+    process = start(small_llama, tmp_path / "run")
+    wait_for_scores(tmp_path / "run", process)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    _, complaint = process.communicate(timeout=30)
+    assert (process.returncode, complaint) == (130, f"scoremode: interrupted; {RESUME}\n")
+    assert_no_orphans(process.pid)
+
+
+def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
+    """It answers to no signal then, and swallows the interruption in the process that waits for it."""
+    process = start(small_llama, tmp_path / "run")
+    engine_core(process)
+    began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    _, complaint = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "Traceback" not in complaint
+    _, complaint = process.communicate(timeout=30)
+    assert (process.returncode, complaint) == (130, f"scoremode: interrupted; {RESUME}\n")
+    assert time.monotonic() - began < 8
+    assert_no_orphans(process.pid)
+
+
+def test_a_process_that_just_began_to_import_vllm_does_not_outlive_its_parent(
+    small_llama: Path, tmp_path: Path
+) -> None:
+    process = start(small_llama, tmp_path / "run")
+    wait_for_process(process, b"spawn_main")
+    process.kill()
+    process.wait()
+    assert_no_orphans(process.pid)
+
+
+def test_no_rank_outlives_a_python_program_that_is_killed(small_llama: Path, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(LIBRARY)
+    process = _popen(str(script), str(small_llama), str(tmp_path / "run"), SENTENCE)
+    wait_for_scores(tmp_path / "run", process)
+    assert len(named(process.pid, b"Worker")) == 2
+    process.kill()
+    process.wait()
     assert_no_orphans(process.pid)

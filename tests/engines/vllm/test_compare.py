@@ -1,4 +1,8 @@
-"""References kept by vLLM, and candidates that vLLM scores against them: with and without tensor parallelism."""
+"""References kept by vLLM, and candidates that vLLM scores against them: with and without tensor parallelism.
+
+A window is fed in steps of its own: nothing is asked of the first (an overlap) nor of the last, which would be its last
+token alone.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,11 @@ from scoremode.types import Comparison
 
 ASKED: dict[str, Any] = {
     "text": "The quick brown fox jumps over the lazy dog, and nobody minds at all. " * 5,
-    "context_length": 48,
+    "context_length": 65,
     "stride": 24,
     "dtype": "float32",
 }
+STEPS: dict[str, Any] = {"max_num_batched_tokens": 32, "engine_args": (("max_num_seqs", 1),)}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,7 @@ def test_a_reference_kept_by_vllm_is_that_of_transformers(
     small_llama: Path, by_transformers: Path, tmp_path: Path
 ) -> None:
     """Two ranks: states come from one of them, the head's rows from whichever has them."""
-    run = reference(str(small_llama), tmp_path / "ref", engine="vllm", tensor_parallel_size=2, **ASKED)
+    run = reference(str(small_llama), tmp_path / "ref", engine="vllm", tensor_parallel_size=2, **STEPS, **ASKED)
     ours, theirs = Reference.open(tmp_path / "ref"), Reference.open(by_transformers)
     rows = theirs.vocabulary
     assert np.array_equal(ours.head_weight()[:rows], theirs.head_weight()[:rows]), "the head, bit for bit"
@@ -68,7 +73,7 @@ def test_divergence_by_vllm_is_that_of_transformers(
     """Each rank has a slice of both heads; an as-served head is asked for its logits."""
     (expected,) = compare(str(by_transformers), str(moved), out=tmp_path / "transformers", dtype="float32")
     (found,) = compare(
-        str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", dtype="float32", **options
+        str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", dtype="float32", **STEPS, **options
     )
     assert kl_of(expected).mean() > 1e-3, "the models differ"
     assert kl_of(found) == pytest.approx(kl_of(expected), rel=1e-3, abs=1e-7)

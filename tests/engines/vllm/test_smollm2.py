@@ -37,7 +37,16 @@ def test_facts(engine: VllmEngine) -> None:
     assert engine.facts.head == "exact-fp32"
     assert engine.facts.vocabulary == 49152
     assert engine.facts.dtype == "float32"
-    assert engine.facts.context_length == 512
+    assert engine.facts.context_length == 8192, "the model's own, not what vLLM was started for"
+
+
+def test_a_window_that_is_too_long_is_refused_with_both_limits(engine: VllmEngine, real_ids: Ids) -> None:
+    with pytest.raises(InputError) as refused:
+        score(engine, [own(real_ids[:513])])
+    assert str(refused.value) == (
+        "window 0 has 513 tokens, vLLM was started for 512; "
+        "give --context-length 512, or a --max-model-len of up to 8192"
+    )
 
 
 def test_chosen_ids_at_chosen_rows_and_the_last_row(engine: VllmEngine, real_ids: Ids, smollm2_judge: Judge) -> None:

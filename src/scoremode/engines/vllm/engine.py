@@ -15,9 +15,11 @@ from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions,
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.engines.vllm.start import family, one_line, start, stop, watch
+from scoremode.engines.vllm.processes import stop
+from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import (
     KERNEL_WORDS,
+    KL_WORDS,
     Question,
     Words,
     join,
@@ -46,15 +48,19 @@ class VllmEngine(Engine):
     ...         ...
     """
 
-    def __init__(self, model: str, options: VllmOptions | None = None, *, tokenizer: bool = False) -> None:
+    def __init__(
+        self, model: str, options: VllmOptions | None = None, *, tokenizer: bool = False, context: int | None = None
+    ) -> None:
         self.model, self.options, self._tokenizer = model, options or VllmOptions(), tokenizer
+        self._own_context = context  # of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
         self.llm: Any = None
         self._begin()
 
     @staticmethod
     def load(facts: ModelFacts, options: EngineOptions, longest: int | None = None) -> VllmEngine:
-        return VllmEngine(str(facts.path), VllmOptions.from_engine_options(options, longest))
+        taken = VllmOptions.from_engine_options(options, longest)
+        return VllmEngine(str(facts.path), taken, context=facts.context_length)
 
     def _begin(self) -> None:
         """Start vLLM, and refuse to go on unless our rows are those of its own ``compute_logits``."""
@@ -63,16 +69,15 @@ class VllmEngine(Engine):
         support.check_version(version, self.options.allow_untested_vllm)
         support.check_plugin()
         self.log = VllmLog()
-        before = {process.pid for process in family()}
-        self.llm = start(self.model, arguments, self.options, self._tokenizer, self.log)
-        self._processes = [process for process in family() if process.pid not in before]
-        watch(self.llm, self._processes)
+        self.llm, self._processes = start(self.model, arguments, self.options, self._tokenizer, self.log)
         try:
             config = self.llm.llm_engine.vllm_config
             self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
             self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
             self._block = int(config.cache_config.block_size)
             self._longest = int(config.model_config.max_model_len)
+            said = self._own_context or getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
+            self._context = max(self._longest, int(said or 0))
             self._vocabulary = int(config.model_config.get_vocab_size())
             self._dtype = str(config.model_config.dtype).removeprefix("torch.")
             self._asked = 0
@@ -119,7 +124,7 @@ class VllmEngine(Engine):
                 fix="compare models with one vocabulary",
             )
         folder, offsets = baseline.place
-        for index, answers, words in self._score(source, done, Extra("kl", 2, folder, offsets)):
+        for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
             yield index, answers, words.view(np.float64)[:, 0].copy()
 
     def split_otherwise(self) -> None:
@@ -219,6 +224,8 @@ class VllmEngine(Engine):
             return None
         window = source.window(index)
         self._check(window, index)
+        if len(window.rows):  # what stands after the last row asked for changes no answer
+            window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
         return _Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
 
     def _has_room(self, flying: dict[str, _Job]) -> bool:
@@ -228,9 +235,10 @@ class VllmEngine(Engine):
     def _check(self, window: Window, index: int) -> None:
         """What vLLM would answer with a crash of its workers is refused here."""
         if len(window.ids) > self._longest:
+            larger = f", or a --max-model-len of up to {self._context}" if self._context > self._longest else ""
             raise InputError(
-                f"window {index} has {len(window.ids)} tokens, the engine takes {self._longest}",
-                fix=f"give --context-length {self._longest}, or a larger --max-model-len",
+                f"window {index} has {len(window.ids)} tokens, vLLM was started for {self._longest}",
+                fix=f"give --context-length {self._longest}{larger}",
             )
         for ids in (window.ids, window.targets):
             if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < self._vocabulary):
@@ -271,7 +279,7 @@ class VllmEngine(Engine):
         except Exception as error:
             why = self.log.cause() or one_line(error)
             raise EngineError(
-                f"vLLM stopped ({why})", fix=f"repeat the command to go on from what was scored; {self.log.where()}"
+                f"vLLM stopped ({why})", fix=f"run the same command again to resume; {self.log.where()}"
             ) from None
 
     def _forget(self, flying: dict[str, _Job]) -> None:
@@ -318,7 +326,7 @@ class VllmEngine(Engine):
             device=str(current_platform.get_device_name()),
             head="exact-fp32" if head.exact else "as-served",
             vocabulary=head.vocabulary,
-            context_length=self._longest,
+            context_length=self._context,
             versions={"vllm": version, "torch": torch.__version__, "transformers": transformers.__version__},
             settings={
                 "quantization": config.model_config.quantization,
@@ -342,11 +350,12 @@ class VllmEngine(Engine):
             )
 
     def close(self) -> None:
-        """Stop every process that vLLM started, and wait for them."""
+        """Stop every process that vLLM started, and wait for them; after an interruption, without asking them."""
         llm, self.llm = self.llm, None
         if llm is not None:
-            stop(llm, self._processes)
-            if sys.exc_info()[0] is None:
+            why = sys.exc_info()[0]
+            stop(llm, self._processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
+            if why is None:
                 self.log.discard()
 
 

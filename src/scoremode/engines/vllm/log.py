@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import sys
@@ -22,6 +23,21 @@ OUT_OF_MEMORY = (
 )
 
 
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # a process may have been started without
+            with contextlib.suppress(OSError, ValueError):  # full or closed: not for this place to complain of
+                stream.flush()
+
+
+def _copy(descriptor: int) -> int | None:
+    """Another descriptor for the same file, never one of the standard ones; None where it is closed."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:
+        return None
+
+
 class VllmLog:
     """One engine's log file; ``SCOREMODE_VLLM_LOG=-`` leaves everything on standard error instead."""
 
@@ -36,27 +52,31 @@ class VllmLog:
     def taking_output(self) -> Iterator[None]:
         """Standard output and error of this process and those it starts go to the file; ours come back afterwards.
 
-        The processes that are started inside keep the file for as long as they live.
+        The processes that are started inside keep the file for as long as they live. Descriptors belong to the whole
+        process: what another thread prints meanwhile is in the file, too.
         """
         if self.path is None:
             yield
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        saved = os.dup(1), os.dup(2)
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        _flush()
+        saved = {descriptor: _copy(descriptor) for descriptor in (1, 2)}
+        with self.path.open("ab") as file:
+            log = _copy(file.fileno())
+        assert log is not None, "it was just opened"
         try:
-            os.dup2(file, 1)
-            os.dup2(file, 2)
+            for descriptor in saved:
+                os.dup2(log, descriptor)
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for mine, descriptor in zip(saved, (1, 2), strict=True):
-                os.dup2(mine, descriptor)
-                os.close(mine)
-            os.close(file)
+            _flush()
+            for descriptor, mine in saved.items():
+                if mine is None:
+                    os.close(descriptor)
+                else:
+                    os.dup2(mine, descriptor)
+                    os.close(mine)
+            os.close(log)
 
     def text(self) -> str:
         if self.path is None or not self.path.exists():

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from scoremode.engines.vllm import guard
+
 SWITCH = "SCOREMODE_VLLM"
 
 
@@ -19,11 +21,14 @@ def asked_for() -> bool:
 def register() -> None:
     """Let ``runner="pooling", convert="embed"`` build a model that scores instead of one that embeds.
 
+    And let this process end with the one that asked for scores: see ``guard``.
+
     vLLM looks ``as_embedding_model`` up in its module at each call, so replacing that one attribute is enough. The
     replacement asks for the switch again at each call: in a process that scores and later embeds, both work.
     """
     if not asked_for():
         return
+    guard.watch_parent()
     from vllm.model_executor.models import adapters
 
     if getattr(adapters.as_embedding_model, "stock", None) is None:

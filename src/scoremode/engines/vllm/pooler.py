@@ -20,7 +20,7 @@ from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.against import StoredStates
 from scoremode.engines.vllm.tap import Shard, Tap
-from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Question, pack_words, width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, KL_WORDS, Question, pack_words, width
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import keep_own
 from scoremode.head.definition import Columns, define_columns
@@ -138,7 +138,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         targets = to_device(np.concatenate([p.targets for p in parts]).astype(np.int64), hidden_states.device)
         stored = np.concatenate([p.reference_rows for p in parts])
         if len(rows) == 0:
-            return torch.empty(0, width(kind.k), dtype=torch.int32, device=hidden_states.device)
+            return torch.empty(0, self._words(kind, hidden_states), dtype=torch.int32, device=hidden_states.device)
         if self._kernel_of(hidden_states) is not None and not kind.gather:
             step = self._rows or len(rows)  # a kernel cuts its rows itself
         else:
@@ -154,6 +154,14 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 step = self._rows = (min(step, len(rows)) + 1) // 2
                 logger.warning("scoremode: out of memory, head now takes %d rows at a time", step)
                 torch.accelerator.empty_cache()
+
+    def _words(self, kind: Kind, hidden_states: Tensor) -> int:
+        """In a line of this kind. A step may hold no row that was asked for, and its lines are joined to others."""
+        if kind.self_test:
+            return 2 * width(kind.k) + 3 + KERNEL_WORDS
+        if kind.extra == "states":
+            return width(kind.k) + as_words(self._matrix_of(hidden_states[:1])[0]).shape[1]
+        return width(kind.k) + (KL_WORDS if kind.extra == "kl" else 0)
 
     def _lines(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
         if kind.self_test:

@@ -1,32 +1,44 @@
-"""Starting and stopping vLLM in score mode: its arguments, its environment, its traps."""
+"""Starting vLLM in score mode: its arguments, its environment, its traps."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import threading
-from collections.abc import Callable
-from multiprocessing import connection
 from typing import Any
 
-from scoremode.engines.vllm import plugin, support
+from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.processes import Processes
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import ModelError, ScoremodeError
 
-SHUTDOWN_SECONDS = 20.0
+
+def start(
+    model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer: bool, log: VllmLog
+) -> tuple[Any, Processes]:
+    """``vllm.LLM`` in score mode and the processes that it started; an error of one line where vLLM refuses."""
+    processes = Processes()
+    try:
+        with processes.killed_by_signals():
+            llm = _start(model, arguments, options, tokenizer, log)
+    except BaseException:
+        processes.kill()
+        processes.wait(5)
+        raise
+    processes.started(llm)
+    processes.watch(llm)
+    return llm, processes
 
 
-def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer: bool, log: VllmLog) -> Any:
-    """``vllm.LLM`` in score mode; an error of one line where vLLM refuses."""
+def _start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer: bool, log: VllmLog) -> Any:
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning",  # of the processes that vLLM starts
     }
-    switches = support.environment({plugin.SWITCH: "1"} | support.plugin_filter(), defaults)
+    marks = {plugin.SWITCH: "1", guard.PARENT: guard.identity()}
+    switches = support.environment(marks | support.plugin_filter(), defaults)
     with log.taking_output(), switches:
         from vllm import LLM
         from vllm.config import PoolerConfig
@@ -43,7 +55,7 @@ def start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer
         elif can_plan_ahead(arguments):
             # vLLM plans the next batch while this one runs, for all but pooling models: there it must be asked for
             arguments.setdefault("async_scheduling", True)
-        with support.environment({}, _device_defaults(on_cpu, options)):
+        with support.environment({}, _device_defaults(on_cpu, options)), guard.guarded_start():
             try:
                 return LLM(
                     model=model,
@@ -77,78 +89,6 @@ def can_plan_ahead(arguments: dict[str, Any]) -> bool:
     ranks = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
     backend = arguments.get("distributed_executor_backend")
     return backend == "mp" or (ranks == 1 and backend is None)
-
-
-def watch(llm: Any, started: list[Any]) -> None:
-    """Tell whoever waits for answers when the engine's process is gone.
-
-    vLLM's own client waits for ever for a process that was killed outright and so could not say that it died.
-    """
-    queue = getattr(getattr(llm.llm_engine, "engine_core", None), "outputs_queue", None)
-    own = {process.pid for process in started}
-    children = [child for child in multiprocessing.active_children() if child.pid in own]
-    processes = [child for child in children if child.name.startswith("EngineCore")]
-    if queue is None or not processes:
-        return
-
-    def wait() -> None:
-        connection.wait([process.sentinel for process in processes])
-        with contextlib.suppress(Exception):
-            queue.put_nowait(RuntimeError("its engine process ended without a word: killed, or out of memory"))
-
-    threading.Thread(target=wait, name="scoremode-watch", daemon=True).start()
-
-
-def family() -> list[Any]:
-    """Processes that descend from this one now, those of multiprocessing's own housekeeping left out."""
-    import psutil  # vLLM needs it, so it is there
-
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if not any("resource_tracker" in word for word in process.cmdline()):
-                found.append(process)
-    return found
-
-
-def stop(llm: Any, started: list[Any]) -> None:
-    """Shut the engine core down and wait for every process that it ``started``, and for no other; never raises.
-
-    A worker whose engine core was killed is nobody's child any more, and would stay: it is known from the start.
-    """
-    import gc
-
-    import psutil
-
-    known = {process.pid: process for process in started}
-    for process in started:
-        with contextlib.suppress(psutil.Error):
-            known |= {child.pid: child for child in process.children(recursive=True)}
-    core = getattr(llm.llm_engine, "engine_core", None)
-    if core is not None:
-        _within(SHUTDOWN_SECONDS, core.shutdown)
-    del llm
-    gc.collect()
-    for child in multiprocessing.active_children():
-        if child.pid in known:
-            child.join(timeout=10)  # by multiprocessing's own hand, or it would count the dead as living
-    _, alive = psutil.wait_procs(list(known.values()), timeout=10)
-    for process in alive:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(alive, timeout=5)
-
-
-def _within(seconds: float, action: Callable[[], object]) -> None:
-    """Try something for so long: a client whose engine is dying may wait for it without end."""
-
-    def attempt() -> None:
-        with contextlib.suppress(BaseException):
-            action()
-
-    thread = threading.Thread(target=attempt, name="scoremode-stop", daemon=True)
-    thread.start()
-    thread.join(seconds)
 
 
 def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:

@@ -70,6 +70,13 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         )
     if int(arguments.get("prefill_context_parallel_size") or 1) > 1:
         raise OptionError("prefill context parallelism hides rows from the pooler", fix="use --tensor-parallel-size")
+    if arguments.get("logits_processors"):
+        raise OptionError("logits_processors change what is sampled, not what is scored", fix="leave them out")
+    if arguments.get("logprobs_mode") not in (None, "raw_logprobs"):
+        raise OptionError(
+            f"logprobs_mode={arguments['logprobs_mode']}: scores are log-probabilities of the model as it is",
+            fix="leave logprobs_mode out",
+        )
     if arguments.get("kv_sharing_fast_prefill"):
         raise OptionError("kv_sharing_fast_prefill skips the rows that are to be scored", fix="leave it out")
     external = arguments.get("distributed_executor_backend") == "external_launcher"

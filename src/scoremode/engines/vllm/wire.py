@@ -20,6 +20,7 @@ from scoremode.types import Answers, Ids
 KEY = "scoremode"
 FLAGS = ("vocabulary", "gather", "self_test", "extra", "reference", "first", "count")
 KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes a word
+KL_WORDS = 2  # a divergence is one float64
 Words = npt.NDArray[np.int32]
 
 

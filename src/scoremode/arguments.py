@@ -1,0 +1,54 @@
+"""What a caller may hand over: checked before it is used, refused with its name and what it should be."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from scoremode.errors import OptionError
+
+LARGEST = 2**63 - 1  # what a file position, an array or a slice can still count
+
+
+def require_text(name: str, value: Any) -> None:
+    """Refuse what is not a string.
+
+    >>> require_text("method", 5)
+    Traceback (most recent call last):
+    ...
+    scoremode.errors.OptionError: method is 5, which is not a string; give text in quotes
+    """
+    if not isinstance(value, str):
+        raise OptionError(f"{name} is {_shown(value)}, which is not a string", fix="give text in quotes")
+
+
+def whole_number(name: str, value: Any) -> int | None:
+    """A whole number that a computer can count to, or None where none was given; NumPy's are made Python's."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise OptionError(f"{name} is {_shown(value)}, which is not a whole number", fix=f"give one, as in {name}=512")
+    number = int(value)
+    if abs(number) > LARGEST:
+        raise OptionError(f"{name} is too large", fix="give a number below 2**63")
+    return number
+
+
+def require_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {_shown(value)}, which is neither True nor False", fix="give one of them")
+
+
+def path_text(name: str, value: Any) -> str:
+    """A path or a name as a string, or a refusal."""
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(given, str):
+        what = f"{name} is {_shown(value)}, which is neither a name nor a path"
+        raise OptionError(what, fix="give a string or a Path")
+    return given
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,112 @@
+"""``scoremode VERB …``: parse, run the verb, turn refusals into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from scoremode import __version__
+from scoremode.cli import signals, streams
+from scoremode.cli.parser import BAD_INPUT, Parser
+from scoremode.errors import ScoremodeError, did_you_mean, harmless
+
+VERBS = ("ppl", "prob", "compare", "reference", "report", "plan", "noise", "methods", "show", "engines", "doctor")
+OUR_BUG = 70
+
+EXAMPLES = """examples:
+  scoremode ppl smollm2-135m --corpus python-docs --num-samples 5
+  scoremode ppl MODEL --corpus wikitext2 --method exl3-2025 --context-length 2048 --stride 512 --out runs/base
+  scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London"
+  scoremode compare BASELINE CANDIDATE --corpus wikitext2 --report report.html
+  scoremode plan MODEL --corpus wikitext2 --method llamacpp
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="scoremode",
+        description="Exactly what a language model, as it is served, thinks of a text.",
+        usage="%(prog)s [-h] [--version] VERB …",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
+    # the column is as wide as the longest name here; argparse does not count the verbs themselves
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", prog="scoremode", parser_class=Parser)
+    for name in VERBS:
+        module = import_module(f"scoremode.cli.{name}")
+        summary = (module.__doc__ or "").split("\n")[0].split(": ", 1)[1]
+        verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
+        module.add_arguments(verb)
+        verb.set_defaults(run=module.run)
+    return parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; the exit code."""
+    try:
+        code = _run(list(arguments))
+        streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
+    except BrokenPipeError:
+        code = 0
+        streams.silence_output()  # the reader left: nothing more to say to it
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get("SCOREMODE_DEBUG"):
+            raise
+        explained = _explain(signals.pending() or error)
+        if isinstance(error, OSError):
+            streams.silence_output()
+        return _complain(*explained)
+    return code
+
+
+def _run(given: list[str]) -> int:
+    parser = build_parser()
+    if given and not given[0].startswith("-") and given[0] not in VERBS:
+        return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")
+    try:
+        parsed = parser.parse_args(given)
+    except SystemExit as ended:  # argparse has printed its help or its complaint
+        return int(ended.code or 0)
+    if parsed.verb is None:
+        parser.print_help()
+        streams.check()
+        return _complain("no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2")
+    return int(parsed.run(parsed) or 0)
+
+
+def _complain(line: str, code: int = BAD_INPUT) -> int:
+    with contextlib.suppress(OSError):  # nobody can be told
+        print(f"scoremode: {harmless(' '.join(line.split()))}", file=sys.stderr, flush=True)
+    return code
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """What happened and what to do, in one line, and the exit code."""
+    match error:
+        case ScoremodeError():
+            return str(error), BAD_INPUT
+        case KeyboardInterrupt():
+            return signals.explain(error)
+        case OSError():
+            return _explain_os_error(error), BAD_INPUT
+        case MemoryError():
+            return "this machine's memory is used up; try a smaller --context-length or --num-samples", BAD_INPUT
+    what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+    return f"this is a bug in scoremode ({what}); set SCOREMODE_DEBUG=1 to see where", OUR_BUG
+
+
+def _explain_os_error(error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if streams.is_output_failure(error):
+        why = "the disk is full" if full else "it is closed" if error.errno == errno.EBADF else error.strerror
+        return f"standard output could not be written: {why}; send it to a file or a terminal that takes it"
+    if full:
+        return "the disk is full; free some space and run the same command again to resume"
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}; check the path and its permissions"

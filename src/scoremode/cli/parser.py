@@ -1,0 +1,163 @@
+"""argparse for people who mistype: one line for each mistake, with the nearest flag, and nothing dropped in silence.
+
+Flags are never abbreviated: ``--max 5`` could be three of them, and a command that is kept in a script or a model card
+must mean the same when a flag is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from scoremode.corpus import names_a_text
+from scoremode.errors import harmless, one_line
+
+BAD_INPUT = 2
+MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be; the others are refused where they are used
+LONGEST = 400  # characters of a complaint: an argument may be a whole book
+
+
+class Once(argparse.Action):
+    """Store a value; a flag given a second time is refused, because one of the two would be dropped in silence."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given: set[str] = namespace.__dict__.setdefault("given_once", set())
+        if option_string is not None and self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its complaints on one line and no usage dump before them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        for name in (None, "store"):
+            self.register("action", name, Once)
+
+    def error(self, message: str) -> NoReturn:
+        line = one_line(f"{self.prog}: {self._plainly(message)}")
+        if len(line) > LONGEST:
+            line = f"{line[:LONGEST]}…"
+        self.exit(BAD_INPUT, f"{harmless(line)}; see {self.prog} --help\n")
+
+    def _plainly(self, message: str) -> str:
+        """argparse's own words, in ours."""
+        required = "the following arguments are required: "
+        if message.startswith(required):
+            names = message.removeprefix(required)
+            first = names.split(", ")[0]
+            misplaced = "--corpus" in self.flags() and not first.startswith("-")
+            hint = f"; type {first} first, as in {self.prog} {first} --corpus FILE" if misplaced else ""
+            return f"{names} {'are' if ', ' in names else 'is'} missing{hint}"
+        if message.startswith("argument -") and message.endswith("expected one argument"):
+            flag = message.removeprefix("argument ").split(":")[0].split("/")[-1]
+            return f"{flag} needs a value; one that begins with '-' is given as {flag}=VALUE"
+        return message.removeprefix("argument ")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        given = list(sys.argv[1:] if args is None else args)
+        verbs = self._verbs()
+        if verbs and given and given[0].startswith("-") and given[0] not in self.flags():
+            self.error(_unknown(given, self, verbs))
+        found, unknown = self._parse(given, namespace)
+        if unknown and verbs:
+            chosen = verbs.get(found.verb, self)
+            chosen.error(_unknown(unknown, chosen, verbs))
+        found.__dict__.pop("given_once", None)
+        return found, unknown
+
+    def _parse(self, given: list[str], namespace: argparse.Namespace | None) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does; a MODEL that ``--corpus a.txt MODEL`` swallowed is given back."""
+        required = [a for a in self._actions if a.required]
+        for action in required:
+            action.required = False
+        try:
+            found, unknown = super().parse_known_args(given, namespace)
+        finally:
+            for action in required:
+                action.required = True
+        self._refuse_empty(found)
+        if unknown or all(getattr(found, action.dest) is not None for action in required):
+            return found, unknown
+        return super().parse_known_args(_models_first(given), namespace)
+
+    def _refuse_empty(self, found: argparse.Namespace) -> None:
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            if action.dest not in MAY_BE_EMPTY and (value == "" or (isinstance(value, list) and "" in value)):
+                self.error(f"{_name_of(action)} is empty")
+
+    def _verbs(self) -> dict[str, Parser]:
+        subparsers = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        return dict(subparsers[0].choices) if subparsers else {}
+
+    def flags(self) -> set[str]:
+        """Every flag of this verb."""
+        return {flag for action in self._actions for flag in action.option_strings}
+
+
+def _name_of(action: argparse.Action) -> str:
+    return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+
+
+def _models_first(given: list[str]) -> list[str]:
+    """The command line with the models first that were typed after the texts of a ``--corpus``.
+
+    >>> _models_first(["--corpus", "wikitext2", "some/model", "--json"])
+    ['some/model', '--corpus', 'wikitext2', '--json']
+    """
+    models: list[str] = []
+    others: list[str] = []
+    at = 0
+    while at < len(given):
+        others.append(given[at])
+        at += 1
+        if others[-1] != "--corpus":
+            continue
+        values = list(takewhile(lambda value: value == "-" or not value.startswith("-"), given[at:]))
+        at += len(values)
+        texts = len(values)
+        while texts > 1 and not names_a_text(values[texts - 1]):
+            texts -= 1
+        others += values[:texts]
+        models += values[texts:]
+    return models + others
+
+
+def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> str:
+    """What to say of arguments that nobody took: the flag that was meant, or the verb that it belongs to."""
+    flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a != "-"), None)
+    if flag is None:
+        return f"nothing takes the argument '{unknown[0]}'"
+    if chosen not in verbs.values():
+        return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
+    owners = [name for name, verb in verbs.items() if flag in verb.flags()]
+    if owners:
+        return f"{flag} belongs to {_listed([f'scoremode {name}' for name in owners], 'and')}"
+    near = _nearest(flag, chosen.flags())
+    return f"there is no flag {flag}" + (f"; did you mean {_listed(near, 'or')}?" if near else "")
+
+
+def _nearest(flag: str, known: Iterable[str]) -> list[str]:
+    """Flags that begin so, else those that are spelled nearly so."""
+    flags = sorted(f for f in known if f.startswith("--"))
+    word = "--" + flag.lower().replace("_", "-").lstrip("-")
+    return [f for f in flags if f.startswith(word)] or difflib.get_close_matches(word, flags, n=1, cutoff=0.7)
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else list(words))

@@ -1,0 +1,142 @@
+"""Ctrl-C, SIGTERM and SIGHUP: one line, the right exit code, nothing left running.
+
+The first signal raises ``Stopped`` in the main thread, so that files are closed and engines stopped on the way out.
+A second one, or a clean-up that takes longer than ``GRACE`` seconds, ends the process at once: whatever was scored is
+on the disk already, because a run survives even SIGKILL.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import threading
+
+TYPE_CHECKING = False  # typing itself takes longer to import than all that is imported here
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+GRACE = 10.0  # seconds
+RESUME = "what was scored is kept: run the same command again to resume"
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
+SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked this process to end. A kind of KeyboardInterrupt: libraries clean up for that one, too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def explain(error: KeyboardInterrupt) -> tuple[str, int]:
+    """The line and the exit code for an interruption."""
+    number = error.number if isinstance(error, Stopped) else signal.SIGINT
+    return f"{WORDS[signal.Signals(number)]}; {RESUME}", 128 + number
+
+
+def _copy_of_standard_error() -> int:
+    try:
+        return fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:
+        return -1  # closed
+
+
+class Signals:
+    """Handlers of one process, from ``install`` on."""
+
+    def __init__(self) -> None:
+        self.received: Stopped | None = None
+        self._finished: int | None = None  # the exit code, once all work is done
+        self._told = False
+        self._ending = threading.Lock()
+        self._before: dict[int, Any] = {}
+        self._terminal = -1  # standard error; an engine that starts redirects descriptor 2
+
+    def install(self) -> None:
+        """Handle the signals that nobody ignores: what ``nohup`` or a shell's ``&`` ignore stays ignored."""
+        _installed.append(self)
+        self._terminal = _copy_of_standard_error()
+        for number in WORDS:
+            before = signal.getsignal(number)
+            if before in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = before
+                signal.signal(number, self._handle)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(reader,), name="scoremode-signals", daemon=True).start()
+        os.register_at_fork(after_in_child=self._forget)
+        sys.unraisablehook = self._unraisable
+
+    def told(self) -> None:
+        """The line was printed."""
+        self._told = True
+
+    def tell(self, error: KeyboardInterrupt) -> int:
+        """Print the line without Python's own streams, which may be in any state; the exit code."""
+        line, code = explain(error)
+        try:
+            if os.isatty(self._terminal):
+                os.write(self._terminal, SHOW_CURSOR)
+            if not self._told:
+                os.write(self._terminal, f"scoremode: {line}\n".encode())
+        except OSError:
+            pass  # nobody can be told
+        return code
+
+    def finish(self, code: int) -> None:
+        """All work is done, and this is its exit code: a signal from now on only makes the process end sooner."""
+        self._finished = code
+
+    def _handle(self, number: int, _: object) -> None:
+        if self._finished is not None or self.received is not None:
+            self._end(number)
+        self.received = Stopped(number)
+        raise self.received
+
+    def _watch(self, reader: int) -> None:
+        """Python handles signals between two steps of the main thread. Where that hangs, this thread ends all."""
+        numbers: list[int] = []
+        while len(numbers) < 2:
+            ready, _, _ = select.select([reader], [], [], GRACE if numbers else None)
+            byte = os.read(reader, 1) if ready else b""
+            if ready and byte and byte[0] not in self._before:
+                continue  # somebody else's signal
+            numbers.append(byte[0] if byte else numbers[0])
+        self._end(numbers[0])
+
+    def _end(self, number: int) -> NoReturn:
+        """End now: kill what we started, say so, and leave."""
+        if not self._ending.acquire(blocking=False):
+            threading.Event().wait()  # another thread is at it
+        if self._finished is not None:
+            os._exit(self._finished)
+        started = sys.modules.get("scoremode.engines.vllm.processes")
+        if started is not None:
+            started.kill_all()
+        os._exit(self.tell(self.received or Stopped(number)))
+
+    def _unraisable(self, unraisable: Any) -> None:
+        """An interruption that was raised inside a destructor or callback is lost to the main thread."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            self._end(signal.SIGINT)
+        sys.__unraisablehook__(unraisable)
+
+    def _forget(self) -> None:
+        """A forked process is not ours to explain: it gets the handlers that were there before."""
+        signal.set_wakeup_fd(-1)
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        sys.unraisablehook = sys.__unraisablehook__
+
+
+_installed: list[Signals] = []
+
+
+def pending() -> Stopped | None:
+    """The signal that this process is ending for. Libraries may turn its exception into another one."""
+    return _installed[-1].received if _installed else None

@@ -1,0 +1,107 @@
+"""Standard streams that may be closed or full: results that cannot be printed are an error, complaints are not."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from typing import Any
+
+
+class Results(io.TextIOWrapper):
+    """Standard output. Remembers the first failure, because argparse and others pass over it."""
+
+    failure: OSError | None = None
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
+class Complaints(io.TextIOWrapper):
+    """Standard error. Where it cannot be written there is nobody to tell, and the work goes on."""
+
+    def write(self, text: str, /) -> int:
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+def prepare() -> None:
+    """Make standard output and error of this process usable, whatever it was started with.
+
+    Descriptors 0 to 2 are filled where they are closed. Else the next file that is opened would take their place, and
+    whatever a library prints would be written into it.
+    """
+    closed = {descriptor for descriptor in (0, 1, 2) if not _is_open(descriptor)}
+    for descriptor in sorted(closed):
+        _fill(descriptor)
+    sys.stdout = _wrap(Results, sys.stdout, 1)
+    sys.stderr = _wrap(Complaints, sys.stderr, 2)
+
+
+def check() -> None:
+    """Raise what kept standard output from being written, even if somebody passed over it."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    failure = getattr(sys.stdout, "failure", None)
+    if failure is not None:
+        raise failure
+
+
+def is_output_failure(error: BaseException) -> bool:
+    """Did this error come from standard output?"""
+    return error is getattr(sys.stdout, "failure", None)
+
+
+def silence_output() -> None:
+    """What is still buffered cannot be written, and Python would complain of it once more at the end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a real file, as under a test
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _fill(descriptor: int) -> None:
+    """Nothing can be read from standard input; writing to standard output fails; standard error goes nowhere."""
+    opened = os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)
+    if opened != descriptor:
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.set_inheritable(descriptor, True)
+
+
+def _wrap(kind: type[io.TextIOWrapper], stream: Any, descriptor: int) -> io.TextIOWrapper:
+    """The stream with another class; one of its own where Python found the descriptor closed."""
+    if stream is None:
+        return kind(io.FileIO(_unwritable(descriptor), "w"), "utf-8", "backslashreplace", write_through=True)
+    settings = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
+    return kind(stream.detach(), **settings)
+
+
+def _unwritable(descriptor: int) -> int:
+    """Python looked at the descriptor when it started; another file may have taken its number since."""
+    return os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)

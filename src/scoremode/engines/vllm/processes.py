@@ -1,0 +1,177 @@
+"""The processes that vLLM starts for an engine: which they are, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from scoremode.engines.vllm.guard import is_tracker
+
+NAMES = ("EngineCore", "VllmWorker")  # that vLLM gives to its children
+SHUTDOWN_SECONDS = 20.0
+
+
+class Interruption(BaseException):
+    """Carries a KeyboardInterrupt through code that would swallow it."""
+
+    def __init__(self, error: KeyboardInterrupt) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Processes:
+    """vLLM's children and all that descends from them; nothing else that this process may have started."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._others = {child.pid for child in multiprocessing.active_children()}
+        self._children: list[BaseProcess] | None = None  # None: vLLM is starting
+        self._known: dict[int, Any] = {}
+        _running.add(self)
+
+    def started(self, llm: Any) -> None:
+        """vLLM has started: take its own word for which processes are its."""
+        manager = getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_manager", None)
+        listed = getattr(manager, "processes", None)
+        self._children = self._named() if listed is None else list(listed)
+        self.all()
+
+    def children(self) -> list[BaseProcess]:
+        """Those that are children of this process."""
+        return self._named() if self._children is None else self._children
+
+    def _named(self) -> list[BaseProcess]:
+        alive = multiprocessing.active_children()
+        return [child for child in alive if child.pid not in self._others and child.name.startswith(NAMES)]
+
+    def all(self) -> list[Any]:
+        """Children and their descendants, as psutil knows them.
+
+        A worker whose engine process was killed descends from nobody here any more: it is known from before.
+        """
+        import psutil  # vLLM needs it, so it is there
+
+        for child in self.children():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(child.pid)
+                for found in (process, *process.children(recursive=True)):
+                    if not is_tracker(found):
+                        self._known.setdefault(found.pid, found)
+        return [process for process in self._known.values() if process.is_running()]
+
+    def kill(self) -> None:
+        """End them now."""
+        if os.getpid() != self._pid:  # a forked process has none of these
+            return
+        import psutil
+
+        for process in self.all():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def wait(self, seconds: float) -> list[Any]:
+        """Wait for their end; those that are still there."""
+        import psutil
+
+        for child in self.children():
+            with contextlib.suppress(ValueError):  # closed by vLLM
+                child.join(timeout=seconds)  # by multiprocessing's own hand, or it would count the dead as living
+        alive: list[Any] = psutil.wait_procs(self.all(), timeout=seconds)[1]
+        return alive
+
+    def watch(self, llm: Any) -> None:
+        """Tell whoever waits for answers when an engine process is gone.
+
+        vLLM's own client waits for ever for a process that was killed outright and so could not say that it died.
+        """
+        queue = getattr(llm.llm_engine.engine_core, "outputs_queue", None)
+        sentinels = [child.sentinel for child in self.children() if child.name.startswith("EngineCore")]
+        if queue is None or not sentinels:
+            return
+
+        def wait() -> None:
+            connection.wait(sentinels)
+            with contextlib.suppress(Exception):
+                queue.put_nowait(RuntimeError("its engine process ended without a word: killed, or out of memory"))
+
+        threading.Thread(target=wait, name="scoremode-watch", daemon=True).start()
+
+    @contextlib.contextmanager
+    def killed_by_signals(self) -> Iterator[None]:
+        """While vLLM starts: a signal that ends this process ends vLLM's first.
+
+        They answer to no signal then, and vLLM's own clean-up would wait for them. What happens to this process is for
+        the handlers that were there before, but vLLM swallows a KeyboardInterrupt that is raised while it waits for its
+        processes, and then waits on: so the exception passes through vLLM as another one.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        taken = {n: handler for n, handler in before.items() if callable(handler)}
+
+        def handle(number: int, frame: Any) -> None:
+            self.kill()
+            try:
+                taken[signal.Signals(number)](number, frame)
+            except KeyboardInterrupt as error:
+                raise Interruption(error) from None
+
+        for number in taken:
+            signal.signal(number, handle)
+        try:
+            yield
+        except Interruption as passed:
+            raise passed.error from None
+        finally:
+            for number, handler in taken.items():
+                if signal.getsignal(number) is handle:
+                    signal.signal(number, handler)
+
+
+_running: weakref.WeakSet[Processes] = weakref.WeakSet()
+
+
+def kill_all() -> None:
+    """End the processes of every engine, from any thread; never raises."""
+    for processes in list(_running):
+        with contextlib.suppress(Exception):
+            processes.kill()
+
+
+def stop(llm: Any, processes: Processes, *, at_once: bool = False) -> None:
+    """Shut vLLM down and wait for its processes, and for no other; never raises."""
+    import gc
+
+    processes.all()
+    if at_once:
+        processes.kill()
+    core = getattr(llm.llm_engine, "engine_core", None)
+    if core is not None:
+        _within(SHUTDOWN_SECONDS, core.shutdown)
+    del llm
+    gc.collect()
+    if processes.wait(10):
+        processes.kill()
+        processes.wait(5)
+    _running.discard(processes)
+
+
+def _within(seconds: float, action: Callable[[], object]) -> None:
+    """Try something for so long: a client whose engine is dying may wait for it without end."""
+
+    def attempt() -> None:
+        with contextlib.suppress(BaseException):
+            action()
+
+    thread = threading.Thread(target=attempt, name="scoremode-stop", daemon=True)
+    thread.start()
+    thread.join(seconds)

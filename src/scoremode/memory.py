@@ -1,0 +1,74 @@
+"""How much memory this process may still take: the least of what the machine, the container and ``ulimit`` leave."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+NO_LIMIT = 1 << 60  # cgroups of version 1 write a number near 2**63 for "none"
+
+
+def available() -> int | None:
+    """Bytes, or None where the system does not tell."""
+    known = [n for n in (_machine(), _address_space(), *_containers()) if n is not None]
+    return max(0, min(known)) if known else None
+
+
+def _machine() -> int | None:
+    return _kibibytes(PROC / "meminfo", "MemAvailable:")
+
+
+def _address_space() -> int | None:
+    """What ``ulimit -v`` leaves: it counts addresses that are reserved, used or not."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    taken = _kibibytes(PROC / "self" / "status", "VmSize:")
+    return None if limit == resource.RLIM_INFINITY or taken is None else limit - taken
+
+
+def _containers() -> list[int]:
+    """What each cgroup that this process is in leaves, from its own up to the root; both versions of cgroups."""
+    found: list[int] = []
+    for line in _read(PROC / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root, names = CGROUPS, ("memory.max", "memory.current")
+        if controllers:
+            root, names = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            limit, taken = (_read(place / name).strip() for name in names)
+            if limit.isdigit() and taken.isdigit() and int(limit) < NO_LIMIT:
+                found.append(int(limit) - int(taken) + _reclaimable(place))
+            if place == root:
+                break
+    return found
+
+
+def _reclaimable(place: Path) -> int:
+    """Pages of files that the kernel drops when memory is asked for; they count as taken."""
+    for line in _read(place / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0
+
+
+def _kibibytes(file: Path, name: str) -> int | None:
+    for line in _read(file).splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,199 @@
+"""Command lines with mistakes in them: one clear line each, exit code 2, nothing printed, nothing written."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from scoremode.cli.commands import VERBS, build_parser
+from tests.cli.conftest import Command, Refused
+
+PPL = ["ppl", "table:uniform", "--text", "one two"]
+PLAN = ["plan", "table:uniform", "--text", "one two"]
+
+# (arguments, words expected)
+MISTAKES: list[tuple[list[str], str]] = [
+    # a flag that is mistyped, shortened, or another verb's
+    ([*PPL, "--contxt-length", "5"], "no flag --contxt-length; did you mean --context-length?"),
+    ([*PPL, "--contxt-length=5"], "no flag --contxt-length; did you mean --context-length?"),
+    ([*PPL, "--context_length", "5"], "did you mean --context-length?"),
+    ([*PPL, "--context", "5"], "no flag --context; did you mean --context-length?"),
+    ([*PPL, "-context-length", "5"], "did you mean --context-length?"),
+    ([*PPL, "--STRIDE", "5"], "did you mean --stride?"),
+    ([*PPL, "--max", "5"], "did you mean --max-model-len, --max-num-batched-tokens or --max-windows?"),
+    ([*PPL, "--jsn"], "did you mean --json?"),
+    ([*PPL, "--prompt", "x"], "--prompt belongs to scoremode prob"),
+    ([*PPL, "--fail-if", "x"], "--fail-if belongs to scoremode compare"),
+    (["plan", "table:uniform", "--out", "x"], "--out belongs to scoremode ppl, scoremode prob, scoremode compare and"),
+    (["show", "run", "--corpus", "x"], "--corpus belongs to scoremode ppl"),
+    ([*PPL, "--zzzzzz"], "there is no flag --zzzzzz"),
+    (["--context-length", "5", "ppl"], "a command comes first"),
+    (["--zzzzzz"], "a command comes first"),
+    ([*PPL, "one", "more"], "nothing takes the argument 'one'"),
+    # what is missing
+    (["ppl"], "MODEL is missing; type MODEL first, as in scoremode ppl MODEL --corpus FILE"),
+    (["ppl", "--corpus", "wikitext2"], "MODEL is missing"),
+    (["compare", "--corpus", "wikitext2"], "BASELINE, CANDIDATE are missing"),
+    (["show"], "RUN is missing"),
+    (["report", "run"], "--output is missing"),
+    ([*PPL, "--stride"], "--stride needs a value"),
+    (["ppl", "table:uniform", "--text", "-hello"], "given as --text=VALUE"),
+    # twice
+    ([*PPL, "--text", "three"], "--text is given twice"),
+    ([*PPL, "--stride", "5", "--stride", "5"], "--stride is given twice"),
+    ([*PPL, "--out", "a", "--out", "b"], "--out is given twice"),
+    ([*PPL, "--method", "gptq", "--method=llamacpp"], "--method is given twice"),
+    # numbers
+    ([*PPL, "--num-samples", "0"], "--num-samples 0 leaves no text"),
+    ([*PPL, "--num-samples", "-1"], "--num-samples -1 leaves no text"),
+    ([*PPL, "--context-length", "0"], "--context-length 0 leaves no room for a target"),
+    ([*PPL, "--context-length", "1"], "--context-length 1 leaves no room for a target"),
+    ([*PPL, "--context-length", "-5"], "--context-length -5 leaves no room for a target"),
+    ([*PPL, "--context-length", "1" + "0" * 30], "is too large"),
+    ([*PPL, "--num-samples", "9" * 5000], "is too large"),
+    ([*PPL, "--stride", "0"], "--stride 0 never moves on"),
+    ([*PPL, "--stride", "-3"], "--stride -3 never moves on"),
+    ([*PPL, "--max-windows", "-1"], "--max-windows -1 is negative"),
+    *[
+        ([*PPL, "--stride", n], f"'{n}' is not a whole number")
+        for n in ("1e3", " 5", "5 ", "1_000", "٥", "0x10", "2.0")
+    ],
+    ([*PPL, "--worst", "-1"], "-1 is negative"),
+    *[
+        ([*PPL, "--gpu-memory-utilization", n], f"'{n}' is not a number above 0 and up to 1")
+        for n in ("nan", "inf", "0", "2", "90%")
+    ],
+    # nothing where something should be
+    *[
+        ([*PPL[:2], *([] if flag == "--text" else PPL[2:]), flag, ""], f"{flag} is empty")
+        for flag in ("--text", "--method", "--engine", "--dtype", "--device", "--tokenizer", "--out", "--corpus")
+    ],
+    *[
+        (["ppl", "table:uniform", flag, ""], f"{flag} is empty")
+        for flag in ("--dataset", "--dataset-config", "--split", "--field", "--head-kernel", "--quantization")
+    ],
+    (["ppl", "", "--text", "one two"], "MODEL is empty"),
+    (["ppl", "table:uniform", "--corpus", "python-docs", ""], "--corpus is empty"),
+    (["methods", ""], "METHOD is empty"),
+    (["show", ""], "RUN is empty"),
+    (["report", "run", "-o", ""], "--output is empty"),
+    (["compare", "a", ""], "CANDIDATE is empty"),
+    # values that do not exist
+    ([*PPL, "--method", "gpqt"], "did you mean 'gptq'?"),
+    ([*PPL, "--engine", "vlm"], "did you mean 'vllm'?"),
+    ([*PPL, "--field", "body"], "--field does not apply to plain text"),
+    (["plan", "table:uniform", "--corpus", "python-docs", "--field", "body"], "--field does not apply to plain text"),
+    (["methods", "gpqt"], "did you mean 'gptq'?"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[" ".join(a)[:80] for a, _ in MISTAKES])
+def test_a_mistake_is_named(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_command_at_all_is_help_and_one_line(command: Command) -> None:
+    outcome = command()
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "no command was given; type scoremode VERB" in outcome.err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_takes_a_shortened_flag(refused: Refused, verb: str) -> None:
+    assert "did you mean --json?" in refused(verb, *["x"] * (verb not in ("engines", "doctor")), "--jso")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ppl", "\x1b[2J"],
+        ["ppl", "table:\x9b31m", "--text", "x y"],
+        [*PPL, "--\x1b[31m"],
+        [*PPL, "\x1b]0;title\x07"],
+        [*PPL, "--method", "\x1b[31mgptq"],
+        [*PPL, "--stride", "\x1b[31m5"],
+        ["plan", "table:uniform", "--corpus", "\x1b[31m\n\u202etxt.a"],
+        ["\x1b[31m"],
+        [*PPL, "--engine", "\u2028\udcff"],
+    ],
+)
+def test_control_characters_of_an_argument_do_not_reach_the_terminal(refused: Refused, arguments: list[str]) -> None:
+    assert [c for c in refused(*arguments) if c in "\x1b\x9b\x07\u202e\u2028\udcff"] == []
+
+
+def test_an_argument_as_long_as_a_book_is_cut(refused: Refused) -> None:
+    assert len(refused(*PPL, "x" * 100_000)) < 600
+
+
+# ── --corpus and the model ───────────────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        Path(f"{name}.txt").write_text(f"text {name}")
+
+
+MODEL = "table:uniform"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([MODEL, "--corpus", "a.txt"], "a.txt"),
+        ([MODEL, "--corpus", "a.txt", "b.txt"], "a.txt+b.txt"),
+        ([MODEL, "--corpus", "a.txt", "--corpus", "b.txt"], "a.txt+b.txt"),
+        ([MODEL, "--corpus=a.txt", "--corpus", "b.txt", "c.txt"], "a.txt+b.txt+c.txt"),
+        (["--corpus", "a.txt", MODEL], "a.txt"),
+        (["--corpus=a.txt", MODEL], "a.txt"),
+        (["--corpus", "a.txt", "b.txt", MODEL, "--stride", "9"], "a.txt+b.txt"),
+        (["--corpus", "a.txt", MODEL, "--corpus", "b.txt"], "a.txt+b.txt"),
+        (["--corpus", "a.txt", "--", MODEL], "a.txt"),
+        (["--context-length", "9", MODEL, "--corpus", "a.txt"], "a.txt"),
+        (["--corpus", "python-docs", MODEL], "python-docs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.usefixtures("texts")
+def test_the_model_is_found_wherever_it_stands(command: Command, arguments: list[str], names: str) -> None:
+    made = command("plan", "--json", *arguments).json
+    assert (made["model"], made["corpus"]) == (MODEL, names)
+
+
+@pytest.mark.usefixtures("texts")
+def test_two_models_are_found_behind_a_corpus(command: Command) -> None:
+    outcome = command("compare", "--corpus", "a.txt", MODEL, "table:successor", "--json", "--out", "both")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [p.name for p in Path("both").iterdir()] != []
+
+
+@pytest.mark.usefixtures("texts")
+def test_a_text_is_never_taken_for_the_model(refused: Refused) -> None:
+    assert "MODEL is missing" in refused("plan", "--corpus", "a.txt", "b.txt")
+
+
+@pytest.mark.usefixtures("texts")
+def test_with_a_model_in_its_place_a_misspelled_text_is_a_text(refused: Refused) -> None:
+    assert "there is no corpus or file 'd.txt'" in refused("plan", MODEL, "--corpus", "a.txt", "d.txt")
+
+
+def test_every_flag_that_takes_a_string_refuses_nothing(refused: Refused) -> None:
+    """Found in the parser itself, so that a new flag is here from its first day."""
+    from scoremode.cli.parser import MAY_BE_EMPTY
+
+    checked = set()
+    verbs = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)).choices
+    for verb, parser in verbs.items():
+        positionals = ["x"] * sum(action.nargs != "?" for action in parser._get_positional_actions())
+        for action in parser._actions:
+            takes_a_string = action.nargs is None and action.type is None and action.choices is None
+            if action.option_strings and takes_a_string and action.dest not in MAY_BE_EMPTY:
+                flag = action.option_strings[-1]
+                assert f"{flag} is empty" in refused(verb, *positionals, f"{flag}=")
+                checked.add(flag)
+    assert {"--method", "--out", "--report", "--output", "--file", "--baseline-engine"} <= checked

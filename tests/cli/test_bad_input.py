@@ -1,0 +1,339 @@
+"""Texts and models that cannot be used: one clear line each, exit code 2, nothing on standard output.
+
+Each table is (what is wrong, how the file is made, words that the line must have).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.conftest import Command, Refused
+from tests.cli.test_main import PROGRAM, run
+
+USER = {"role": "user", "content": "Hi"}
+DEEP = "[" * 100_000
+TEXT = '{"text": "one two"}\n'
+
+
+def chat(*messages: Any) -> str:
+    return json.dumps({"messages": messages}) + "\n"
+
+
+# (what is wrong, file name, its bytes, words expected)
+PLAIN_FILES: list[tuple[str, str, bytes, str]] = [
+    ("empty file", "a.txt", b"", "a.txt is empty"),
+    ("empty rows", "a.jsonl", b"", "a.jsonl is empty"),
+    ("empty table", "a.parquet", b"", "a.parquet is empty"),
+    ("only blank lines", "a.jsonl", b"\n \n\n", "holds no rows"),
+    ("latin-1", "a.txt", b"caf\xe9", "not UTF-8: byte 0xe9 at offset 3, line 1"),
+    ("cut inside a character", "a.txt", "naïve".encode()[:3], "not UTF-8"),
+    ("NUL byte", "a.txt", b"one\ntwo\0three", "NUL byte at offset 7, line 2"),
+    ("UTF-16 with a mark", "a.txt", "one two".encode("utf-16"), "not UTF-8"),
+    ("UTF-16 without a mark", "a.txt", "one two".encode("utf-16-le"), "it is UTF-16"),
+    ("UTF-16 rows", "a.jsonl", TEXT.encode("utf-16"), "line 1 is not JSON (not UTF-8)"),
+    ("gzip as text", "a.txt", gzip.compress(b"one two"), "compressed (gzip); unpack it first"),
+    ("gzip as rows", "a.jsonl", gzip.compress(TEXT.encode()), "compressed (gzip)"),
+    ("zip as rows", "a.jsonl", b"PK\x03\x04rest", "compressed (zip)"),
+    ("deep nesting", "a.jsonl", ('{"text": ' + DEEP).encode(), "line 1 is not JSON (nested too deeply)"),
+    ("deep and whole", "a.jsonl", f'{TEXT}{{"x": {"[" * 300}{"]" * 300}}}'.encode(), "line 2 is not JSON (nested"),
+    ("half a surrogate pair", "a.jsonl", b'{"text": "\\ud800"}', "line 1 is not UTF-8"),
+    ("half a pair in a chat", "a.jsonl", b'{"messages": [{"role": "user", "content": "\\udc00"}]}', "not UTF-8"),
+    ("a list for a row", "a.jsonl", b"[1, 2]", "line 1 is not a JSON object"),
+    ("a number with 5,000 digits", "a.jsonl", b'{"text": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
+    ("not Parquet", "a.parquet", b"PAR1 and nothing more", "not a Parquet file"),
+    ("rows of a number", "a.jsonl", b'{"text": 5}', "field 'text' is a number"),
+    ("rows of null", "a.jsonl", b'{"text": null}', "field 'text' is null"),
+    ("no text field", "a.jsonl", b'{"body": "x"}', "choose one with --field (body)"),
+    ("no field at all", "a.jsonl", b"{}", "no field 'text'; use rows like"),
+    ("text, then a chat", "a.jsonl", (TEXT + chat(USER)).encode(), "row 2 is not text as the first is"),
+    ("a chat, then text", "a.jsonl", (chat(USER) + TEXT).encode(), "row 2 is not a list of messages"),
+]
+
+# (what is wrong, the messages of a row, words expected)
+CHATS: list[tuple[str, list[Any], str]] = [
+    ("no messages", [], "an empty list of messages"),
+    ("text for a message", ["Hi"], "holds text where a message should be"),
+    ("null for a message", [USER, None], "holds null where a message should be"),
+    ("no content", [USER, {"role": "assistant"}], "message 2 has no content"),
+    ("null content", [USER, {"role": "assistant", "content": None}], "message 2 has content that is null"),
+    ("number as content", [{"role": "user", "content": 5}], "message 1 has content that is a number"),
+    ("object as content", [{"role": "user", "content": {}}], "message 1 has content that is an object"),
+    ("no parts", [{"role": "user", "content": []}], "content that is an empty list"),
+    ("an image", [{"role": "user", "content": [{"type": "image", "url": "x"}]}], "a part that is not"),
+    ("a part without text", [{"role": "user", "content": [{"type": "text"}]}], "a part that is not"),
+    ("no role", [{"content": "Hi"}], "message 1 has no role"),
+    ("number as role", [{"role": 5, "content": "Hi"}], "message 1 has a role that is a number"),
+    ("null as role", [{"role": None, "content": "Hi"}], "message 1 has a role that is null"),
+    ("empty role", [{"role": " ", "content": "Hi"}], "message 1 has an empty role"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "words"), [c[1:] for c in PLAIN_FILES], ids=[c[0] for c in PLAIN_FILES])
+def test_a_file_that_is_no_text(refused: Refused, tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert words in refused("plan", "table:uniform", "--corpus", tmp_path / name)
+
+
+@pytest.mark.parametrize(("messages", "words"), [c[1:] for c in CHATS], ids=[c[0] for c in CHATS])
+def test_a_chat_that_a_template_would_print_wrongly(
+    refused: Refused, tmp_path: Path, messages: list[Any], words: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(chat(USER) + chat(*messages))
+    line = refused("plan", "table:uniform", "--corpus", tmp_path / "a.jsonl")
+    assert (words in line, "line 2" in line) == (True, True), line
+
+
+# ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def bad_utf_8() -> pa.Table:
+    """A column that says it is text and holds bytes that are not, as a careless writer leaves it."""
+    data = pa.array([b"fine", b"ab\xff"], pa.binary())
+    return pa.Table.from_arrays([pa.Array.from_buffers(pa.string(), 2, data.buffers())], names=["text"])
+
+
+# (what is wrong, the table, more arguments, words expected)
+TABLES: list[tuple[str, Callable[[], pa.Table], list[str], str]] = [
+    ("bad UTF-8", bad_utf_8, [], "row 2 is not UTF-8: byte 0xff at offset 2"),
+    ("no rows", lambda: pa.table({"text": pa.array([], pa.string())}), [], "holds no rows"),
+    ("no columns", lambda: pa.table({}), [], "no field 'text'"),
+    ("numbers", lambda: pa.table({"text": [1, 2]}), [], "field 'text' is a number"),
+    ("numbers chosen", lambda: pa.table({"text": ["a"], "n": [1]}), ["--field", "n"], "field 'n' is a number"),
+    ("nested column", lambda: pa.table({"text": [{"a": "x"}]}), [], "field 'text' is an object"),
+    ("nested field", lambda: pa.table({"text": [{"a": "x"}]}), ["--field", "text.a"], "no column 'text.a'"),
+    ("bytes", lambda: pa.table({"text": [b"x"]}), [], "field 'text' is of type bytes"),
+    ("null", lambda: pa.table({"text": ["one", None]}), [], "row 2: field 'text' is null"),
+    (
+        "two columns of one name",
+        lambda: pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]),
+        [],
+        "more than one column 'text'",
+    ),
+    (
+        "chat without content",
+        lambda: pa.table({"messages": [[{"role": "user", "content": None}]]}),
+        [],
+        "message 1 has content that is null",
+    ),
+    (
+        "dates in a chat",
+        lambda: pa.table({"messages": [[{**USER, "at": pa.scalar(0, pa.timestamp("s")).as_py()}]]}),
+        [],
+        "a value that a message cannot have",
+    ),
+]
+
+
+@pytest.mark.parametrize(("table", "more", "words"), [c[1:] for c in TABLES], ids=[c[0] for c in TABLES])
+def test_a_parquet_file_that_is_no_text(
+    refused: Refused, tmp_path: Path, table: Callable[[], pa.Table], more: list[str], words: str
+) -> None:
+    pq.write_table(table(), tmp_path / "a.parquet")
+    assert words in refused("plan", "table:uniform", "--corpus", tmp_path / "a.parquet", *more)
+
+
+@pytest.mark.parametrize("keep", [8, 0.5, -20])
+def test_a_parquet_file_cut_short(refused: Refused, tmp_path: Path, keep: float) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["one two"] * 500}), file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * keep) if isinstance(keep, float) else keep])
+    assert "a.parquet" in refused("plan", "table:uniform", "--corpus", file)
+
+
+# ── what is not a file ───────────────────────────────────────────────────────────────────────────────────────────────
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def a_dead_link(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (a_folder, "is a folder; name the files in it"),
+        (a_pipe, "is a pipe, which can be read only once; give it as standard input"),
+        (a_loop, "symbolic link that leads back to itself"),
+        (a_dead_link, "symbolic link to a file that is not there"),
+        (lambda _: None, "there is no corpus or file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+def test_what_is_not_a_file(
+    refused: Refused, tmp_path: Path, make: Callable[[Path], None], words: str, name: str
+) -> None:
+    make(tmp_path / name)
+    assert words in refused("plan", "table:uniform", "--corpus", tmp_path / name)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/random"])
+def test_a_device_is_not_read(refused: Refused, device: str) -> None:
+    assert "is a device" in refused("plan", "table:uniform", "--corpus", device)
+
+
+def test_a_name_that_is_too_long(refused: Refused) -> None:
+    assert "cannot be read (File name too long)" in refused("plan", "table:uniform", "--corpus", "x" * 5000)
+
+
+def test_a_file_that_may_not_be_read(refused: Refused, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("one two")
+    file.chmod(0)
+    if os.geteuid():
+        assert "cannot be read" in refused("plan", "table:uniform", "--corpus", file)
+        return
+    os.seteuid(65534)  # root may read everything, so it becomes somebody else for a moment
+    try:
+        line = refused("plan", "table:uniform", "--corpus", file)
+    finally:
+        os.seteuid(0)
+    assert "cannot be read" in line
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    """Hashed in one pass and cut into tokens in the next: the sha256 would belong to another text."""
+    from scoremode.corpus import load
+    from scoremode.errors import CorpusError
+
+    (tmp_path / "a.txt").write_text("one two")
+    corpus = load(str(tmp_path / "a.txt"))
+    (tmp_path / "a.txt").write_text("one two three")
+    with pytest.raises(CorpusError, match=r"a\.txt was changed while it was read; run the same command again"):
+        list(corpus.rows())
+
+
+# ── standard input ───────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("verb", ["plan", "ppl"])
+def test_a_closed_standard_input(verb: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", *PROGRAM, verb, "table:uniform", "--corpus", "-"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "standard input is closed; pipe a text into it" in done.stderr
+
+
+def test_standard_input_that_is_not_open_for_reading(tmp_path: Path) -> None:
+    with (tmp_path / "a.txt").open("w") as only_written:
+        done = run("plan", "table:uniform", "--corpus", "-", stdin=only_written)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "standard input cannot be read" in done.stderr
+
+
+def test_standard_input_given_twice(refused: Refused) -> None:
+    assert "can be read only once" in refused("plan", "table:uniform", "--corpus", "-", "-")
+
+
+# ── what is unusual and right ────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("name", "data", "count"),
+    [
+        ("crlf.txt", b"one\r\ntwo\r\n", 10),
+        ("crlf.jsonl", b'{"text": "one"}\r\n{"text": "two"}\r\n', 6),
+        ("mark.jsonl", b'\xef\xbb\xbf{"text": "one two"}\n', 7),
+        ("nan.jsonl", b'{"text": "one two", "score": NaN}\n', 7),
+        ("long.jsonl", b'{"text": "' + b"word " * 400_000 + b'"}', 2_000_000),
+        ("nul.jsonl", b'{"text": "a\\u0000b"}\n', 3),
+        ("parts.jsonl", chat({"role": "u", "content": [{"type": "text", "text": "Hi"}] * 2}).encode(), 8),
+    ],
+)
+def test_unusual_files_are_read(command: Command, tmp_path: Path, name: str, data: bytes, count: int) -> None:
+    (tmp_path / name).write_bytes(data)
+    made = command("plan", "table:uniform", "--corpus", tmp_path / name, "--json").json
+    assert (made["tokens"], made["notes"]) == (count, [])
+
+
+def test_a_byte_order_mark_of_a_text_is_scored_and_said(command: Command, tmp_path: Path) -> None:
+    """A plain text is verbatim, so that its sha256 is that of the file; bytes that nobody sees are worth a note."""
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
+    made = command("plan", "table:uniform", "--corpus", tmp_path / "a.txt", "--json").json
+    assert made["tokens"] == 6
+    assert made["notes"] == ["a.txt begins with a byte order mark, which is scored as part of the text"]
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    """A model that a test may damage."""
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("config.json", '{"x": ' + DEEP, "config.json is not a config in JSON (nested too deeply)"),
+        ("config.json", f'{{"x": {"[" * 500}{"]" * 500}}}', "config.json is not a config in JSON (nested too deeply)"),
+        ("config.json", "[]", "config.json is not a config in JSON (not an object)"),
+        ("config.json", "\udcff", "config.json is not a config in JSON (not UTF-8)"),
+        ("tokenizer_config.json", DEEP, "the tokenizer in"),
+        ("tokenizer.json", DEEP, "the tokenizer in"),
+        ("tokenizer.json", '{"version": "\x1b[2J"}', "the tokenizer in"),
+    ],
+)
+def test_a_model_with_a_damaged_json_file(refused: Refused, copy: Path, name: str, data: str, words: str) -> None:
+    (copy / name).write_text(data, errors="surrogateescape")
+    line = refused("plan", copy, "--text", "one two")
+    assert (words in line, "\x1b" in line) == (True, False), line
+
+
+def test_a_config_that_python_wrote_may_hold_infinity(command: Command, copy: Path) -> None:
+    """Models with state spaces have ``time_step_limit: [0.0, Infinity]``."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "time_step_limit": [0.0, float("inf")]}))
+    assert command("plan", copy, "--text", "one two", "--json").code == 0
+
+
+@pytest.mark.parametrize("line", [DEEP, '{"prompt": "a", "target": ' + DEEP])
+def test_pairs_that_are_nested_too_deeply(refused: Refused, tmp_path: Path, line: str) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "target": "b"}\n' + line)
+    assert "line 2 is not a pair" in refused("prob", "table:uniform", "--file", tmp_path / "pairs.jsonl")
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def limited(gigabytes: float, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A command under ``ulimit -v``: what this process maps already, and so much more."""
+    code = (
+        "import resource, sys\nfrom transformers import AutoTokenizer\n"
+        "mapped = int(next(l for l in open('/proc/self/status') if l.startswith('VmSize')).split()[1]) * 1024\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, (mapped + int({gigabytes} * 1e9),) * 2)\n"
+        "from scoremode.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(resource, "RLIMIT_AS"), reason="needs Linux's /proc")
+def test_a_text_too_large_for_the_tokenizer_is_refused_before_it_is_cut(tiny: Path, tmp_path: Path) -> None:
+    """The tokenizer's library aborts the process when memory runs out: nothing could be said then."""
+    (tmp_path / "a.txt").write_text("The quick brown fox jumps over the lazy dog, and 12345 more.\n" * 70_000)
+    done = limited(0.7, "plan", tiny, "--corpus", tmp_path / "a.txt")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "cutting a text of 4 MB into tokens takes about" in done.stderr
+    assert "--num-samples" in done.stderr
+    fewer = limited(0.7, "plan", tiny, "--corpus", tmp_path / "a.txt", "--num-samples", 2_000)
+    assert (fewer.returncode, fewer.stderr) == (0, "")

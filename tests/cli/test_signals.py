@@ -1,0 +1,191 @@
+"""Ctrl-C, SIGTERM and SIGHUP: one line, the right exit code, what was scored is kept, at whatever moment they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.makers import OBEY_INTERRUPTS
+
+RESUME = "what was scored is kept: run the same command again to resume"
+ENTRY = "from scoremode.cli.main import entry; entry()"
+# a table answers at once: a window takes a moment here, and says that it was scored
+SLOW = """
+import sys, time
+from scoremode.engines.table import TableEngine
+score = TableEngine.score
+def slow(self, source, done):
+    for item in score(self, source, done):
+        yield item
+        print("scored", file=sys.stderr, flush=True)
+        time.sleep(WINDOW_SECONDS)
+TableEngine.score = slow
+"""
+ASKED = ["ppl", "table:uniform", "--text", "word " * 40, "--context-length", "20", "--stride", "10", "--json"]
+LINES = {
+    signal.SIGINT: f"scoremode: interrupted; {RESUME}\n",
+    signal.SIGTERM: f"scoremode: terminated; {RESUME}\n",
+    signal.SIGHUP: f"scoremode: the terminal was closed; {RESUME}\n",
+}
+
+
+def start(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
+    """A command whose first lines are ``code``."""
+    program = [sys.executable, "-c", f"{OBEY_INTERRUPTS}\n{code}\n{ENTRY}", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(program, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **more)
+
+
+def start_scoring(out: Path, more: str = "", seconds: float = 0.2) -> subprocess.Popen[str]:
+    """A run that has scored one window."""
+    process = start(SLOW.replace("WINDOW_SECONDS", str(seconds)) + more, *ASKED, "--out", out)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "scored\n"
+    return process
+
+
+def complaint_of(process: subprocess.Popen[str]) -> str:
+    """What was said besides "scored"."""
+    _, said = process.communicate(timeout=60)
+    return said.replace("scored\n", "")
+
+
+@pytest.mark.parametrize("number", LINES, ids=lambda n: n.name)
+def test_a_signal_while_scoring_is_one_line_and_the_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
+    process = start_scoring(tmp_path / "run")
+    process.send_signal(number)
+    assert complaint_of(process) == LINES[number]
+    assert process.returncode == 128 + number
+    assert [p.name for p in (tmp_path / "run").iterdir() if "manifest" in p.name] == []
+    results = []
+    for out in (tmp_path / "run", tmp_path / "whole"):
+        done = subprocess.run([sys.executable, "-c", ENTRY, *ASKED, "--out", out], capture_output=True, check=True)
+        results.append(json.loads(done.stdout)["perplexity"])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("module", ["argparse", "scoremode.errors", "numpy", "scoremode.perplexity"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number: signal.Signals) -> None:
+    """The signal comes when a module is first looked for: one of the command line's own, or a heavy one."""
+    finder = (
+        f"import os, sys\nclass Finder:\n    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n            os.kill(os.getpid(), {int(number)})\n"
+        f"sys.meta_path.insert(0, Finder())\nsys.modules.pop({module!r}, None)"
+    )
+    process = start(finder, *ASKED, "--out", tmp_path / "run")
+    assert complaint_of(process) == LINES[number]
+    assert process.returncode == 128 + number
+
+
+def test_a_second_signal_ends_a_clean_up_at_once(tmp_path: Path) -> None:
+    slow_close = "TableEngine.close = lambda self: (print('closing', file=sys.stderr, flush=True), time.sleep(60))"
+    process = start_scoring(tmp_path / "run", slow_close)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    while process.stderr.readline() != "closing\n":
+        pass
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert complaint_of(process) == LINES[signal.SIGTERM], "the first signal is why it ends"
+    assert process.returncode == 143
+    assert time.monotonic() - began < 5
+
+
+def test_a_second_ctrl_c_right_after_the_first(tmp_path: Path) -> None:
+    process = start_scoring(tmp_path / "run")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+    assert complaint_of(process) == LINES[signal.SIGINT]
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    "stuck", ["time.sleep(60)", "exec('try:\\n  time.sleep(60)\\nexcept BaseException: pass\\ntime.sleep(60)')"]
+)
+def test_a_process_that_does_not_come_to_an_end_is_ended(tmp_path: Path, stuck: str) -> None:
+    """A clean-up that hangs, and a library that swallows the interruption."""
+    code = f"from scoremode.cli import signals\nsignals.GRACE = 1.0\nTableEngine.close = lambda self: {stuck}"
+    process = start_scoring(tmp_path / "run", code)
+    process.send_signal(signal.SIGTERM)
+    assert complaint_of(process) == LINES[signal.SIGTERM]
+    assert process.returncode == 143
+
+
+def test_an_interruption_inside_a_destructor_is_not_lost(tmp_path: Path) -> None:
+    """Python only prints what is raised there, and goes on."""
+    destructor = (
+        "class Last:\n    def __del__(self):\n"
+        "        print('destroyed', file=sys.stderr, flush=True)\n        time.sleep(60)\n"
+        "TableEngine.close = lambda self: Last()"
+    )
+    process = start_scoring(tmp_path / "run", destructor, seconds=0.0)
+    assert process.stderr is not None
+    while process.stderr.readline() != "destroyed\n":
+        pass
+    process.send_signal(signal.SIGINT)
+    assert complaint_of(process) == LINES[signal.SIGINT]
+    assert process.returncode == 130
+
+
+def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As under ``nohup``."""
+    ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    process = start(ignoring + SLOW.replace("WINDOW_SECONDS", "0.1"), *ASKED, "--out", tmp_path / "run")
+    assert process.stderr is not None
+    assert process.stderr.readline() == "scored\n"
+    process.send_signal(signal.SIGHUP)
+    assert complaint_of(process) == ""
+    assert process.returncode == 0
+
+
+def test_a_forked_process_has_the_usual_handlers() -> None:
+    code = (
+        "import os, signal\nfrom scoremode.cli.signals import Signals\nSignals().install()\npid = os.fork()\n"
+        "if pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    os._exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == (f"{-signal.SIGTERM}\n", "", 0)
+
+
+def test_a_signal_after_the_work_is_done_changes_nothing(tmp_path: Path) -> None:
+    late = "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
+    process = start(late, *ASKED, "--out", tmp_path / "run")
+    printed, said = process.communicate(timeout=60)
+    assert (process.returncode, said, "perplexity" in printed) == (0, "", True)
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="this system has no terminals of its own")
+def test_a_hidden_cursor_is_shown_again_when_a_bar_is_cut_off(tmp_path: Path) -> None:
+    """Two Ctrl-C at a terminal with a progress bar."""
+    import pty
+
+    main_end, other_end = pty.openpty()
+    code = SLOW.replace("WINDOW_SECONDS", "0.1") + "TableEngine.close = lambda self: time.sleep(60)"
+    program = [sys.executable, "-c", f"{OBEY_INTERRUPTS}\n{code}\n{ENTRY}", *ASKED, "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=other_end, env=environment)
+    os.close(other_end)
+    seen = b""
+    try:
+        while piece := os.read(main_end, 4096):
+            seen += piece
+            if b"scored" in seen and process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.2)
+    except OSError:  # a terminal ends so on Linux
+        pass
+    finally:
+        os.close(main_end)
+        process.wait(60)
+    assert process.returncode == 130
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")

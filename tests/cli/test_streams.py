@@ -1,0 +1,80 @@
+"""Standard input, output and error that are closed or full: the right exit code, one line where it can be said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = f"{shlex.quote(sys.executable)} -c 'from scoremode.cli.main import entry; entry()'"
+PPL = "ppl table:uniform --text one"
+PRINTING = ["--help", "--version", "methods --json", PPL, f"{PPL} --json"]
+FULL = pytest.param(">/dev/full", "the disk is full", id="full")
+CLOSED = pytest.param(">&-", "it is closed", id="closed")
+BUFFERING = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+
+
+def run(arguments: str, redirection: str, unbuffered: str = "") -> subprocess.CompletedProcess[str]:
+    """Through a shell, which alone can close a stream."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = f"{PROGRAM} {arguments} {redirection}"
+    return subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
+
+
+@BUFFERING
+@pytest.mark.parametrize(("redirection", "why"), [FULL, CLOSED])
+@pytest.mark.parametrize("arguments", PRINTING)
+def test_a_result_that_cannot_be_printed_is_one_line_and_exit_code_2(
+    arguments: str, redirection: str, why: str, unbuffered: str
+) -> None:
+    done = run(arguments, redirection, unbuffered)
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = f"standard output could not be written: {why}; send it to a file or a terminal that takes it"
+    assert done.stderr == f"scoremode: {expected}\n"
+
+
+@BUFFERING
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2>&- <&-"])
+@pytest.mark.parametrize("arguments", ["--version", f"{PPL} --json"])
+def test_without_standard_error_results_are_printed_all_the_same(
+    arguments: str, redirection: str, unbuffered: str
+) -> None:
+    done = run(arguments, redirection, unbuffered)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run(arguments, "", unbuffered).stdout != ""
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize("arguments", ["ppl", "pll", "show nothing-is-here", ""])
+def test_a_complaint_that_nobody_can_read_still_sets_the_exit_code(arguments: str, redirection: str) -> None:
+    done = run(arguments, redirection)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "scoremode: " not in done.stdout, "complaints do not go to standard output instead"
+
+
+@pytest.mark.parametrize("redirection", [">&- 2>&-", ">&- 2>&- <&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize("arguments", ["--help", PPL, f"{PPL} --json"])
+def test_with_neither_the_exit_code_is_2(arguments: str, redirection: str) -> None:
+    assert run(arguments, redirection).returncode == 2
+
+
+def test_a_run_is_kept_whole_where_no_stream_is_open(tmp_path: Path) -> None:
+    """A file that is opened while descriptor 1 is free would take its number, and whatever is printed to it."""
+    out = tmp_path / "run"
+    assert run(f"{PPL} --out {shlex.quote(str(out))}", ">&- 2>&- <&-").returncode == 2
+    done = run(f"show {shlex.quote(str(out))} --json", "")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["targets"] == 2
+
+
+def test_no_command_is_one_line_beside_the_help() -> None:
+    done = run("", "")
+    assert (done.returncode, done.stderr) == (2, "scoremode: no command was given; see scoremode --help\n")
+    assert "examples:" in done.stdout

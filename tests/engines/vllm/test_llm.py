@@ -1,0 +1,132 @@
+"""``scoremode.vllm``: what it would have to pass over in silence is refused. No engine needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.engines.vllm import support
+from scoremode.errors import InputError, OptionError
+from scoremode.types import Answers
+from scoremode.vllm import LLM, SamplingParams
+
+IDS = [5, 6, 7]
+PARAMS = SamplingParams(score_mode=True)
+
+
+class Tokenizer:
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+
+class Engine:
+    """Remembers what it was asked, and answers zeros."""
+
+    def score(self, source: Any, done: Any) -> Any:
+        for i in range(len(source)):
+            n = len(source.window(i).rows)
+            yield i, Answers(np.zeros((n, 1)), np.ones((n, 1), np.int64), np.zeros(n), np.zeros(n, int), np.zeros(n))
+
+
+@pytest.fixture
+def llm() -> LLM:
+    """With everything but the engine: a refusal comes before anything is scored."""
+    made = LLM.__new__(LLM)
+    made.engine = Engine()  # type: ignore[assignment]
+    made.get_tokenizer = Tokenizer  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(
+    "name", ["lora_request", "prompt_adapter_request", "priority", "mm_processor_kwargs", "tokenization_kwargs"]
+)
+def test_an_argument_that_is_not_honoured_is_refused_by_name(llm: LLM, name: str) -> None:
+    with pytest.raises(OptionError, match=f"does not honour {name}; leave {name} out"):
+        llm.generate([{"prompt_token_ids": IDS}], PARAMS, **{name: object()})
+    assert len(llm.generate([{"prompt_token_ids": IDS}], PARAMS, **{name: None})) == 1, "None asks for nothing"
+
+
+def test_an_unknown_argument_is_refused_and_use_tqdm_is_not(llm: LLM) -> None:
+    with pytest.raises(OptionError, match="no argument lora_requests"):
+        llm.generate(["text"], PARAMS, lora_requests=None)
+    assert len(llm.generate(["text"], PARAMS, use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "cache_salt", "prompt_embeds", "target_ids"],
+)
+def test_a_key_of_a_prompt_that_is_not_honoured_is_refused_by_name(llm: LLM, name: str) -> None:
+    prompts: Any = ["text", {"prompt_token_ids": IDS, name: {"image": 1}}]
+    with pytest.raises(OptionError, match=f"does not honour {name} of prompt 1"):
+        llm.generate(prompts, PARAMS)
+
+
+def test_texts_by_name_and_alone_are_the_same(llm: LLM) -> None:
+    alone, named = llm.generate(["abc", {"prompt": "abc"}], PARAMS)
+    assert alone.prompt_token_ids == named.prompt_token_ids == [97, 98, 99]
+    (both,) = llm.generate({"prompt_token_ids": IDS, "prompt": "the text of these ids"}, PARAMS)
+    assert both.prompt_token_ids == IDS
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {},
+        {"prompt": 5},
+        {"prompt_token_ids": [1.5, 2.5]},
+        {"prompt_token_ids": [[1, 2]]},
+        {"prompt_token_ids": ["1", "2"]},
+        {"prompt_token_ids": [1, -2]},
+        {"prompt_token_ids": [1, 2**40]},
+        {"prompt_token_ids": []},
+        {"prompt_token_ids": IDS, "target_token_ids": [1.0, 2.0]},
+        7,
+        None,
+    ],
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InputError, match="prompt 0"):
+        llm.generate([prompt], PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", {5: 1.0}),
+        ("allowed_token_ids", [5]),
+        ("bad_words", ["x"]),
+        ("structured_outputs", object()),
+        ("logits_processors", [print]),
+        ("truncate_prompt_tokens", 5),
+        ("prompt_logprobs", 5),
+        ("prompt_logprob_token_ids", [5]),
+        ("temprature", 0.0),
+    ],
+)
+def test_sampling_params_that_change_what_a_score_means_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=f"does not honour {name}"):
+        SamplingParams(score_mode=True, **{name: value})
+
+
+def test_sampling_params_that_only_steer_sampling_are_accepted() -> None:
+    steering: dict[str, Any] = {"temperature": 0.0, "top_p": 0.9, "seed": 1, "stop": ["x"], "prompt_logprobs": 0}
+    assert SamplingParams(score_mode=True, **steering).sampling == steering
+
+
+def test_one_sampling_params_or_one_for_each_prompt(llm: LLM) -> None:
+    assert len(llm.generate(["ab", "cd"], [PARAMS, PARAMS])) == 2
+    with pytest.raises(InputError, match="2 prompts and 1 sampling_params"):
+        llm.generate(["ab", "cd"], [PARAMS])
+    for wrong in (None, object(), [PARAMS, None]):
+        with pytest.raises(OptionError, match="only scores"):
+            llm.generate(["ab", "cd"], wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"logits_processors": ["a.b"]}, {"logprobs_mode": "processed_logits"}])
+def test_arguments_of_the_model_that_scores_would_not_follow_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(given))):
+        support.check_arguments(given)
+    support.check_arguments({"logits_processors": None, "logprobs_mode": "raw_logprobs"})

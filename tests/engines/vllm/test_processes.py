@@ -1,0 +1,89 @@
+"""Which processes are vLLM's, and which are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.options import VllmOptions
+from tests.engines.vllm.conftest import Judge, own, score
+
+
+def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_may_end(
+    small_llama: Path, llama_judge: Judge
+) -> None:
+    strangers: list[subprocess.Popen[bytes]] = []
+    engines: list[VllmEngine] = []
+
+    def begin() -> None:
+        engines.append(VllmEngine(str(small_llama), VllmOptions(max_model_len=64, max_num_batched_tokens=64)))
+
+    def meddle() -> None:
+        while not engines and threading.main_thread().is_alive():  # before, while and after vLLM's processes appear
+            strangers.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+            time.sleep(2)
+
+    threads = [threading.Thread(target=f) for f in (begin, meddle)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        (engine,) = engines
+        vllms = engine._processes.all()
+        assert vllms
+        assert not {p.pid for p in vllms} & {s.pid for s in strangers}
+        time.sleep(2)  # for whatever watches the thread that is gone
+        window = own(np.arange(40) * 7)
+        (answers,) = score(engine, [window])
+        llama_judge.check(window, answers, 1e-4)
+        engine.close()
+        assert [p for p in vllms if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+        assert len(strangers) > 3
+        assert [s.poll() for s in strangers] == [None] * len(strangers)
+    finally:
+        for engine in engines:
+            engine.close()
+        for stranger in strangers:
+            stranger.kill()
+            stranger.wait()
+
+
+def test_output_is_taken_and_given_back_whatever_was_closed(tmp_path: Path) -> None:
+    """A program may have been started without standard streams: nothing of its own files may be written into."""
+    code = (
+        "import os, sys\nfrom scoremode.engines.vllm.log import VllmLog\n"
+        "for fd in map(int, sys.argv[1].split()): os.close(fd)\n"
+        "before = [os.path.exists(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]\nlog = VllmLog()\n"
+        "with log.taking_output():\n    mine = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)\n"
+        "    os.write(1, b'to one, '); os.write(2, b'to two, ')\n"
+        "    os.system('echo from a child; echo from a child >&2')\n    os.write(mine, b'own')\n    os.close(mine)\n"
+        "after = [os.path.exists(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]\n"
+        "os._exit(0 if before == after else 5)"
+    )
+    for number, closed in enumerate(("", "1", "2", "0 1", "1 2", "0 1 2")):
+        log, own_file = tmp_path / f"log{number}", tmp_path / f"own{number}"
+        done = subprocess.run(
+            [sys.executable, "-c", code, closed, str(own_file)],
+            env={**os.environ, "SCOREMODE_VLLM_LOG": str(log)},
+            capture_output=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), closed
+        assert log.read_bytes() == b"to one, to two, from a child\nfrom a child\n", closed
+        assert own_file.read_bytes() == b"own", closed
+
+
+def test_a_process_without_streams_of_pythons_own_can_take_output(tmp_path: Path) -> None:
+    code = "import sys\nsys.stdout = sys.stderr = None\nfrom scoremode.engines.vllm.log import VllmLog\n"
+    code += "with VllmLog().taking_output(): pass"
+    environment = {**os.environ, "SCOREMODE_VLLM_LOG": str(tmp_path / "log")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

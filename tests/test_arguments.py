@@ -1,0 +1,85 @@
+"""The Python API refuses values of the wrong type with their name, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.corpus import load
+from scoremode.errors import InputError
+
+# (arguments of sm.plan, words expected)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"text": 5}, "text is 5, which is not a string"),
+    ({"text": b"one two"}, "text is b'one two', which is not a string"),
+    ({"text": ["one"]}, "text is ['one'], which is not a string"),
+    ({"corpus": 5}, "corpus is 5, which is neither a name nor a path"),
+    ({"corpus": object()}, "which is neither a name nor a path"),
+    ({"corpus": ["python-docs", None]}, "corpus is None, which is neither a name nor a path"),
+    ({"corpus": b"a.txt"}, "which is neither a name nor a path"),
+    ({"corpus": []}, "no text was given"),
+    ({"corpus": ""}, "--corpus is empty"),
+    ({"corpus": "a\0b.txt"}, "cannot be the name of a file"),
+    ({"corpus": "python-docs", "field": 1}, "field is 1, which is not a string"),
+    ({"dataset": 1}, "dataset is 1"),
+    ({"dataset": ""}, "--dataset is empty"),
+    ({"text": "one two", "num_samples": "5"}, "num_samples is '5', which is not a whole number"),
+    ({"text": "one two", "num_samples": True}, "num_samples is True, which is not a whole number"),
+    ({"text": "one two", "num_samples": 2.0}, "num_samples is 2.0, which is not a whole number"),
+    ({"text": "one two", "num_samples": 10**30}, "num_samples is too large"),
+    ({"text": "one two", "context_length": "a"}, "context_length is 'a', which is not a whole number"),
+    ({"text": "one two", "context_length": float("nan")}, "context_length is nan"),
+    ({"text": "one two", "context_length": 10**30}, "context_length is too large"),
+    ({"text": "one two", "stride": [1]}, "stride is [1], which is not a whole number"),
+    ({"text": "one two", "max_windows": "all"}, "max_windows is 'all'"),
+    ({"text": "one two", "method": None}, "method is None"),
+    ({"text": "one two", "method": 5}, "method is 5, which is not a string"),
+    ({"text": "one two", "tokenizer": 5}, "tokenizer is 5, which is neither a name nor a path"),
+    ({"text": "one two", "assistant_only": "yes"}, "assistant_only is 'yes', which is neither True nor False"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[str(a)[:70] for a, _ in WRONG])
+def test_a_value_of_the_wrong_type_is_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        sm.plan("table:uniform", **arguments)
+    assert words in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("model", [5, None, b"table:uniform", object()])
+def test_a_model_that_is_no_name_is_named(model: Any) -> None:
+    with pytest.raises(InputError, match=r"model is .*, which is neither a name nor a path"):
+        sm.plan(model, text="one two")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    made = sm.plan("table:uniform", text="one two", context_length=np.int64(4), stride=np.int32(2))
+    assert made["method_settings"]["context_length"] == 4
+
+
+def test_a_path_is_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one two")
+    assert load(tmp_path / "a.txt").sha256 == load(text="one two").sha256
+    assert load([tmp_path / "a.txt", str(tmp_path / "a.txt")]).row_count == 2
+
+
+def test_a_corpus_that_is_loaded_is_taken_as_it_is() -> None:
+    corpus = load(text="one two")
+    assert sm.plan("table:uniform", corpus=corpus)["corpus_sha256"] == corpus.sha256
+
+
+@pytest.mark.parametrize("more", [{"text": "other"}, {"num_samples": 1}, {"field": "x"}, {"dataset": "x"}])
+def test_nothing_that_a_loaded_corpus_cannot_follow_is_dropped(more: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="does not apply to a Corpus that is loaded already"):
+        sm.plan("table:uniform", corpus=load(text="one two"), **more)
+
+
+def test_an_error_is_one_line_that_a_terminal_does_not_obey() -> None:
+    with pytest.raises(InputError) as caught:
+        sm.plan("table:uniform", text="one two", method="\x1b[2J\ngptq\u202e")
+    assert str(caught.value).startswith("there is no method '�[2J gptq�'")
