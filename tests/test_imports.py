@@ -23,7 +23,18 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "types", "json_files", "sealed", "numerics", "redaction", "locks", "records", "arguments", "memory"),
+    (
+        "errors",
+        "types",
+        "json_files",
+        "sealed",
+        "numerics",
+        "redaction",
+        "locks",
+        "records",
+        "arguments",
+        "memory",
+    ),
     (
         "cache",
         "text_files",

@@ -15,6 +15,7 @@ import pytest
 from scoremode import sequence_files
 from scoremode.errors import RunError
 from scoremode.locks import Lock
+from scoremode.numerics import NUMERICS
 from scoremode.outputs import check_output
 from scoremode.records import HEAD, RecordFile, read_header
 from scoremode.sequence import SequenceProbability
@@ -389,7 +390,8 @@ def test_the_identity_is_known_without_an_engine_and_holds_all_that_moves_a_numb
     plain = asked()
     assert plain == json.loads(json.dumps(plain)), "as it comes back from a file"
     assert set(plain) >= {"model", "tokenizer", "engine", "settings", "versions", "boundary", "pairs"}
-    assert plain["versions"].keys() >= {"scoremode", "torch", "transformers", "tokenizers"}
+    assert plain["versions"].keys() >= {"torch", "transformers", "tokenizers"}
+    assert plain["numerics"] == NUMERICS
     others: dict[str, list[dict[str, Any]]] = {
         "settings": [{"dtype": "bfloat16"}, {"batch_tokens": 64}, {"head": "as-served"}, {"head_kernel": "plain"}],
         "boundary": [{"leading_space": "add"}, {"spanning": "refuse"}, {"add_bos": True}],

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from scoremode.json_files import read_object
 
+TEMPORARY = ".scoremode-*.tmp"  # files that have not taken their name yet
 ALWAYS_READ = 4 << 20  # bytes of a file that is hashed anew each time
 BEGINNING = 1 << 20  # bytes of a larger one that are
 SETTLED = 2.0  # seconds; coarser than the clock of any file system in use
@@ -57,7 +58,7 @@ def _create_beside(path: Path) -> tuple[int, Path]:
     """A new hidden file in the same folder. Not mkstemp, whose 0600 would have to be widened past the umask."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
-        temporary = path.with_name(f".scoremode-{secrets.token_hex(8)}.tmp")  # short, however long the name is
+        temporary = path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))  # short, however long the name is
         try:
             return os.open(temporary, flags, 0o666), temporary
         except FileExistsError:

@@ -220,11 +220,16 @@ def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str
         "plan": asked.plan.digest,
         "engine": engine,
         "settings": without_secrets(settings),
-        "versions": {name: found for name, found in library_versions().items() if name != "scoremode"},
-        "numerics": NUMERICS,
+        **numbers_version(),
     }
     as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples are lists there, and must compare equal
     return as_stored
+
+
+def numbers_version() -> dict[str, Any]:
+    """The part of every identity that says whose arithmetic it is."""
+    libraries = {name: found for name, found in library_versions().items() if name != "scoremode"}
+    return {"versions": libraries, "numerics": NUMERICS}
 
 
 def library_versions() -> dict[str, str]:

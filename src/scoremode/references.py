@@ -87,7 +87,6 @@ RECORD = struct.Struct("<QQII")  # first row, rows, crc32 of the rows, crc32 of 
 CHUNK = 1 << 20
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-WRITTEN_WHOLE = {REFERENCE, PARTIAL}
 
 
 def _bytes_of(rows: Raw) -> memoryview:

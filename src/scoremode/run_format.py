@@ -37,10 +37,13 @@ estimate = record(
         "stderr": optional(number(0)),
         "n": count,
         "groups": count,
-        **dict.fromkeys(("freedom", "low", "high"), optional(number())),
-    },
+        "freedom": optional(number(0)),
+        "low": optional(number()),
+        "high": optional(number()),
+    }
 )
-share = record({"value": number(0, 1), "stderr": optional(number(0, 100))})
+percent = optional(number(-1e9, 1e9))
+share = record({"value": number(0, 1), "stderr": percent, "low": percent, "high": percent})
 identity = record(
     {"model": text, "tokenizer": text, "corpus": text, "plan": text, "engine": text, "settings": mapping()},
     {"versions": mapping(text), "numerics": count},

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode import columns, journal, references
-from scoremode.cache import cache_folder, file_sha256, write_atomically
+from scoremode.cache import TEMPORARY, cache_folder, file_sha256, write_atomically
 from scoremode.errors import RunError, harmless
 from scoremode.json_files import read_object
 from scoremode.locks import Lock
@@ -85,9 +85,8 @@ class Claim:
             references.discard(self.folder)
         else:
             references.discard_others(self.folder, self.identity)
-        for left in self.folder.iterdir():  # what a kill left of files that were being written
-            if any(left.name.startswith(f".{name}.") for name in OURS | references.WRITTEN_WHOLE):
-                left.unlink(missing_ok=True)
+        for left in self.folder.glob(TEMPORARY):  # what a kill left of files that were being written
+            left.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let other processes in. Nothing if the folder is not held."""

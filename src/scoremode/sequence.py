@@ -27,7 +27,8 @@ from scoremode.engines.base import Engine, EngineOptions, gather_options
 from scoremode.engines.lookup import Subject, chosen_settings, engine_name, find_subject, open_engine
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
 from scoremode.methods import plan_of_pairs
-from scoremode.perplexity import library_versions
+from scoremode.perplexity import numbers_version
+from scoremode.redaction import without_secrets
 from scoremode.scoring import Progress, check_answers, check_fits
 from scoremode.types import Answers, Ids, Window, WindowList, WindowSource
 
@@ -198,8 +199,8 @@ class SequenceProbability:
             "model": self.subject.fingerprint,
             "tokenizer": self.subject.tokenizer.facts.fingerprint,
             "engine": self.engine_name,
-            "settings": self.settings,
-            "versions": library_versions(),
+            "settings": without_secrets(self.settings),
+            **numbers_version(),
             "boundary": {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos},
         }
 
