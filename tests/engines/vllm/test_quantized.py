@@ -213,7 +213,7 @@ def test_int4_weights_are_refused_where_vllm_has_no_kernel_for_them(
     """What every aarch64 machine says, and x86 without AVX-512; here it is asked as one of those."""
     if has_int4_kernel():
         monkeypatch.setattr(support, "has_int4_kernel", lambda: False)
-    with pytest.raises(ModelError, match="no CPU kernel for int4 weights.*--engine transformers"), engine_of(w4a16):
+    with pytest.raises(ModelError, match=r"no CPU kernel for int4 weights.*--engine transformers"), engine_of(w4a16):
         pass
 
 
@@ -221,7 +221,7 @@ INT4 = {"num_bits": 4, "type": "int"}
 
 
 @pytest.mark.parametrize(
-    ("machine", "avx512", "served_here"),
+    "cpu",  # the machine, whether it has AVX-512, whether vLLM has the kernel there
     [("x86_64", True, True), ("x86_64", False, False), ("aarch64", False, False), ("ppc64le", True, False)],
 )
 @pytest.mark.parametrize(
@@ -239,8 +239,9 @@ INT4 = {"num_bits": 4, "type": "int"}
     ],
 )
 def test_which_checkpoints_need_the_int4_kernel_and_which_machines_have_it(
-    machine: str, avx512: bool, served_here: bool, quantization: Any, needs_it: bool, monkeypatch: pytest.MonkeyPatch
+    cpu: tuple[str, bool, bool], quantization: Any, needs_it: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    machine, avx512, served_here = cpu
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr("torch.cpu._is_avx512_supported", lambda: avx512)
     assert has_int4_kernel() == served_here
