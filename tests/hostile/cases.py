@@ -1,7 +1,7 @@
 """The table of bad inputs: what is typed, and what the one line must say.
 
-A row is (command, words of the line; a|b is either). ``{name}`` is an input of inputs.py, made afresh for the case; ``<name>`` a value
-of VALUES that cannot be typed in a table. Unless a row says otherwise the exit code is 2.
+A row is (command, words of the line; a|b is either of them). ``{name}`` is an input of inputs.py, made afresh for the
+case; ``<name>`` a value of VALUES that cannot be typed in a table. Unless a row says otherwise the exit code is 2.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ PLACES = [
     ("show <empty>", ""),
     ("show <nul>", ""),
     ("show <escape>", ""),
-    ("show {stock:partial}", "partial"),
+    ("show {stock:partial}", "unfinished"),
 ]
 
 COMPARE = [

@@ -9,6 +9,7 @@ import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,16 @@ def _more_ids(folder: Path) -> None:
     file.write_text(json.dumps(document))
 
 
+def _other_vocabulary(folder: Path) -> None:
+    shutil.rmtree(folder)
+    make_tiny_model(folder, adds_bos=False, vocab_size=VOCABULARY + 64)
+
+
+def _no_tokenizer(folder: Path) -> None:
+    for file in folder.glob("token*"):
+        file.unlink()
+
+
 MODELS: dict[str, Damage] = {
     "good": lambda folder: None,
     "no-config": file_of(CONFIG, removed),
@@ -373,7 +384,7 @@ MODELS: dict[str, Damage] = {
     "index-outside": _index({"lm_head.weight": "../../../etc/passwd"}),
     "index-number": _index({"lm_head.weight": 5}),
     "index-list": _index([]),
-    "no-tokenizer": lambda folder: [file.unlink() for file in folder.glob("token*")] and None,
+    "no-tokenizer": _no_tokenizer,
     "tokenizer-empty": file_of(TOKENIZER, emptied),
     "tokenizer-cut": file_of(TOKENIZER, halved),
     "tokenizer-list": file_of(TOKENIZER, holding("[]")),
@@ -383,13 +394,8 @@ MODELS: dict[str, Damage] = {
     "tokenizer-more-ids": _more_ids,
     "template-broken": file_of("chat_template.jinja", holding("{% for m in %}")),
     "template-escapes": file_of("chat_template.jinja", holding("{{ ''.__class__.__mro__[1].__subclasses__() }}")),
-    "other-vocabulary": lambda folder: _other_vocabulary(folder),
+    "other-vocabulary": _other_vocabulary,
 }
-
-
-def _other_vocabulary(folder: Path) -> None:
-    shutil.rmtree(folder)
-    make_tiny_model(folder, adds_bos=False, vocab_size=VOCABULARY + 64)
 
 
 # ── run folders ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -439,7 +445,7 @@ JOURNALS: dict[str, Damage] = {
     "deep": holding(DEEP),
     "text": holding("not a journal\n"),
     "zeros": holding(b"\0" * 4096),
-    **{f"flipped-{i:02}": (lambda path, share=i / 29: flipped(path, share)) for i in range(30)},
+    **{f"flipped-{i:02}": partial(flipped, share=i / 29) for i in range(30)},
 }
 
 
@@ -451,13 +457,14 @@ def make_input(name: str, folder: Path, stock: Stock) -> Path:
     if not kind:
         (FILES | PLACES)[name](path)
         return path
-    good, damages = {
+    kinds: dict[str, tuple[Path, dict[str, Damage]]] = {
         "model": (stock.model, MODELS),
         "run": (stock.run, RUNS),
         "reference": (stock.reference, REFERENCES),
         "journal": (stock.partial, JOURNALS),
         "stock": (getattr(stock, which.replace("-", "_"), stock.run), {which: lambda folder: None}),
-    }[kind]
+    }
+    good, damages = kinds[kind]
     shutil.copytree(good, path)
     damages[which](path / "partial.journal" if kind == "journal" else path)
     return path
