@@ -256,7 +256,6 @@ PAIRS = [
     (f"{PROB} --prompt a --target b --out <empty>", "--out"),
     (f"{PROB} --prompt a --target b --out {{notes.jsonl}}", "notes.jsonl"),
     (f"{PROB} --prompt a --target b --out {{good.txt}}/x", "good.txt"),
-    (f"{PROB} --prompt a --target b --out {{a-device}}", "a-device"),
     (f"{PROB} --prompt a --target b --out {{stock:run}}/manifest.json", "manifest.json"),
     (f"{PROB} --prompt a --target b --out {{foreign-folder}}/thesis.txt", "thesis.txt"),
     (f"{PROB} --file {{pairs.jsonl}} --out {{pairs.jsonl}}", "--file"),
@@ -297,7 +296,6 @@ PLACES = [
     ("report {stock:run} -o <nul>", ""),
     ("report {stock:run} -o {stock:other-run}/manifest.json", "manifest.json"),
     ("report {stock:run} -o {stock:other-run}/scores.parquet", "scores.parquet"),
-    ("report {stock:run} -o {a-device}", "a-device"),
     ("report {stock:run} -o {good.txt}/x.html", "good.txt"),
     ("report {nothing-here} -o {empty-folder}/x.html", "nothing-here"),
     ("report {empty-folder} -o {nothing-here}", "empty-folder"),
@@ -316,6 +314,8 @@ PLACES = [
     ("show <escape>", ""),
     ("show {stock:partial}", "unfinished"),
 ]
+
+TO_A_DEVICE = (f"{PROB} --prompt a --target b --out", "report {stock:run} -o")  # written to or refused, never replaced
 
 COMPARE = [
     ("compare", "BASELINE"),
@@ -386,6 +386,7 @@ def all_cases() -> list[Case]:
         cases.append(Case("models", f"ppl {{model:{name}}} --corpus {{chat.jsonl}}", ("template",)))
     cases += [Case("pairs", command, (words,)) for command, words in PAIRS]
     cases += [Case("places", command, (words,)) for command, words in PLACES]
+    cases += [Case("places", f"{command} {{a-device}}", (), (0, 2)) for command in TO_A_DEVICE]
     cases += [Case("compare", command, (words,)) for command, words in COMPARE]
     cases += [Case("runs", line % f"run:{name}", ()) for name in RUNS for line in RUN_COMMANDS]
     cases += [Case("runs", f"{PPL} <question> --out {{run:{name}}}", (), (0, 2)) for name in RUNS]

@@ -228,11 +228,11 @@ def a_link_to_nothing(path: Path) -> None:
 
 
 def a_device(path: Path) -> None:
-    """Null once more; a pipe where only root may make devices."""
+    """Null once more; a link to it where only root may make devices."""
     if os.getuid() == 0:
         os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     else:
-        os.mkfifo(path)
+        path.symlink_to(os.devnull)
 
 
 def _a_foreign_folder(path: Path) -> None:
