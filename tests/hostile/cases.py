@@ -329,7 +329,7 @@ COMPARE = [
     ("compare {model:good} {model:tensor-nan} <question>", "NaN"),
     ("compare {model:tensor-nan} {model:good} <question>", "NaN"),
     ("compare {model:good} {model:no-weights} <question>", "weights"),
-    ("compare {model:good} {model:config-layers-fewer} <question>", "config-layers-fewer"),
+    ("compare {model:good} {model:config-layers-fewer} <question>", "layer"),
     ("compare {model:good} {model:tokenizer-cut} <question>", "tokenizer"),
     ("compare {stock:run} {stock:other-run}", ""),
     ("compare {stock:run} {stock:model-run}", ""),
