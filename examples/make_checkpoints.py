@@ -1,7 +1,7 @@
 """Round-to-nearest compressed-tensors checkpoints of a model: no data, no llmcompressor, seconds each.
 
     python make_checkpoints.py MODEL OUT w8a8 fp8            the two that vLLM also serves on any CPU
-    python make_checkpoints.py MODEL OUT w4a16 w4a16-asym    on x86 CPUs in bfloat16
+    python make_checkpoints.py MODEL OUT w4a16 w4a16-asym    on x86 CPUs with AVX-512, in bfloat16
     python make_checkpoints.py MODEL OUT --all               also w8a16 nvfp4a16, for a GPU
 
 MODEL is smollm2-135m, or a checkpoint's folder. Transformers opens what is written too, and emulates it: the integers

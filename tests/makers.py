@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 # for the first line of a process: a suite that runs in the background has SIGINT ignored, and hands that on
 OBEY_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+
+TRITON = Path(__file__).resolve().parents[1] / ".venv-triton"  # where `make test` puts it, unless told otherwise
+
+
+def with_triton() -> dict[str, str]:
+    """The environment of a process that finds Triton: in this environment or in a folder of its own. Skips without."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if importlib.util.find_spec("triton") is not None:
+        return environment
+    folder = Path(os.environ.get("SCOREMODE_TRITON", TRITON))
+    if not (folder / "triton").is_dir():
+        reason = f"Triton is not installed, here or in {folder}: make test installs it where it has a wheel"
+        print(reason)
+        pytest.skip(reason)
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return environment | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind.",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.makers import with_triton
+
 CHECKS = Path(__file__).with_name("fused_checks.py")
 HALVES = ("diverg or shards or bits", "not (diverg or shards or bits)")  # about equally long, run side by side
 AT_LEAST = 200  # tests: fewer means that something was not collected
@@ -19,11 +19,7 @@ AT_LEAST = 200  # tests: fewer means that something was not collected
 
 @pytest.mark.slow
 def test_the_fused_head_answers_to_the_definition() -> None:
-    if importlib.util.find_spec("triton") is None:
-        reason = "Triton is not installed: it comes with vLLM and with PyTorch for CUDA"
-        print(reason)
-        pytest.skip(reason)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = with_triton()
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
         environment["OMP_NUM_THREADS"] = "1"  # arrays are tiny: threads would only wait for each other

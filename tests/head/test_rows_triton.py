@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import subprocess
 import sys
 
-import pytest
+from tests.makers import with_triton
 
 CHECK = """
 import torch
@@ -49,11 +47,9 @@ print("all the same")
 
 def test_the_kernel_answers_to_the_definition() -> None:
     """Shapes, ties, shards, several targets, minus infinity and NaN, in a process that interprets the kernel."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed: it comes with vLLM")
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**with_triton(), "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         check=False,

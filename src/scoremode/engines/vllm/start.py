@@ -47,6 +47,8 @@ def _start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenize
         plugin.register()  # this process may have loaded its plugins before score mode was asked for
         _forget_model_classes()
         on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            support.check_int4_on_cpu(quantization_of(model, options.trust_remote_code))
         hf_overrides = {"head_dtype": "model"} | dict(arguments.pop("hf_overrides", {}))
         arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
         if on_cpu:
@@ -108,6 +110,17 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
     text = config.get_text_config()
     said = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
     return said if said in ("bfloat16", "float16") else "bfloat16"
+
+
+def quantization_of(model: str, trust_remote_code: bool) -> Any:
+    """The ``quantization_config`` of a checkpoint; None where it has none, or no config that Transformers knows."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except Exception:  # as in choose_dtype
+        return None
+    return getattr(config, "quantization_config", None)
 
 
 def _needs_bfloat16_on_cpu(config: Any) -> bool:

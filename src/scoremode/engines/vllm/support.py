@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -85,6 +86,35 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             "external_launcher does not bring the last pipeline stage's answers back",
             fix="--engine-arg distributed_executor_backend=mp, or --pipeline-parallel-size 1",
         )
+
+
+def has_int4_kernel() -> bool:
+    """Does vLLM's CPU build hold ``cpu_gemm_wna16`` here? Only what is compiled for x86 with AVX-512 does."""
+    import torch
+
+    return platform.machine().lower() in ("x86_64", "amd64") and bool(torch.cpu._is_avx512_supported())
+
+
+def check_int4_on_cpu(quantization: Any) -> None:
+    """Refuse 4-bit integer weights on a CPU without a kernel for them: vLLM would die in its first forward pass."""
+    if _int4_weights_alone(quantization) and not has_int4_kernel():
+        raise ModelError(
+            f"vLLM has no CPU kernel for int4 weights on {platform.machine()}: it needs x86 with AVX-512",
+            fix="use a GPU, or --engine transformers",
+        )
+
+
+def _int4_weights_alone(quantization: Any) -> bool:
+    """W4A16, by what its config says: GPTQ, AWQ or compressed-tensors. Int8 activations have kernels of their own."""
+    if not isinstance(quantization, Mapping):
+        return False
+    groups = quantization.get("config_groups")
+    if not isinstance(groups, Mapping):
+        bits = quantization.get("bits", quantization.get("w_bit"))
+        return quantization.get("quant_method") in ("gptq", "awq", "auto-round") and bits == 4
+    schemes = [group for group in groups.values() if isinstance(group, Mapping) and not group.get("input_activations")]
+    weights = [dict(scheme.get("weights") or {}) for scheme in schemes]
+    return any(w.get("num_bits") == 4 and w.get("type") == "int" for w in weights)
 
 
 @contextmanager

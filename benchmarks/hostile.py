@@ -1,0 +1,99 @@
+"""What a hostile user can do to scoremode: bad inputs from a table, and ``kill -9`` at random moments.
+
+inputs   every row of tests/hostile/cases.py on the real command line: the right exit code, one line on standard error,
+         no traceback, no file lost or changed
+kills    ppl, prob, reference and compare, on a table and on a small Llama in Transformers, killed at moments drawn over
+         the time that an undisturbed run takes, then repeated: results equal to the bit, no traceback, no wrong exit
+         code, no process left behind
+vllm     the same with vLLM, whose engine's processes are killed too: the mean within 1e-4 nats
+
+    python benchmarks/hostile.py [--kills 100] [--vllm [KILLS]] [--seed 0] [--no-inputs]
+
+Exit code 1 where anything was not as it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import say
+from tests.hostile.cases import all_cases
+from tests.hostile.harness import problems
+from tests.hostile.inputs import Stock
+from tests.hostile.kills import Assault, Figures, Job, model_jobs, table_jobs, vllm_job
+
+TABLE_BYTES, MODEL_BYTES, VLLM_BYTES = 200_000, 40_000, 40_000  # of text: seconds of scoring each
+COLUMNS = (
+    *("seconds", "kills", "while_scoring", "ended_first"),
+    *("wrong_numbers", "wrong_exits", "tracebacks", "orphans"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--vllm", type=int, nargs="?", const=6, default=0, metavar="KILLS")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=2, help="jobs that are killed side by side (default: 2)")
+    parser.add_argument("--no-inputs", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hostile.") as name:
+        folder = Path(name)
+        os.environ["SCOREMODE_CACHE"] = str(folder / "cache")
+        good = given.no_inputs or run_inputs(folder / "inputs")
+        if given.kills:
+            jobs = [*table_jobs(folder / "table", TABLE_BYTES), *model_jobs(folder / "model", MODEL_BYTES)]
+            good &= run_kills(jobs, given.kills, folder / "kills", given.seed, given.at_once)
+        if given.vllm:
+            good &= run_kills([vllm_job(folder / "vllm", VLLM_BYTES)], given.vllm, folder / "vllm-kills", given.seed, 1)
+    return 0 if good else 1
+
+
+def run_inputs(folder: Path) -> bool:
+    """Every case; what went wrong is printed, then how many did in each group."""
+    stock = Stock.make(folder / "stock")
+    cases, wrong, begun = all_cases(), Counter[str](), time.monotonic()
+    for number, case in enumerate(cases):
+        found = problems(case, folder / str(number), stock)
+        if found:
+            wrong[case.group] += 1
+            say(f"{case}\n    {'; '.join(found)}")
+    counts = Counter(case.group for case in cases)
+    print(f"{'inputs':<20}{'cases':>8}{'wrong':>8}")
+    for group, count in sorted(counts.items()):
+        print(f"{group:<20}{count:>8}{wrong[group]:>8}")
+    print(f"{'all':<20}{len(cases):>8}{wrong.total():>8}   {time.monotonic() - begun:.0f} s\n", flush=True)
+    return not wrong
+
+
+def run_kills(jobs: list[Job], kills: int, folder: Path, seed: int, at_once: int) -> bool:
+    """Kills shared out over the jobs; a line of figures for each."""
+    shares = [kills // len(jobs) + (i < kills % len(jobs)) for i in range(len(jobs))]
+
+    def attack(job: Job, share: int) -> Figures:
+        figures = Assault(job, folder / job.name.replace(" ", "-"), seed).run(share, seconds=3600)
+        for complaint in figures.complaints:
+            say(f"{job.name}: {complaint}")
+        return figures
+
+    with ThreadPoolExecutor(at_once) as pool:
+        found = list(pool.map(attack, jobs, shares))
+    print(f"{'kill -9':<20}" + "".join(f"{name.replace('_', ' '):>15}" for name in COLUMNS))
+    for job, figures in zip(jobs, found, strict=True):
+        print(f"{job.name:<20}" + "".join(f"{round(getattr(figures, name), 1):>15}" for name in COLUMNS))
+    totals = [round(sum(getattr(figures, name) for figures in found), 1) for name in COLUMNS[1:]]
+    print(f"{'all':<20}{'':>15}" + "".join(f"{total:>15}" for total in totals) + "\n", flush=True)
+    return all(figures.clean for figures in found) and sum(figures.kills for figures in found) >= kills
+
+
+if __name__ == "__main__":
+    sys.exit(main())

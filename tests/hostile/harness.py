@@ -1,0 +1,178 @@
+"""Runs a case of the table on the real command line, and says what was not right about the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scoremode.cli.main import main
+from tests.hostile.cases import VALUES, Case
+from tests.hostile.inputs import Stock, make_input
+
+PROGRAM = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"]
+NAMED = re.compile(r"\{([^}]+)\}")
+VALUE = re.compile(r"<([a-z-]+)>")
+SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+def problems(case: Case, folder: Path, stock: Stock) -> list[str]:
+    """Make the inputs, run the command, look at the answer. Empty where all is as it must be."""
+    folder.mkdir(parents=True)
+    made: dict[str, Path] = {}
+    words = arguments(case, folder, stock, made)
+    before = snapshot(folder)
+    found = run_process(case, words) if case.streams or "org-that-is-nowhere" in case.command else run(case, words)
+    resumed = case.same and found.code == 0  # and then the journal is gone, as it must be
+    return [*_wrong_answer(case, found, stock, made), *([] if resumed else _lost(before, snapshot(folder)))]
+
+
+def arguments(case: Case, folder: Path, stock: Stock, made: dict[str, Path]) -> list[str]:
+    """The words of the command, inputs made and named by their paths."""
+
+    def path_of(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in made:
+            made[name] = make_input(name, folder, stock)
+        return str(made[name])
+
+    words: list[str] = []
+    for word in shlex.split(case.command):
+        value = VALUES.get(word[1:-1]) if VALUE.fullmatch(word) else None
+        if isinstance(value, tuple):
+            words += value
+        else:
+            words.append(VALUE.sub(lambda match: str(VALUES[match[1]]), NAMED.sub(path_of, word)))
+    return words
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def run(case: Case, words: list[str]) -> Outcome:
+    """In this process, with both output streams caught at their descriptors: libraries write past Python's."""
+    stdin = sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(case.stdin))
+    with tempfile.TemporaryDirectory() as name:
+        out, err = Path(name) / "out", Path(name) / "err"
+        try:
+            with _into(1, out), _into(2, err):
+                code = main(words)
+        except SystemExit as ended:  # argparse ends this way
+            code = ended.code if isinstance(ended.code, int) else 1
+        finally:
+            sys.stdin = stdin
+        return Outcome(code, out.read_text(errors="replace"), err.read_text(errors="replace"))
+
+
+@contextlib.contextmanager
+def _into(number: int, path: Path) -> Iterator[None]:
+    """Descriptor 1 or 2, and Python's stream on it, written to a file."""
+    name = ("stdout", "stderr")[number - 1]
+    stream, kept = getattr(sys, name), os.dup(number)
+    stream.flush()
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        os.dup2(file.fileno(), number)
+        setattr(sys, name, file)
+        try:
+            yield
+        finally:
+            setattr(sys, name, stream)
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+STREAMS = {  # how a shell sets them
+    "": "{command}",
+    "stdin closed": "{command} <&-",
+    "stdout closed": "{command} >&-",
+    "stdout full": "{command} >/dev/full",
+    "stderr closed": "{command} 2>&-",
+    "stderr full": "{command} 2>/dev/full",
+    "all closed": "{command} <&- >&- 2>&-",
+}
+
+
+def run_process(case: Case, words: list[str]) -> Outcome:
+    """In a process of its own, where streams are set as a shell would."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = STREAMS[case.streams].format(command=shlex.join([*PROGRAM, *words]))
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        input=case.stdin,
+        capture_output=True,
+        check=False,
+        timeout=SECONDS,
+        env=environment | {"HF_HUB_OFFLINE": "1"},
+    )
+    return Outcome(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+# ── judging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _wrong_answer(case: Case, found: Outcome, stock: Stock, made: dict[str, Path]) -> Iterator[str]:
+    said = found.out + found.err
+    if found.code not in case.codes:
+        yield f"exit code {found.code}, wanted {' or '.join(map(str, case.codes))}"
+    if "Traceback" in said or "bug in scoremode" in said:
+        yield "a traceback, or a bug of ours"
+    if found.code == 0 and case.same:
+        perplexity = json.loads(found.out)["perplexity"]
+        if perplexity != stock.perplexity:
+            yield f"another number: {perplexity!r} instead of {stock.perplexity!r}"
+    if found.code == 0:
+        yield from (f"does not say '{words}'" for words in case.says if not _says(said, words, made))
+    if found.code in (0, 70) or "stderr" in case.streams or case.streams == "all closed":
+        return
+    lines = found.err.splitlines()
+    if len(lines) != 1:
+        yield f"{len(lines)} lines on standard error"
+    line = lines[-1] if lines else ""
+    if not line.startswith("scoremode:") and not re.match(r"scoremode \w+: ", line):
+        yield "no line that begins with 'scoremode:'"
+    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in line):
+        yield "control characters in the line"
+    yield from (f"does not say '{words}'" for words in case.says if not _says(line, words, made))
+
+
+def _says(text: str, words: str, made: dict[str, Path]) -> bool:
+    """Does the text hold one of these words? The path of an input says nothing, but where its name is asked for."""
+    for path in made.values():
+        if words != path.name:
+            text = text.replace(str(path), "…")
+    return any(choice.lower() in text.lower() for choice in words.split("|"))
+
+
+def snapshot(folder: Path) -> dict[str, str]:
+    """What lies in a folder: name -> kind, link or hash."""
+    return {str(path.relative_to(folder)): _state(path) for path in sorted(folder.rglob("*"))}
+
+
+def _state(path: Path) -> str:
+    if path.is_symlink():
+        return f"link to {os.readlink(path)}"
+    if path.is_dir():
+        return "folder"
+    if not path.is_file():
+        return "device"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _lost(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
+    for name, state in before.items():
+        if after.get(name) != state:
+            yield f"{name} was {'changed' if name in after else 'removed'}"

@@ -1,0 +1,470 @@
+"""Files and folders that are wrong in one way each, by the name that cases call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.makers import VOCABULARY, make_tiny_model
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 12
+QUESTION = ("--text", TEXT, "--context-length", "48", "--stride", "24")  # what every good run and reference was asked
+DEEP = "[" * 100_000 + "]" * 100_000
+Damage = Callable[[Path], None]
+
+
+# ── the good ones ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class Stock:
+    """A model, a run, an interrupted run and a reference that nothing is wrong with, made once."""
+
+    model: Path
+    run: Path  # finished: ppl table:uniform
+    other_run: Path  # finished: another text
+    model_run: Path  # finished: ppl MODEL
+    partial: Path  # the same question as model_run, interrupted
+    reference: Path
+    perplexity: float  # of model_run
+
+    @staticmethod
+    def make(folder: Path) -> Stock:
+        from scoremode.baselines import reference
+        from scoremode.perplexity import ppl
+
+        asked: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
+        model = make_tiny_model(folder / "model", adds_bos=False)
+        ppl("table:uniform", out=folder / "run", **asked)
+        ppl("table:uniform", text="another text", out=folder / "other-run")
+        scored = ppl(str(model), out=folder / "model-run", batch_tokens=48, **asked)
+        interrupted(str(model), folder / "partial", asked)
+        reference(str(model), folder / "reference", **asked)
+        return Stock(
+            model,
+            folder / "run",
+            folder / "other-run",
+            folder / "model-run",
+            folder / "partial",
+            folder / "reference",
+            scored.perplexity.value,
+        )
+
+
+def interrupted(model: str, out: Path, asked: dict[str, Any]) -> None:
+    """A run that was stopped with Ctrl-C after a few windows."""
+    from scoremode.perplexity import ppl
+
+    def stop(done: int, _total: int) -> None:
+        if done > 200:
+            raise KeyboardInterrupt
+
+    try:
+        ppl(model, out=out, progress=stop, batch_tokens=48, **asked)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("the run ended before it was stopped")
+
+
+# ── ways to damage a file ────────────────────────────────────────────────────────────────────────────────────────────
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def lengthened(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0" * 64)
+
+
+def flipped(path: Path, share: float = 0.5) -> None:
+    """One bit, at a share of the file's length."""
+    data = bytearray(path.read_bytes())
+    data[int(share * (len(data) - 1))] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def holding(content: str | bytes) -> Damage:
+    def write(path: Path) -> None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return write
+
+
+def file_of(name: str, damage: Damage) -> Damage:
+    """That damage to one file of a folder."""
+    return lambda folder: damage(folder / name)
+
+
+def edited(name: str, *keys: str, to: Any = None) -> Damage:
+    """A JSON file of a folder with one value replaced; with a value removed where ``to`` is REMOVED."""
+
+    def edit(folder: Path) -> None:
+        file = folder / name
+        document = json.loads(file.read_bytes())
+        place = document
+        for key in keys[:-1]:
+            place = place[key]
+        if to is REMOVED:
+            del place[keys[-1]]
+        else:
+            place[keys[-1]] = to
+        file.write_text(json.dumps(document))
+
+    return edit
+
+
+REMOVED: Any = object()
+
+
+# ── texts and pairs: name -> content ─────────────────────────────────────────────────────────────────────────────────
+def _parquet(columns: dict[str, Any], then: Damage | None = None) -> Damage:
+    def write(path: Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table(columns), path)
+        if then:
+            then(path)
+
+    return write
+
+
+def _bad_utf8_parquet(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    bad = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 4)), pa.py_buffer(b"ab\xff\xfe")]
+    )
+    pq.write_table(pa.table({"text": bad}), path)
+
+
+def _chat(*messages: Any) -> str:
+    return json.dumps({"messages": list(messages)}) + "\n"
+
+
+FILES: dict[str, Damage] = {
+    "good.txt": holding(TEXT),
+    "empty.txt": holding(""),
+    "one-byte.txt": holding("x"),
+    "latin1.txt": holding("na\xefve text".encode("latin1")),
+    "utf16.txt": holding("some text".encode("utf-16")),
+    "cut-utf8.txt": holding("tokyo 東京".encode()[:-1]),
+    "surrogate.txt": holding(b"half \xed\xa0\x80 a pair"),
+    "long.txt": holding("word " * 3000),
+    "empty.jsonl": holding(""),
+    "blank.jsonl": holding("\n\n  \n"),
+    "not-json.jsonl": holding('{"text": "good"}\nnot json\n'),
+    "cut.jsonl": holding('{"text": "good"}\n{"text": "cu'),
+    "list.jsonl": holding('["text"]\n'),
+    "number.jsonl": holding("17\n"),
+    "null.jsonl": holding("null\n"),
+    "deep.jsonl": holding(DEEP + "\n"),
+    "deep-text.jsonl": holding('{"text": ' + DEEP + "}\n"),
+    "huge-number.jsonl": holding('{"text": ' + "9" * 10_000 + "}\n"),
+    "no-text.jsonl": holding('{"title": "x"}\n'),
+    "text-number.jsonl": holding('{"text": 5}\n'),
+    "text-null.jsonl": holding('{"text": null}\n'),
+    "text-empty.jsonl": holding('{"text": ""}\n'),
+    "later-number.jsonl": holding('{"text": "good"}\n{"text": 5}\n'),
+    "bad-utf8.jsonl": holding(b'{"text": "ab\xff"}\n'),
+    "half-pair.jsonl": holding('{"text": "\\ud800"}\n'),
+    "mixed.jsonl": holding('{"text": "good"}\n' + _chat({"role": "user", "content": "hi"})),
+    "chat.jsonl": holding(_chat({"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"})),
+    "chat-no-content.jsonl": holding(_chat({"role": "user"})),
+    "chat-null-content.jsonl": holding(_chat({"role": "user", "content": None})),
+    "chat-number-content.jsonl": holding(_chat({"role": "user", "content": 5})),
+    "chat-number-role.jsonl": holding(_chat({"role": 7, "content": "hi"})),
+    "chat-no-role.jsonl": holding(_chat({"content": "hi"})),
+    "chat-strings.jsonl": holding(_chat("hi")),
+    "chat-empty.jsonl": holding('{"messages": []}\n'),
+    "chat-text.jsonl": holding('{"messages": "hi"}\n'),
+    "chat-no-assistant.jsonl": holding(_chat({"role": "user", "content": "hi"})),
+    "not-parquet.parquet": holding("not parquet"),
+    "empty.parquet": holding(""),
+    "cut.parquet": _parquet({"text": ["good", "text"]}, halved),
+    "damaged.parquet": _parquet({"text": [TEXT, "text"]}, lambda path: flipped(path, 0.1)),
+    "no-rows.parquet": _parquet({"text": []}),
+    "no-text.parquet": _parquet({"title": ["x"]}),
+    "numbers.parquet": _parquet({"text": [1, 2]}),
+    "nulls.parquet": _parquet({"text": [None, None]}),
+    "bad-utf8.parquet": _bad_utf8_parquet,
+    "pairs.jsonl": holding('{"prompt": "ab", "target": "cd"}\n'),
+    "no-prompt.jsonl": holding('{"target": "x"}\n'),
+    "no-target.jsonl": holding('{"prompt": "x"}\n'),
+    "number-prompt.jsonl": holding('{"prompt": 5, "target": "x"}\n'),
+    "null-prompt.jsonl": holding('{"prompt": null, "target": "x"}\n'),
+    "number-target.jsonl": holding('{"prompt": "x", "target": 5}\n'),
+    "empty-target.jsonl": holding('{"prompt": "x", "target": ""}\n'),
+    "no-targets.jsonl": holding('{"prompt": "x", "targets": []}\n'),
+    "text-targets.jsonl": holding('{"prompt": "x", "targets": "yz"}\n'),
+    "number-targets.jsonl": holding('{"prompt": "x", "targets": ["y", 5]}\n'),
+    "second-bad.jsonl": holding('{"prompt": "ab", "target": "cd"}\n{"prompt": "ab"}\n'),
+    "half-pair-target.jsonl": holding('{"prompt": "x", "target": "\\ud800"}\n'),
+    "notes.jsonl": holding("my own notes, not results\n"),
+}
+
+
+def a_link_to_nothing(path: Path) -> None:
+    path.symlink_to(path.with_name("nothing-there"))
+
+
+def a_device(path: Path) -> None:
+    """Null once more; a link to it where only root may make devices."""
+    if os.getuid() == 0:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    else:
+        path.symlink_to(os.devnull)
+
+
+def _a_foreign_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.txt").write_text("years of work")
+
+
+PLACES: dict[str, Damage] = {
+    "nothing-here": lambda path: None,
+    "empty-folder": lambda path: path.mkdir(),
+    "foreign-folder": _a_foreign_folder,
+    "link-to-nothing": a_link_to_nothing,
+    "a-device": a_device,
+}
+
+# ── models: name -> what is done to a copy of a good one ─────────────────────────────────────────────────────────────
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+def _header(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    """The header of the weights rewritten; the tensors behind it stay."""
+
+    def rewrite(folder: Path) -> None:
+        file = folder / WEIGHTS
+        data = file.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        changed = change(header)
+        text = changed if isinstance(changed, bytes) else json.dumps(changed or header).encode()
+        file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+    return rewrite
+
+
+def _tensors(change: Callable[[dict[str, Any]], None]) -> Damage:
+    """The weights saved again after a change to them."""
+
+    def rewrite(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return rewrite
+
+
+def _drop_a_layer(tensors: dict[str, Any]) -> None:
+    for name in [name for name in tensors if ".layers.1." in name]:
+        del tensors[name]
+
+
+def _nan(tensors: dict[str, Any]) -> None:
+    tensors["model.norm.weight"][3] = float("nan")
+
+
+def _narrow(tensors: dict[str, Any]) -> None:
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:, :40].contiguous()
+
+
+def _short_head(tensors: dict[str, Any]) -> None:
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:300].contiguous()
+
+
+def _pickled(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def _index(weight_map: Any) -> Damage:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
+
+    return write
+
+
+def _more_ids(folder: Path) -> None:
+    """A tokenizer with a word that the model has no row for."""
+    file = folder / TOKENIZER
+    document = json.loads(file.read_bytes())
+    document["added_tokens"].append(
+        dict(document["added_tokens"][0], id=VOCABULARY + 500, content="fox", special=False)
+    )
+    file.write_text(json.dumps(document))
+
+
+def _other_vocabulary(folder: Path) -> None:
+    shutil.rmtree(folder)
+    make_tiny_model(folder, adds_bos=False, vocab_size=VOCABULARY + 64)
+
+
+def _no_tokenizer(folder: Path) -> None:
+    for file in folder.glob("token*"):
+        file.unlink()
+
+
+MODELS: dict[str, Damage] = {
+    "good": lambda folder: None,
+    "no-config": file_of(CONFIG, removed),
+    "config-empty": file_of(CONFIG, emptied),
+    "config-cut": file_of(CONFIG, halved),
+    "config-list": file_of(CONFIG, holding("[]")),
+    "config-null": file_of(CONFIG, holding("null")),
+    "config-deep": file_of(CONFIG, holding(DEEP)),
+    "config-binary": file_of(CONFIG, holding(bytes(range(256)))),
+    "config-folder": file_of(CONFIG, a_folder),
+    "config-no-type": edited(CONFIG, "model_type", to=REMOVED),
+    "config-unknown-type": edited(CONFIG, "model_type", to="nobody-knows-this"),
+    "config-type-number": edited(CONFIG, "model_type", to=5),
+    "config-remote-code": edited(CONFIG, "auto_map", to={"AutoModelForCausalLM": "modeling.Model"}),
+    "config-vocabulary-text": edited(CONFIG, "vocab_size", to="many"),
+    "config-vocabulary-less": edited(CONFIG, "vocab_size", to=200),
+    "config-vocabulary-negative": edited(CONFIG, "vocab_size", to=-1),
+    "config-width-less": edited(CONFIG, "hidden_size", to=32),
+    "config-width-text": edited(CONFIG, "hidden_size", to="wide"),
+    "config-layers-fewer": edited(CONFIG, "num_hidden_layers", to=1),
+    "config-layers-more": edited(CONFIG, "num_hidden_layers", to=5),
+    "config-layers-negative": edited(CONFIG, "num_hidden_layers", to=-2),
+    "config-layers-text": edited(CONFIG, "num_hidden_layers", to="two"),
+    "config-heads-zero": edited(CONFIG, "num_attention_heads", to=0),
+    "config-heads-five": edited(CONFIG, "num_attention_heads", to=5),
+    "config-quantization-unknown": edited(CONFIG, "quantization_config", to={"quant_method": "foo", "bits": 4}),
+    "config-quantization-list": edited(CONFIG, "quantization_config", to=[1]),
+    "config-quantization-empty": edited(CONFIG, "quantization_config", to={"bits": 4}),
+    "no-weights": file_of(WEIGHTS, removed),
+    "weights-empty": file_of(WEIGHTS, emptied),
+    "weights-cut": file_of(WEIGHTS, halved),
+    "weights-six-bytes": file_of(WEIGHTS, holding(b"\1\0\0\0\0\0")),
+    "weights-lengthened": file_of(WEIGHTS, lengthened),
+    "weights-folder": file_of(WEIGHTS, a_folder),
+    "weights-text": file_of(WEIGHTS, holding("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")),
+    "weights-huge-header": file_of(WEIGHTS, holding(struct.pack("<Q", 2**60) + b"{}")),
+    "weights-pickled": _pickled,
+    "header-deep": _header(lambda _: DEEP.encode()),
+    "header-list": _header(lambda _: b"[1, 2]"),
+    "header-not-json": _header(lambda _: b"{not json}"),
+    "header-no-dtype": _header(lambda header: header["lm_head.weight"].pop("dtype") and None),
+    "header-unknown-dtype": _header(lambda header: header["lm_head.weight"].update(dtype="F99")),
+    "header-offsets-beyond": _header(lambda header: header["lm_head.weight"].update(data_offsets=[0, 10**12])),
+    "header-shape-negative": _header(lambda header: header["lm_head.weight"].update(shape=[-1, 48])),
+    "header-shape-text": _header(lambda header: header["lm_head.weight"].update(shape="wide")),
+    "tensor-missing": _tensors(lambda tensors: tensors.pop("lm_head.weight")),
+    "tensor-norm-missing": _tensors(lambda tensors: tensors.pop("model.norm.weight")),
+    "tensor-layer-missing": _tensors(_drop_a_layer),
+    "tensor-nan": _tensors(_nan),
+    "tensor-narrow": _tensors(_narrow),
+    "tensor-few-rows": _tensors(_short_head),
+    "index-missing-shard": _index({"lm_head.weight": "model-00002-of-00002.safetensors"}),
+    "index-outside": _index({"lm_head.weight": "../../../etc/passwd"}),
+    "index-number": _index({"lm_head.weight": 5}),
+    "index-list": _index([]),
+    "no-tokenizer": _no_tokenizer,
+    "tokenizer-empty": file_of(TOKENIZER, emptied),
+    "tokenizer-cut": file_of(TOKENIZER, halved),
+    "tokenizer-list": file_of(TOKENIZER, holding("[]")),
+    "tokenizer-deep": file_of(TOKENIZER, holding(DEEP)),
+    "tokenizer-binary": file_of(TOKENIZER, holding(bytes(range(256)))),
+    "tokenizer-config-cut": file_of("tokenizer_config.json", halved),
+    "tokenizer-more-ids": _more_ids,
+    "template-broken": file_of("chat_template.jinja", holding("{% for m in %}")),
+    "template-escapes": file_of("chat_template.jinja", holding("{{ ''.__class__.__mro__[1].__subclasses__() }}")),
+    "other-vocabulary": _other_vocabulary,
+}
+
+
+# ── run folders ──────────────────────────────────────────────────────────────────────────────────────────────────────
+MANIFEST, SCORES = "manifest.json", "scores.parquet"
+RUNS: dict[str, Damage] = {
+    "manifest-removed": file_of(MANIFEST, removed),
+    "manifest-empty": file_of(MANIFEST, emptied),
+    "manifest-cut": file_of(MANIFEST, halved),
+    "manifest-list": file_of(MANIFEST, holding("[]")),
+    "manifest-number": file_of(MANIFEST, holding("5")),
+    "manifest-null": file_of(MANIFEST, holding("null")),
+    "manifest-deep": file_of(MANIFEST, holding(DEEP)),
+    "manifest-deep-field": file_of(MANIFEST, holding('{"format": ' + DEEP + "}")),
+    "manifest-binary": file_of(MANIFEST, holding(bytes(range(256)))),
+    "manifest-folder": file_of(MANIFEST, a_folder),
+    "manifest-object": file_of(MANIFEST, holding("{}")),
+    "metrics-null": edited(MANIFEST, "metrics"),
+    "metrics-list": edited(MANIFEST, "metrics", to=[]),
+    "identity-null": edited(MANIFEST, "identity"),
+    "targets-text": edited(MANIFEST, "targets", to="many"),
+    "targets-more": edited(MANIFEST, "targets", to=10**9),
+    "format-of-the-future": edited(MANIFEST, "format", to=999),
+    "hash-number": edited(MANIFEST, "scores_sha256", to=5),
+    "perplexity-edited": edited(MANIFEST, "metrics", "perplexity", to=[1.5, 0.1]),
+    "perplexity-nan": edited(MANIFEST, "metrics", "perplexity", to=float("nan")),
+    "model-edited": edited(MANIFEST, "model", to="a better model"),
+    "seconds-edited": edited(MANIFEST, "seconds", to=-1),
+    "scores-removed": file_of(SCORES, removed),
+    "scores-empty": file_of(SCORES, emptied),
+    "scores-cut": file_of(SCORES, halved),
+    "scores-flipped": file_of(SCORES, flipped),
+    "scores-folder": file_of(SCORES, a_folder),
+    "scores-text": file_of(SCORES, holding("not parquet")),
+}
+REFERENCES: dict[str, Damage] = {
+    f"{name}-{damage.__name__}": file_of(name, damage)
+    for name in ("head.safetensors", "reference.json", "states-00000.safetensors", MANIFEST, SCORES)
+    for damage in (removed, emptied, halved, flipped, a_folder)
+} | {
+    "reference.json-deep": file_of("reference.json", holding(DEEP)),
+    "reference.json-list": file_of("reference.json", holding("[]")),
+}
+JOURNALS: dict[str, Damage] = {
+    "emptied": emptied,
+    "halved": halved,
+    "lengthened": lengthened,
+    "deep": holding(DEEP),
+    "text": holding("not a journal\n"),
+    "zeros": holding(b"\0" * 4096),
+    **{f"flipped-{i:02}": partial(flipped, share=i / 29) for i in range(30)},
+}
+
+
+# ── by name ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def make_input(name: str, folder: Path, stock: Stock) -> Path:
+    """The input that a case calls ``name``, made afresh in a folder: ``good.txt``, ``model:config-cut``, ``run:…``."""
+    kind, _, which = name.rpartition(":")
+    path = folder / name.replace(":", "-")
+    if not kind:
+        (FILES | PLACES)[name](path)
+        return path
+    kinds: dict[str, tuple[Path, dict[str, Damage]]] = {
+        "model": (stock.model, MODELS),
+        "run": (stock.run, RUNS),
+        "reference": (stock.reference, REFERENCES),
+        "journal": (stock.partial, JOURNALS),
+        "stock": (getattr(stock, which.replace("-", "_"), stock.run), {which: lambda folder: None}),
+    }
+    good, damages = kinds[kind]
+    shutil.copytree(good, path)
+    damages[which](path / "partial.journal" if kind == "journal" else path)
+    return path
