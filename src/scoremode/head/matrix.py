@@ -44,7 +44,10 @@ class Head:
 
 
 def product_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``hidden @ weight.T``, kept in float32 to the end: low-precision inputs, but never a low-precision output."""
+    """``hidden @ weight.T``, kept in float32 to the end: low-precision inputs, but never a low-precision output.
+
+    Under whatever precision float32 products have here; ``precision.full_float32`` sets it.
+    """
     if weight.dtype == torch.float32:
         return torch.mm(hidden.float(), weight.T)
     if weight.is_cuda and hidden.dtype == weight.dtype:
