@@ -2,7 +2,7 @@
 
 errors, types, json_files, locks, records
               <- cache, corpus, tokens, methods, arrange, metrics, columns, journal, runs, comparable,
-                 references, head, models, weight_files
+                 references, head, models, checkpoints, weight_files
               <- engines
               <- scoring, sequence, perplexity, drift, baselines, comparing, statistics, gate, ranking, doctor, vllm
               <- display <- cli
@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "references",
         "head",
         "models",
+        "checkpoints",
         "weight_files",
     ),
     ("engines",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,19 @@ from typing import Any
 import numpy as np
 
 from scoremode import runs
-from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_floor, reference
+from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_facts, noise_floor, reference
 from scoremode.cache import cache_folder
 from scoremode.comparable import Outline, difference
 from scoremode.engines.base import Baseline, Engine, EngineOptions, gather_options
 from scoremode.errors import InputError, RunError
+from scoremode.journal import Journal
 from scoremode.metrics import groups_of, present, weights_of
 from scoremode.perplexity import Question, ask, score_into
 from scoremode.references import REFERENCE, Reference, require_comparable
-from scoremode.scoring import Answered, Progress
-from scoremode.types import Bools, Comparison, Floats, Ints, Plan, Run
+from scoremode.scoring import Answered, Progress, check_answers, check_fits
+from scoremode.types import Answers, Bools, Comparison, Floats, Ints, Plan, Run
+
+NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
 
 def compare(
@@ -112,6 +115,8 @@ def _digest(*parts: Any) -> str:
 
 
 def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
+    if isinstance(baseline, LiveBaseline):
+        baseline.want(engine.computes(plan, done))
     yield from engine.score_against(baseline, plan, done)
 
 
@@ -123,11 +128,11 @@ def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Compari
     asked = how.ask(name, **_question_of(run_p, how.question))
     _require_comparable(stored, asked)
     q = how.side(asked, keep.folder(name), against=run_p.manifest["identity"])
-    noise = run_p.manifest.get("noise_kl")
+    noise = {name: run_p.manifest.get(name) for name in NOISE}
     run_q = runs.claim(q.folder, q.identity, fresh=keep.fresh)
     if run_q is None:
         with closing(q.open()) as worker:
-            run_q = _score(q, worker, StoredBaseline(stored, q.asked.plan), run_p, keep, noise=lambda: noise)
+            run_q = _score(q, worker, StoredBaseline(stored, q.asked.plan), lambda: run_p, keep, noise=lambda: noise)
     return as_comparison(short(name), run_p, run_q, q.asked.plan)
 
 
@@ -155,9 +160,21 @@ def _require_comparable(stored: Reference, asked: Question) -> None:
 
 
 def _score(
-    q: Side, worker: Engine, baseline: Baseline, run_p: Run, keep: Keep, *, noise: Callable[[], list[float] | None]
+    q: Side,
+    worker: Engine,
+    baseline: Baseline,
+    run_p: Callable[[], Run],
+    keep: Keep,
+    *,
+    noise: Callable[[], dict[str, Any]],
 ) -> Run:
-    facts = {"model": run_p.manifest["model"], "fingerprint": run_p.manifest["model_fingerprint"]}
+    """Score a candidate; ``run_p`` and ``noise`` are asked for when all is scored and nothing is saved yet."""
+
+    def complete(manifest: dict[str, Any]) -> None:
+        of_p = run_p().manifest
+        manifest["against"] = {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}
+        manifest.update(noise())
+
     return score_into(
         q.asked,
         worker,
@@ -166,8 +183,7 @@ def _score(
         keep.progress,
         answered=partial(_against, baseline),
         with_kl=True,
-        more={"against": facts},
-        before_saving=lambda manifest: manifest.update(noise_kl=noise()),
+        before_saving=complete,
     )
 
 
@@ -182,13 +198,41 @@ def _lockstep(baseline: str, candidate: str, how_p: How, how_q: How, keep: Keep)
     q = how_q.side(asked, keep.folder(candidate), against=p.identity)
     run_p, run_q = (runs.claim(side.folder, side.identity, fresh=keep.fresh) for side in (p, q))
     if run_p is None or run_q is None:
-        with ExitStack() as opened:
-            worker_p, worker_q = (opened.enter_context(closing(side.open())) for side in (p, q))
-            run_p = run_p or score_into(p.asked, worker_p, p.identity, p.folder, keep.progress)
-            live = LiveBaseline(worker_p, asked.plan)
-            floor = partial(noise_floor, worker_p, asked.plan)
-            run_q = run_q or _score(q, worker_q, live, run_p, keep, noise=lambda: floor().tolist())
+        with closing(p.open()) as worker_p:
+            if run_q is not None:
+                run_p = score_into(p.asked, worker_p, p.identity, p.folder, keep.progress)
+            else:
+                run_p, run_q = _beside(p, q, worker_p, run_p, keep)
     return as_comparison(short(candidate), run_p, run_q, asked.plan)
+
+
+def _beside(p: Side, q: Side, worker_p: Engine, run_p: Run | None, keep: Keep) -> tuple[Run, Run]:
+    """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
+    plan = q.asked.plan
+    own = None if run_p is not None else Journal(p.folder / runs.JOURNAL, p.identity, plan)
+    finished = [run_p] if run_p is not None else []
+
+    def found(index: int, answers: Answers, seconds: float) -> None:
+        if own is not None and not own.done[index]:
+            check_answers(index, plan.window(index), answers)
+            own.add(index, answers, seconds)
+
+    def finish_p() -> Run:
+        if not finished:  # what the journal lacks, after a resumed comparison, is scored now
+            assert own is not None
+            own.close()
+            finished.append(score_into(p.asked, worker_p, p.identity, p.folder, keep.progress))
+        return finished[0]
+
+    try:
+        check_fits(plan, worker_p.facts.vocabulary, worker_p.facts.context_length)
+        live = LiveBaseline(worker_p, plan, found)
+        with closing(q.open()) as worker_q:
+            run_q = _score(q, worker_q, live, finish_p, keep, noise=lambda: noise_facts(noise_floor(worker_p, plan)))
+    finally:
+        if own is not None:
+            own.close()
+    return finished[0], run_q
 
 
 def _outline(asked: Question) -> Outline:
@@ -234,9 +278,8 @@ def of_runs(baseline: str, candidate: str) -> Comparison:
     theirs = (run_q.manifest.get("against") or {}).get("fingerprint")
     kl = run_q.kl if theirs == run_p.manifest["model_fingerprint"] else None
     groups, weight = groups_of_run(run_p)
-    noise = run_q.manifest.get("noise_kl") if kl is not None else None
-    floor = None if noise is None else np.array(noise)
-    return Comparison(short(candidate), run_p, run_q, groups, weight, kl, floor, _sizes(run_q), run_q.path)
+    floor, words = noise_of(run_q) if kl is not None else (None, None)
+    return Comparison(short(candidate), run_p, run_q, groups, weight, kl, floor, _sizes(run_q), run_q.path, words)
 
 
 def groups_of_run(run: Run) -> tuple[Ints, Floats]:
@@ -258,11 +301,15 @@ def _present(run: Run, name: str) -> Ints:
 
 def as_comparison(name: str, baseline: Run, candidate: Run, plan: Plan) -> Comparison:
     _, groups = groups_of(plan)
-    floor = candidate.manifest.get("noise_kl")
-    noise = None if floor is None else np.array(floor)
-    return Comparison(
-        name, baseline, candidate, groups, weights_of(plan), candidate.kl, noise, _sizes(candidate), candidate.path
-    )
+    floor, words = noise_of(candidate)
+    facts = (_sizes(candidate), candidate.path, words)
+    return Comparison(name, baseline, candidate, groups, weights_of(plan), candidate.kl, floor, *facts)
+
+
+def noise_of(run: Run) -> tuple[Floats | None, str | None]:
+    """The noise floor that a run was given, and the words that say how it was measured, or why it was not."""
+    kl, words = (run.manifest.get(name) for name in NOISE)
+    return None if kl is None else np.array(kl), words
 
 
 def _sizes(run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.cache import cache_folder, file_sha256, remembered_sha256
+from scoremode.checkpoints import check_layers
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.weight_files import StoredTensor, bits_per_weight, read_header, stored_bytes
 
@@ -43,6 +44,7 @@ class ModelFacts:
     weight_bytes: int
     bits_per_weight: float | None  # stored bits over weights; None where the format is not understood
     config: dict[str, Any]
+    notes: tuple[str, ...] = ()  # what of the checkpoint is not used, in words
 
 
 def resolve(name: str) -> Path:
@@ -89,6 +91,7 @@ def inspect(name: str) -> ModelFacts:
         raise ModelError(f"the model folder {path} holds {what}", fix="give a folder with .safetensors files")
     headers = [read_header(p) for p in weights]
     text_config = config.get("text_config") or config
+    notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
     revision = path.name if path.parent.name == "snapshots" else None
     files = {} if revision else {p.name: remembered_sha256(p) for p in _fingerprinted(path)}
     identity = revision or json.dumps({k: v for k, v in files.items() if k != "scoremode.json"}, sort_keys=True)
@@ -107,6 +110,7 @@ def inspect(name: str) -> ModelFacts:
         weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
         bits_per_weight=_bits_per_weight(config, {name: t for tensors in headers for name, t in tensors.items()}),
         config=config,
+        notes=tuple(notes),
     )
 
 

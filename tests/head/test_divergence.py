@@ -222,7 +222,9 @@ def test_slices_of_logits_add_up(data: st.DataObject) -> None:
 
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("way", ["blocked", "plain"])
-@pytest.mark.parametrize(("n", "d", "v", "k"), [(1, 8, 300, 1), (129, 24, 2003, 1), (700, 17, 5003, 2), (33, 24, 2003, 9)])
+@pytest.mark.parametrize(
+    ("n", "d", "v", "k"), [(1, 8, 300, 1), (129, 24, 2003, 1), (700, 17, 5003, 2), (33, 24, 2003, 9)]
+)
 def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: int, d: int, v: int, k: int) -> None:
     """Else a model would not be exactly as good as itself: its baseline is scored alone."""
     hidden, weight, other, targets = draw(n, d, v, k)

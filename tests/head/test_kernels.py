@@ -160,10 +160,9 @@ def multiplying(rounded: Callable[[Tensor], Tensor]) -> Kernel:
     def reduce(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
         return plain.reduce(*less(hidden, head), targets, share)
 
-    def diverge(
-        hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
-    ) -> Any:
-        return plain.diverge(*less(hidden_p, head_p), *less(hidden_q, head_q), targets, share)
+    def diverge(*sides: Any, **options: Any) -> Any:
+        hidden_p, head_p, hidden_q, head_q, *rest = sides
+        return plain.diverge(*less(hidden_p, head_p), *less(hidden_q, head_q), *rest, **options)
 
     return Kernel("blocked", reduce, diverge)
 

@@ -80,6 +80,6 @@ def test_products_that_no_switch_makes_exact_are_refused(
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
     if value is not None:
         monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", value)
-    with pytest.raises(EngineError, match="float32 products on cpu are off by 0.000") as refusal:
+    with pytest.raises(EngineError, match="float32 products on cpu are off by") as refusal:
         require_float32(CPU)
     assert fix in str(refusal.value)

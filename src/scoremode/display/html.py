@@ -29,6 +29,7 @@ import numpy.typing as npt
 from scoremode.cache import write_atomically
 from scoremode.display import charts
 from scoremode.display.charts import Series, SizedPoint, escaped, visible
+from scoremode.display.text import noise_words
 from scoremode.errors import RunError
 from scoremode.types import Comparison, Estimate, Floats, Ints, Run
 
@@ -398,7 +399,7 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
     size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
     rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
     if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
-        again = 'noise floor <span class="tag">baseline again</span>'
+        again = 'noise floor <span class="tag">baseline computed otherwise</span>'
         rows += _reference_row(again, noise, shown, "" if with_size else None)
     return rows
 
@@ -567,8 +568,14 @@ def _size_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statist
     return drawn
 
 
+def _noise_note(c: Comparison) -> str:
+    floor = float(c.noise_kl.mean()) if c.noise_kl is not None and len(c.noise_kl) else None
+    said = noise_words(c, {"noise_floor_kl_mean": floor})
+    return f"{said[:1].upper()}{said[1:]}." if said else ""
+
+
 def _chart_notes(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> list[str]:
-    notes = []
+    notes = list(dict.fromkeys(said for c in comparisons if (said := _noise_note(c))))
     for c in comparisons:
         unbounded = int((~np.isfinite(delta_logprob(c))).sum())
         if unbounded:

@@ -331,8 +331,8 @@ def _diverge(p: _Side, q: _Side) -> DivergencePartials:
     drop_p, drop_q = _drop(reference_p, largest_p), sums_q.drop(q.largest)
     share = torch.where(total_p > 0, drop_p.exp(), 0.0)  # where p is nothing, q does not matter
     moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0)
-    totals = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
-    return DivergencePartials(q.partials(sums_q), largest_p, q.largest, *totals, moved.sum(0))
+    whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
+    return DivergencePartials(q.partials(sums_q), largest_p, q.largest, whole_p, whole_q, moved.sum(0))
 
 
 def _weigh(side: _Side, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from scoremode.head.divergence import (
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, combine, finish, partials, target_logits
+from scoremode.head.precision import product_precision
 
 logger = logging.getLogger("vllm.scoremode")  # below vLLM's own logger, which is the one its workers print
 TASK = "token_classify"  # of vLLM's pooling tasks, the one that promises an answer a token
@@ -294,7 +295,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         theirs = to_words(define_columns(served, targets))
         size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
         shard = self._shard_of(hidden)
-        kernel = pack_words(describe_kernel(None if gather else self._kernel_of(hidden)) | self._head_facts(hidden))
+        products = {"float32_products": product_precision(hidden.device.type)}  # of the layers
+        used = describe_kernel(None if gather else self._kernel_of(hidden))
+        kernel = pack_words(used | products | self._head_facts(hidden))
         facts = torch.tensor([[shard.exact, shard.vocabulary, *kernel]], dtype=torch.int32, device=hidden.device)
         return torch.cat([ours, theirs, bits(size), facts.expand(len(hidden), -1)], dim=1)
 
