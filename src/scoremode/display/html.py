@@ -363,7 +363,9 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(c.name)}</th>{cells}</tr>')
     marked = any(marks[m.name] for m in shown)
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> of a column. ' if marked else ""
-    note = f"{legend}± is one standard error. KL is in nats a token."
+    floors = dict.fromkeys(noise_words(c, s) for c, s in _distinct_baselines(comparisons, statistics))
+    said = "".join(f" {escaped(floor[:1].upper() + floor[1:])}." for floor in floors if floor)
+    note = f"{legend}± is one standard error. KL is in nats a token.{said}"
     return _table(head, rows, f'<p class="note">{note}</p>')
 
 
@@ -568,14 +570,8 @@ def _size_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statist
     return drawn
 
 
-def _noise_note(c: Comparison) -> str:
-    floor = float(c.noise_kl.mean()) if c.noise_kl is not None and len(c.noise_kl) else None
-    said = noise_words(c, {"noise_floor_kl_mean": floor})
-    return f"{said[:1].upper()}{said[1:]}." if said else ""
-
-
 def _chart_notes(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> list[str]:
-    notes = list(dict.fromkeys(said for c in comparisons if (said := _noise_note(c))))
+    notes = []
     for c in comparisons:
         unbounded = int((~np.isfinite(delta_logprob(c))).sum())
         if unbounded:

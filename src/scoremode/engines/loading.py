@@ -12,6 +12,8 @@ from scoremode.errors import EngineError, ModelError
 from scoremode.models import ModelFacts
 from scoremode.weight_files import read_header
 
+DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # of every class: they are computed, not loaded
+
 
 def load_model(facts: ModelFacts, device: str, dtype: Any, trust_remote_code: bool) -> tuple[Any, list[str]]:
     """The model, and notes on what was left out. What would be made up at random is an error."""
@@ -71,8 +73,9 @@ def _require_known_quantization(facts: ModelFacts) -> None:
 
 
 def _dropped(model: Any, facts: ModelFacts) -> list[str]:
-    """Stored tensors that the model's class tells Transformers to drop without a word."""
-    patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    """Stored tensors that Transformers drops without a word: by rules of the model's class, and by rules for all."""
+    own_rules = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    patterns = [re.compile(pattern) for pattern in (*own_rules, *DROPPED)]
     own = set(model.state_dict())
     names = [name for path in sorted(facts.path.glob("*.safetensors")) for name in read_header(path)]
     return [name for name in names if name not in own and any(pattern.search(name) for pattern in patterns)]
