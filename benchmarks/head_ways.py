@@ -258,10 +258,9 @@ def scoremode_kl(problem: Problem) -> Way:
 
     def call() -> tuple[Tensor, ...]:
         found = choice.kernel.divergence(problem.hidden, head_p, hidden, head_q, problem.targets)
-        both = [getattr(side, name) for side in (found.p, found.q) for name in type(side).__slots__]
-        return found.kl, *both
+        return found.kl, *(getattr(found.q, name) for name in type(found.q).__slots__)
 
-    columns = _noted(f"KL, all five of both; {choice.kernel.name}", choice.note)
+    columns = _noted(f"KL, all five of q; {choice.kernel.name}", choice.note)
     return Way("scoremode KL", columns, call, lambda: problem.true_divergence, choice.kernel.name)
 
 

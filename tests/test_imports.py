@@ -2,7 +2,8 @@
 
 errors, types, json_files, sealed, numerics, redaction, locks, records, arguments, memory
               <- cache, text_files, hub, corpus, tokens, methods, arrange, groups, metrics, columns, journal,
-                 run_format, runs, comparable, reference_format, references, head, models, weight_files, outputs
+                 run_format, runs, comparable, reference_format, references, head, models, checkpoints,
+                 weight_files, outputs
               <- engines
               <- scoring, sequence, sequence_files, perplexity, drift, baselines, comparing, statistics, gate, ranking,
                  doctor, vllm
@@ -54,6 +55,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "references",
         "head",
         "models",
+        "checkpoints",
         "weight_files",
         "outputs",
     ),

@@ -6,7 +6,8 @@ model ──score──▶ hidden states of every target, and the head ──▶
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,12 @@ import numpy as np
 
 from scoremode import runs
 from scoremode.corpus import Corpus, specs_of
-from scoremode.engines.base import Engine, EngineOptions, StoredHead, gather_options
+from scoremode.engines.base import Engine, EngineOptions, NoiseFloor, StoredHead, gather_options
 from scoremode.engines.lookup import chosen_settings, engine_name, open_engine
 from scoremode.perplexity import Question, ask, identify, score_into
 from scoremode.references import Raw, Reference, StatesWriter
 from scoremode.scoring import Answered, Progress, check_fits
-from scoremode.types import Answers, Bools, Floats, Plan, Run, Window
+from scoremode.types import Answers, Bools, Plan, Run, Window
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
 
@@ -66,34 +67,55 @@ class Side:
 class LiveBaseline:
     """A baseline that runs beside the candidate: windows are scored as the candidate asks for them.
 
-    Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead.
+    Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead, and what was
+    asked for last, because a candidate that runs out of memory asks again. ``found`` is told of every answer on the
+    way, with the seconds that it took: so the baseline has its own scores without a pass of its own.
     """
 
     place = None
 
-    def __init__(self, engine: Engine, plan: Plan) -> None:
-        self.engine, self.plan = engine, plan
-        self.head: StoredHead = engine.stored_head()
+    def __init__(self, engine: Engine, plan: Plan, found: Callable[[int, Answers, float], None] | None = None) -> None:
+        self.engine, self.plan, self._found = engine, plan, found
+        self.head: StoredHead = engine.stored_head()  # first: a head that cannot be given is refused before any work
         self.dtype = states_dtype(engine, self.head)
+        self._wanted: Bools = np.ones(len(plan), np.bool_)
         self._coming: Iterator[tuple[int, Answers, Raw]] | None = None
-        self._waiting: dict[int, Raw] = {}
+        self._held: dict[int, Raw] = {}
+        self._given: set[int] = set()
+
+    def want(self, wanted: Bools) -> None:
+        """The windows that will be asked for; no others are computed or kept."""
+        self._wanted, self._coming = wanted, None
+        self._held.clear()
+        self._given.clear()
 
     def states(self, index: int, window: Window) -> Raw:
-        if index not in self._waiting:
+        if index not in self._held:
+            for given in self._given & self._held.keys():
+                del self._held[given]
             self._advance_to(index)
-        raw = self._waiting.pop(index)
+        self._given.add(index)
+        raw = self._held[index]
         assert len(raw) == len(window.rows), "a state for each row"
         return raw
 
     def _advance_to(self, index: int) -> None:
-        for _ in range(2):  # asked for a second time, as after running out of memory: begin again
-            if self._coming is None:
-                self._coming = self.engine.score_with_states(self.plan, np.zeros(len(self.plan), np.bool_))
-            for found, _, raw in self._coming:
-                self._waiting[found] = raw
-                if found == index:
-                    return
-            self._coming = None
+        if index in self._given or not self._wanted[index]:  # again, long after: only its own batch is computed
+            alone = np.ones(len(self.plan), np.bool_)
+            alone[index] = False
+            self._held |= {i: raw for i, _, raw in self.engine.score_with_states(self.plan, alone)}
+            return
+        if self._coming is None:
+            self._coming = self.engine.score_with_states(self.plan, ~self._wanted)
+        before = time.perf_counter()
+        for found, answers, raw in self._coming:
+            self._held[found] = raw
+            if self._found is not None:
+                now = time.perf_counter()
+                self._found(found, answers, now - before)
+                before = now
+            if found == index:
+                return
         raise AssertionError("the baseline left a window without states")
 
 
@@ -135,19 +157,19 @@ class HeldBaseline:
         return self._held[index]
 
 
-def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None) -> Floats:
-    """KL of a baseline against itself under another batch split, on a few windows spread over the plan.
-
-    The engine's batches are other ones from here on: this comes last.
-    """
+def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None) -> NoiseFloor:
+    """KL of a baseline against itself, computed otherwise, on a few windows spread over the plan."""
     chosen = np.arange(0, len(plan), max(1, len(plan) // NOISE_WINDOWS))
     within = np.cumsum(plan.target_counts[chosen]) <= NOISE_TARGETS
     within[0] = True
     done = np.ones(len(plan), np.bool_)
     done[chosen[within]] = False
-    baseline = stored or HeldBaseline(engine, plan, done)
-    engine.split_otherwise()
-    return np.concatenate([kl for _, _, kl in engine.score_against(baseline, plan, done)])
+    return engine.noise_floor(stored or HeldBaseline(engine, plan, done), plan, done)
+
+
+def noise_facts(floor: NoiseFloor) -> dict[str, Any]:
+    """As a manifest keeps it: numbers, or null where none were measured, and the words that belong to them."""
+    return {"noise_kl": None if floor.kl is None else floor.kl.tolist(), "noise_perturbed": floor.words}
 
 
 def reference(
@@ -196,7 +218,7 @@ def _keep(
             facts = {name: manifest[name] for name in (*names, "corpus", "corpus_sha256")}
             engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
             stored = StoredBaseline(writer.finish({**facts, "engine": engine}), plan)
-            manifest["noise_kl"] = noise_floor(worker, plan, stored).tolist()
+            manifest.update(noise_facts(noise_floor(worker, plan, stored)))
 
         return score_into(
             side.asked,

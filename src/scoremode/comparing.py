@@ -16,14 +16,17 @@ from typing import Any
 import numpy as np
 
 from scoremode import runs
-from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_floor, reference
+from scoremode.baselines import LiveBaseline, Side, StoredBaseline, noise_facts, noise_floor, reference
 from scoremode.comparable import Outline, difference
 from scoremode.engines.base import Baseline, Engine, EngineOptions, gather_options
 from scoremode.errors import InputError, RunError, harmless
+from scoremode.journal import Journal
 from scoremode.perplexity import Question, ask, score_into
 from scoremode.references import REFERENCE, Reference, require_comparable
-from scoremode.scoring import Answered, Progress
-from scoremode.types import Bools, Comparison, Floats, Plan, Run
+from scoremode.scoring import Answered, Progress, check_answers, check_fits
+from scoremode.types import Answers, Bools, Comparison, Floats, Plan, Run
+
+NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
 
 def compare(
@@ -123,6 +126,8 @@ class How:
 
 
 def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
+    if isinstance(baseline, LiveBaseline):
+        baseline.want(engine.computes(plan, done))
     yield from engine.score_against(baseline, plan, done)
 
 
@@ -134,13 +139,15 @@ def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Compari
     asked = how.ask(name, **_question_of(run_p, how.question))
     _require_comparable(stored, asked)
     q = how.side(asked, keep.folder(name), against=run_p.manifest["identity"])
-    noise = run_p.manifest.get("noise_kl")
+    noise = {name: run_p.manifest.get(name) for name in NOISE}
     with q.claimed(fresh=keep.fresh) as claim:
         run_q = claim.finished
         if run_q is None:
             with closing(q.open()) as worker:
                 beside = StoredBaseline(stored, q.asked.plan)
-                run_q = _score(q, worker, claim, beside, run_p, progress=keep.progress, noise=lambda: noise)
+                run_q = _score(
+                    q, worker, claim, beside, run_p=lambda: run_p, progress=keep.progress, noise=lambda: noise
+                )
     return as_comparison(short(name), run_p, run_q, run_q.kl)
 
 
@@ -172,12 +179,18 @@ def _score(
     worker: Engine,
     claim: runs.Claim,
     baseline: Baseline,
-    run_p: Run,
     *,
+    run_p: Callable[[], Run],
     progress: Progress | None,
-    noise: Callable[[], list[float] | None],
+    noise: Callable[[], dict[str, Any]],
 ) -> Run:
-    facts = {"model": run_p.manifest["model"], "fingerprint": run_p.manifest["model_fingerprint"]}
+    """Score a candidate; ``run_p`` and ``noise`` are asked for when all is scored and nothing is saved yet."""
+
+    def complete(manifest: dict[str, Any]) -> None:
+        of_p = run_p().manifest
+        manifest["against"] = {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}
+        manifest.update(noise())
+
     return score_into(
         q.asked,
         worker,
@@ -185,8 +198,7 @@ def _score(
         progress,
         answered=partial(_against, baseline),
         with_kl=True,
-        more={"against": facts},
-        before_saving=lambda manifest: manifest.update(noise_kl=noise()),
+        before_saving=complete,
     )
 
 
@@ -204,18 +216,52 @@ def _lockstep(baseline: str, candidate: str, how_p: How, how_q: How, keep: Keep)
         claim_p, claim_q = (opened.enter_context(side.claimed(fresh=keep.fresh)) for side in (p, q))
         run_p, run_q = claim_p.finished, claim_q.finished
         if run_p is None or run_q is None:
-            worker_p, worker_q = (opened.enter_context(closing(side.open())) for side in (p, q))
-            run_p = run_p or score_into(p.asked, worker_p, claim_p, keep.progress)
-            claim_p.release()  # others may compare with the same baseline meanwhile
-            live = LiveBaseline(worker_p, asked.plan)
-            noise = partial(_noise_of, worker_p, asked.plan)
-            run_q = run_q or _score(q, worker_q, claim_q, live, run_p, progress=keep.progress, noise=noise)
+            worker_p = opened.enter_context(closing(p.open()))
+            if run_q is not None:
+                run_p = score_into(p.asked, worker_p, claim_p, keep.progress)
+            else:
+                run_p, run_q = _beside(p, q, worker_p, claims=(claim_p, claim_q), progress=keep.progress)
     return as_comparison(short(candidate), run_p, run_q, run_q.kl)
 
 
-def _noise_of(worker: Engine, plan: Plan) -> list[float]:
-    found: list[float] = noise_floor(worker, plan).tolist()
-    return found
+def _beside(
+    p: Side, q: Side, worker_p: Engine, *, claims: tuple[runs.Claim, runs.Claim], progress: Progress | None
+) -> tuple[Run, Run]:
+    """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
+    claim_p, claim_q = claims
+    plan, vocabulary = q.asked.plan, worker_p.facts.vocabulary
+    finished = [claim_p.finished] if claim_p.finished is not None else []
+    own: Journal | None = None
+
+    def found(index: int, answers: Answers, seconds: float) -> None:
+        if own is not None and not own.done[index]:
+            check_answers(index, plan.window(index), answers)
+            own.add(index, answers, seconds)
+
+    def finish_p() -> Run:
+        if own is not None and not finished:  # what the journal lacks, after a resumed comparison, is scored now
+            own.close()
+            finished.append(score_into(p.asked, worker_p, claim_p, progress))
+            claim_p.release()  # others may compare with the same baseline meanwhile
+        return finished[0]
+
+    check_fits(plan, vocabulary, worker_p.facts.context_length)
+    live = LiveBaseline(worker_p, plan, found)
+    with closing(q.open()) as worker_q:
+        if not finished:
+            claim_p.begin()
+            own = Journal(p.folder / runs.JOURNAL, claim_p.identity, plan, vocabulary=vocabulary)
+        try:
+            noise = partial(_noise_facts_of, worker_p, plan)
+            run_q = _score(q, worker_q, claim_q, live, run_p=finish_p, progress=progress, noise=noise)
+        finally:
+            if own is not None:
+                own.close()
+    return finished[0], run_q
+
+
+def _noise_facts_of(worker: Engine, plan: Plan) -> dict[str, Any]:
+    return noise_facts(noise_floor(worker, plan))
 
 
 def _outline(asked: Question) -> Outline:
@@ -293,7 +339,7 @@ def as_comparison(
     name: str, baseline: Run, candidate: Run, kl: Floats | None, kl_missing: str | None = None
 ) -> Comparison:
     """Two runs of one plan, whose groups and weights are kept with each. ``kl_missing`` says why there is no KL."""
-    noise = candidate.manifest.get("noise_kl") if kl is not None else None
+    floor, words = noise_of(candidate) if kl is not None else (None, None)
     return Comparison(
         name,
         baseline,
@@ -301,10 +347,17 @@ def as_comparison(
         baseline.facts.group,
         baseline.facts.weight,
         kl,
-        None if noise is None else np.array(noise),
+        floor,
         {**_sizes(candidate), **({} if kl_missing is None else {"kl_missing": kl_missing})},
         candidate.path,
+        words,
     )
+
+
+def noise_of(run: Run) -> tuple[Floats | None, str | None]:
+    """The noise floor that a run was given, and the words that say how it was measured, or why it was not."""
+    kl, words = (run.manifest.get(name) for name in NOISE)
+    return None if kl is None else np.array(kl), words
 
 
 def _sizes(run: Run) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from scoremode import json_files
 from scoremode.cache import cache_folder, file_sha256, remembered_sha256
+from scoremode.checkpoints import check_layers
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.json_files import read_object
 from scoremode.tokens import quiet_transformers
@@ -48,6 +49,7 @@ class ModelFacts:
     bits_per_weight: float | None  # stored bits over weights; None where the format is not understood
     config: dict[str, Any]
     left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
+    notes: tuple[str, ...] = ()  # what of the checkpoint is not used, in words
 
 
 def resolve(name: str) -> Path:
@@ -90,6 +92,7 @@ def inspect(name: str) -> ModelFacts:
     weights, left_out = _weight_files(path)
     headers = [read_header(p) for p in weights]
     text_config = config.get("text_config") or config
+    notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
     revision = path.name if path.parent.name == "snapshots" else None
     files, identity = _fingerprint(path, revision, [*weights, *(p for p in left_out if _vllm_may_load(p))])
     return ModelFacts(
@@ -108,6 +111,7 @@ def inspect(name: str) -> ModelFacts:
         bits_per_weight=_bits_per_weight(config, {name: t for tensors in headers for name, t in tensors.items()}),
         config=config,
         left_out=tuple(p.name for p in left_out),
+        notes=tuple(notes),
     )
 
 

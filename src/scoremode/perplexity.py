@@ -254,7 +254,8 @@ def describe(
     """The manifest: the numbers, and everything another person needs to get them again."""
     plan, facts = asked.plan, asked.subject.facts
     zero = sum(int(np.isneginf(logprob).sum()) for logprob in _logprobs(plan, scores))
-    notes = list(plan.notes) + ([f"{zero} targets have probability zero"] if zero else [])
+    of_model = [*engine.notes, *_unnamed_ids(asked, engine)]
+    notes = [*plan.notes, *of_model] + ([f"{zero} targets have probability zero"] if zero else [])
     if passed_over := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
     if facts and facts.left_out:
@@ -266,6 +267,7 @@ def describe(
         "method": plan.method,
         "method_settings": dict(plan.settings),
         "notes": notes,
+        "model_notes": of_model,
         "coverage": plan.coverage,
         "stderr_groups": grouping(plan).kind,
         **_error_of_llamacpp(plan, scores),
@@ -294,6 +296,14 @@ def describe(
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
         "identity": identity,
     }
+
+
+def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
+    """Ids of the model that the tokenizer does not have: what they are given, the others lack."""
+    unnamed = engine.vocabulary - asked.tokens.tokenizer.size
+    if asked.subject.facts is None or unnamed <= 0:
+        return []
+    return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
 
 
 def _logprobs(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:

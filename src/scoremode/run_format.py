@@ -105,6 +105,8 @@ MORE = {  # where they are there
     "hardware": mapping(line),
     "against": optional(record({"model": text, "fingerprint": text})),
     "noise_kl": optional(each(number(0))),
+    "noise_perturbed": optional(line),
+    "model_notes": each(line),
     "question": optional(record({}, QUESTION, closed=True)),
     "command": optional(either(line, each(either(line, each(line))))),
     "created": optional(line),

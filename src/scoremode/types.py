@@ -537,9 +537,10 @@ class Comparison:
     groups: Ints  # (n,) targets of one group are not independent of each other
     weight: Floats  # (n,) how much a target counts in the method's mean: 1 unless windows are averaged
     kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None where two finished runs met
-    noise_kl: Floats | None  # (m,) KL of the baseline against itself under another batch split; None where not measured
+    noise_kl: Floats | None  # (m,) KL of the baseline against itself, computed otherwise; None where not measured
     manifest: Mapping[str, Any]  # how it was made: commands, engines, sizes (bytes, bits_per_weight), statistics
     path: str | None = None  # the folder it is kept in
+    noise_perturbed: str | None = None  # what was computed otherwise for ``noise_kl``; why not, where that is None
 
     def statistics(self) -> dict[str, Any]:
         """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""

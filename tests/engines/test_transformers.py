@@ -214,3 +214,46 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
     BertModel(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError):
         engine_for(tmp_path)
+
+
+@pytest.mark.parametrize("asked", ["high", "medium"])
+def test_float32_is_float32_whatever_the_process_asks_for(tiny: Path, asked: str) -> None:
+    """On a CPU with AMX ``medium`` multiplies in bfloat16, on a GPU both do in TF32: body and head are kept from it."""
+    windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (128, 100, 90)))
+    expected = scored(engine_for(tiny), windows)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(asked)
+    try:
+        engine = engine_for(tiny)
+        found = scored(engine, windows)
+        assert torch.get_float32_matmul_precision() == asked
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert engine.facts.settings["float32_products"] == "ieee"
+    assert all(np.array_equal(a.logprob, b.logprob) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_forward_that_a_user_patched_stays(tiny: Path) -> None:
+    """Served logits hold the body still for a moment; afterwards it must be the user's again, not its class's."""
+    model = engine_for(tiny).model
+    usual, calls = model.model.forward, []
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        return usual(*arguments, **options)
+
+    model.model.forward = patched
+    engine = TransformersEngine(model, options=EngineOptions(head="as-served"))
+    scored(engine, WindowList((own_tokens(random_ids(17)),)))
+    assert model.model.forward is patched
+    seen = len(calls)
+    scored(engine, WindowList((own_tokens(random_ids(17)),)))
+    assert len(calls) > seen
+
+
+def test_windows_that_share_a_batch_with_a_missing_one_are_computed(tiny: Path) -> None:
+    engine = engine_for(tiny, batch_tokens=60)
+    windows = WindowList(tuple(own_tokens(random_ids(20, i)) for i in range(7)))  # batches of three
+    done = np.array([True, True, False, True, True, True, True])
+    assert engine.computes(windows, done).tolist() == [True, True, True, False, False, False, False]
+    assert not engine.computes(windows, np.ones(7, np.bool_)).any()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scoremode.engines.base import EngineOptions
 from scoremode.engines.transformers import TransformersEngine
-from scoremode.errors import OptionError
+from scoremode.errors import EngineError, OptionError
 from scoremode.head import kernels
 from scoremode.head.chunked import Share, keep_own
 from scoremode.head.definition import define_columns, define_logits
@@ -144,12 +144,54 @@ def misranking() -> Kernel:
     return Kernel("blocked", reduce, plain.diverge)
 
 
+def rounded_to_tf32(x: Tensor) -> Tensor:
+    """To the nearest number of 10 bits after the point, as matrix units of GPUs do where they are allowed to."""
+    bits = x.float().view(torch.int32)
+    return ((bits + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
+
+
+def multiplying(rounded: Callable[[Tensor], Tensor]) -> Kernel:
+    """The plain kernel, but factors are rounded before they are multiplied."""
+    plain = kernels._kernel("plain")
+
+    def less(hidden: Tensor, head: Head) -> tuple[Tensor, Head]:
+        return rounded(hidden), replace(head, weight=rounded(head.weight))
+
+    def reduce(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
+        return plain.reduce(*less(hidden, head), targets, share)
+
+    def diverge(*sides: Any, **options: Any) -> Any:
+        hidden_p, head_p, hidden_q, head_q, *rest = sides
+        return plain.diverge(*less(hidden_p, head_p), *less(hidden_q, head_q), *rest, **options)
+
+    return Kernel("blocked", reduce, diverge)
+
+
+@pytest.mark.usefixtures("unprobed")
+@pytest.mark.parametrize("rounded", [rounded_to_tf32, lambda x: x.bfloat16().float()], ids=["tf32", "bfloat16"])
+def test_a_kernel_that_multiplies_with_fewer_bits_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, rounded: Callable[[Tensor], Tensor]
+) -> None:
+    replace_blocked(monkeypatch, multiplying(rounded))
+    choice = choose(PLAIN)
+    assert choice.kernel.name == "plain"
+    assert "blocked passed over: off by 0.0" in choice.note
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_no_kernel_at_all_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoilt = multiplying(rounded_to_tf32)
+    monkeypatch.setattr(kernels, "_kernel", lambda name: spoilt)
+    with pytest.raises(EngineError, match="no kernel gives the scores of the definition on cpu"):
+        choose(PLAIN)
+
+
 def diverging_by(nats: float) -> Kernel:
     plain = kernels._kernel("plain")
 
     def diverge(*sides: Any, **options: Any) -> Any:
-        part, at_p, at_q = plain.diverge(*sides, **options)
-        return replace(part, cross=part.cross + nats * part.p.total), at_p, at_q
+        part, at_q = plain.diverge(*sides, **options)
+        return replace(part, cross=part.cross + nats * part.total_p), at_q
 
     return Kernel("blocked", plain.reduce, diverge)
 

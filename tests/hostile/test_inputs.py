@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.cli.main import VERBS
+from scoremode.cli.commands import VERBS
 from tests.hostile import harness
 from tests.hostile.cases import Case, all_cases
 from tests.hostile.harness import Outcome, problems

@@ -8,10 +8,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.display.text import shown
+from scoremode.display.text import noise_words, shown
 from scoremode.gate import too_few
 from scoremode.ranking import rank
-from scoremode.types import Comparison
+from scoremode.types import Comparison, Run
 
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -21,7 +21,10 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
         "baseline": baseline.manifest["model"],
         "method": baseline.manifest["method"],
         "plan_digest": baseline.plan_digest,
-        "candidates": [{**s, **_missing(c)} for c, s in zip(found, statistics, strict=True)],
+        "candidates": [
+            {**s, "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None, **_missing(c)}
+            for c, s in zip(found, statistics, strict=True)
+        ],
     }
 
 
@@ -61,10 +64,10 @@ def _method_line(m: Any, s: dict[str, Any]) -> Text:
 
 
 def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Text]:
-    notes = []
-    floor = statistics[0]["noise_floor_kl_mean"]
-    if floor is not None:
-        notes.append(Text(f"noise floor: KL mean {floor:.2g} (the baseline against itself under another batch split)"))
+    said = noise_words(found[0], statistics[0])
+    notes = [Text(shown(said))] if said else []
+    for run in dict.fromkeys([found[0].baseline, *(c.candidate for c in found)]):
+        notes += [Text(shown(f"{run.manifest['model']}: {note}"), "yellow") for note in _of_model(run)]
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
     if not any(c.kl is None for c in found) and len(found) > 1:
@@ -73,6 +76,12 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
                 others = ", ".join(entry.tied_with)
                 notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
     return notes
+
+
+def _of_model(run: Run) -> list[str]:
+    """What a reader must know of a model as it was loaded; a run of another version may not say."""
+    notes = run.manifest.get("model_notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from scoremode import __version__
 from scoremode.display import charts
 from scoremode.display.charts import Series, SizedPoint, escaped, visible
+from scoremode.display.text import noise_words
 from scoremode.errors import RunError
 from scoremode.gate import too_few
 from scoremode.outputs import check_report
@@ -366,9 +367,10 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(c.name)}</th>{cells}</tr>')
     marked = any(marks[m.name] for m in shown)
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> of a column. ' if marked else ""
-    note = (
-        f"{legend}± is one standard error over {escaped(_rests_on(comparisons, statistics))}. KL is in nats per token."
-    )
+    floors = dict.fromkeys(noise_words(c, s) for c, s in _distinct_baselines(comparisons, statistics))
+    said = "".join(f" {escaped(floor[:1].upper() + floor[1:])}." for floor in floors if floor)
+    rests_on = escaped(_rests_on(comparisons, statistics))
+    note = f"{legend}± is one standard error over {rests_on}. KL is in nats per token.{said}"
     return _table(head, rows, f'<p class="note">{note}</p>')
 
 
@@ -415,7 +417,7 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
     size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
     rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
     if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
-        again = 'noise floor <span class="tag">baseline again</span>'
+        again = 'noise floor <span class="tag">baseline computed otherwise</span>'
         rows += _reference_row(again, noise, shown, "" if with_size else None)
     return rows
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.display.table import with_error
+from scoremode.display.text import noise_words
 from scoremode.errors import RunError, harmless
 from scoremode.types import Comparison, Estimate, Run
 
@@ -121,6 +122,8 @@ def _method(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str,
         _engines(comparisons),
         "± is one standard error over those groups; that of the ratio is paired. KL is KL(baseline‖candidate).",
     ]
+    if said := noise_words(comparisons[0], s):
+        parts.append(escaped(said[:1].upper() + said[1:]) + ".")
     commands = list(dict.fromkeys(_command(c) for c in comparisons))
     given = [code(command) for command in commands if command]
     return " ".join(parts + ([f"Command: {', '.join(given)}"] if given else []))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from scoremode.errors import harmless
-from scoremode.types import Run
+from scoremode.types import Comparison, Run
 
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
@@ -35,3 +38,13 @@ def context_before(run: Run, index: int, width: int) -> str:
         size += len(pieces[-1])
         at -= 1
     return "".join(reversed(pieces))[-width:]
+
+
+def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
+    """The noise floor in one line: how large, and what was computed otherwise; or why it was not measured."""
+    if comparison.kl is None:
+        return ""  # two finished runs: there is no divergence that it would stand beside
+    floor, words = statistics.get("noise_floor_kl_mean"), comparison.noise_perturbed
+    if floor is None:
+        return f"noise floor: not measured ({words or 'the run does not say why'})"
+    return f"noise floor: KL mean {floor:.2g}" + (f" under: {words}" if words else "")

@@ -39,6 +39,8 @@ class EngineOptions:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
 
+UNIFORM = "all logits are equal: the model gives every token the same probability, as untrained or empty weights do"
+
 OF_VLLM = {
     "quantization",
     "tensor_parallel_size",
@@ -65,6 +67,7 @@ class EngineFacts:
     context_length: int | None
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # what may change the last digits: batch size, attention…
+    notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the model as it was loaded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +81,14 @@ class StoredHead:
     vocabulary: int
     scale: float = 1.0
     softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NoiseFloor:
+    """How far a model lies from itself when it is computed otherwise."""
+
+    kl: Floats | None  # (m,) nats, a line per target that was computed otherwise; None: not measured
+    words: str  # what was done otherwise; else why nothing was measured
 
 
 class Baseline(Protocol):
@@ -123,8 +134,17 @@ class Engine(ABC):
         """As ``score``, with KL(baseline‖this model) in nats for each row, over the whole vocabulary."""
         raise EngineError(f"the {self.facts.engine} engine cannot be compared", fix="use --engine transformers")
 
-    def split_otherwise(self) -> None:  # noqa: B027 - an engine that has no batches has no noise of this kind
-        """Cut the work into other batches from now on: what that moves in the scores is noise."""
+    def computes(self, source: WindowSource, done: Bools) -> Bools:
+        """Windows that are computed when these are done: more than are missing where batches are computed whole."""
+        return ~done
+
+    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+        """Score what is not ``done`` against its own states, in another way than usual.
+
+        Another way is another order of additions, as another batch makes it: never fewer bits. An engine says what it
+        did, leaves out what it cannot be sure to have computed otherwise, and is afterwards as it was before.
+        """
+        return NoiseFloor(None, f"the {self.facts.engine} engine knows one way to compute")
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
         """Give back what the engine holds."""

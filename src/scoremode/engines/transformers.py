@@ -19,13 +19,25 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.against import Against, Asked, store_head, to_raw
-from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, StoredHead, refuse_options
+from scoremode.engines.base import (
+    UNIFORM,
+    Baseline,
+    Engine,
+    EngineFacts,
+    EngineOptions,
+    NoiseFloor,
+    StoredHead,
+    refuse_options,
+)
 from scoremode.engines.batching import batches_by_length
+from scoremode.engines.loading import load_model
+from scoremode.engines.otherwise import PADDING, Otherwise, other_threads
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
+from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.models import ModelFacts
 from scoremode.references import Raw
 from scoremode.types import Answers, Bools, Floats, Ids, Ints, Window, WindowSource
@@ -62,6 +74,9 @@ class TransformersEngine(Engine):
             )
         self.batch_tokens = _choose_batch_tokens(options.batch_tokens, model.device.type)
         self._output_type: Any = None  # what the body returns, learnt on the first pass
+        self._otherwise: Otherwise | None = None  # how batches are cut while the noise floor is measured
+        if model.dtype == torch.float32:
+            require_float32(model.device)
         self.choice: Choice | None = None  # the code that scores; None where the model gives its own logits
         self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
         self.shares_prefixes = not getattr(model, "_is_stateful", False)
@@ -78,8 +93,10 @@ class TransformersEngine(Engine):
                 "batch_tokens": self.batch_tokens,
                 "attention": str(getattr(config, "_attn_implementation", None)),
                 "threads": torch.get_num_threads() if model.device.type == "cpu" else None,
+                "float32_products": EXACT,
                 **describe_kernel(self.choice),
             },
+            notes=(*(facts.notes if facts else ()), *self._notes),
         )
 
     @staticmethod
@@ -88,10 +105,11 @@ class TransformersEngine(Engine):
         refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
         device = _choose_device(options.device)
         dtype = _choose_dtype(options.dtype, device, facts)
-        model = _load_model(facts, device, dtype, bool(options.trust_remote_code))
-        return TransformersEngine(model, facts, options)
+        model, notes = load_model(facts, device, dtype, bool(options.trust_remote_code))
+        return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options)
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    @full_float32()
     @torch.inference_mode()
     def _choose_head(self, wanted: str, kernel: str | None) -> tuple[Head | None, int]:
         """The matrix that gives the model's own logits on a probe; None where the model must be asked for them."""
@@ -104,6 +122,7 @@ class TransformersEngine(Engine):
         hidden = self._hidden(ids)[0]
         if bool(expected.isnan().any()):
             raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+        self._notes = (UNIFORM,) if bool((expected == expected[:, :1]).all()) else ()
         self._require_causal(ids, hidden)
         head = find_head(self.model)
         if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
@@ -162,8 +181,31 @@ class TransformersEngine(Engine):
         for index, (answers, kl) in self._each(source, done, partial(self._answers_with_kl, against)):
             yield index, answers, kl
 
-    def split_otherwise(self) -> None:
-        self.batch_tokens = max(1, self.batch_tokens // 2)
+    def computes(self, source: WindowSource, done: Bools) -> Bools:
+        found = np.zeros(len(source), np.bool_)
+        for batch in self._batches(source):
+            found[batch] = not done[batch].all()
+        return found
+
+    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+        """Windows that had a batch of their own get another one beside them, all others are scored alone."""
+        longest, context = int(source.lengths[~done].max()), self.facts.context_length
+        room = context is None or longest + PADDING <= context
+        self._otherwise = Otherwise.of(self._batches(source), PADDING if room else 0)
+        try:
+            with other_threads(self.model.device) as threads:
+                kl = [own for _, _, own in self.score_against(baseline, source, done)]
+                return NoiseFloor(np.concatenate(kl), self._otherwise.words(done, threads))
+        except EngineError as error:  # two windows may not fit in memory where one does
+            return NoiseFloor(None, f"another batch failed: {error.message}")
+        finally:
+            self._otherwise = None
+
+    def _batches(self, source: WindowSource) -> list[Ints]:
+        usual = batches_by_length(source, self.batch_tokens)
+        if self._otherwise is None:
+            return usual
+        return [np.array([index]) for batch in usual for index in batch]
 
     def stored_head(self) -> StoredHead:
         if self.head is None:
@@ -176,7 +218,7 @@ class TransformersEngine(Engine):
 
     def _each(self, source: WindowSource, done: Bools, finish: Finish[T]) -> Iterator[tuple[int, T]]:
         """What ``finish`` makes of the hidden states of every window that is not done."""
-        for batch in batches_by_length(source, self.batch_tokens):
+        for batch in self._batches(source):
             if done[batch].all():
                 continue
             asked = [(int(index), source.window(int(index))) for index in batch]
@@ -191,7 +233,7 @@ class TransformersEngine(Engine):
     def _within_memory(self, rows_of: RowsOf, asked: list[Asked], vocabulary: int | None, finish: Finish[T]) -> list[T]:
         """The batch, or where memory does not suffice, its halves."""
         try:
-            with torch.inference_mode():
+            with full_float32(), torch.inference_mode():
                 return [made for part, rows in rows_of(asked) for made in finish(rows, part, vocabulary)]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -209,7 +251,10 @@ class TransformersEngine(Engine):
 
     def _rows_together(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
         """Windows in one forward pass, each cut behind the last row that is asked for."""
-        hidden = self._hidden(self._padded([w.ids[: _rows_needed(w)] for _, w in asked]))
+        fed = [w.ids[: _rows_needed(w)] for _, w in asked]
+        if self._otherwise is not None:
+            fed = self._otherwise.batch(asked, fed)
+        hidden = self._hidden(self._padded(fed))
         yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
 
     def _rows_in_parts(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
@@ -371,11 +416,17 @@ def _common_prefix(sequences: list[Ids]) -> int:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for an attribute of an object; one that the object itself had is put back afterwards."""
+    own = vars(owner)
+    had, before = name in own, own.get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        delattr(owner, name)  # the class's own shows through again
+        if had:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)  # the class's own shows through again
 
 
 def chosen_device_and_dtype(options: EngineOptions, facts: ModelFacts) -> tuple[str, str]:
@@ -414,37 +465,6 @@ def _choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
     if device == "cpu" and "quantization_config" not in facts.config:
         return torch.float32  # half precision on a CPU is slow and adds rounding that no server has
     return "auto"
-
-
-def _load_model(facts: ModelFacts, device: str, dtype: Any, trust_remote_code: bool) -> Any:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            str(facts.path),
-            dtype=dtype,
-            device_map=device,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except torch.OutOfMemoryError:
-        raise EngineError(
-            f"the weights of {facts.name} ({facts.weight_bytes / 2**30:.1f} GiB) do not fit on {device}",
-            fix="use --device auto or --device cpu",
-        ) from None
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0][:300]
-        needs_code = "trust_remote_code" in str(error)
-        fix = "add --trust-remote-code if you trust its code" if needs_code else "check the model folder"
-        raise ModelError(f"{facts.name} could not be loaded ({type(error).__name__}: {reason})", fix=fix) from None
-    absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-    if absent:  # Transformers would fill them with random numbers and go on
-        raise ModelError(f"the checkpoint {facts.name} lacks {absent[0]}", fix="download the model again")
-    return model
 
 
 def _describe_device(device: torch.device) -> str:

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from scoremode.head.chunked import Share, keep_own, reduce_in_chunks
-from scoremode.head.divergence import DivergencePartials
+from scoremode.head.budget import rows_of_workspace
+from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
+from scoremode.head.divergence import COPIES, DivergencePartials, no_sums
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, nothing_of
 
@@ -32,9 +33,7 @@ FEW_ROWS = 128  # up to here blocks of columns cost more than they save
 TIED_ROWS = 128  # whose logits are copied together to look for ties: half a MiB a 1,024 columns
 CHUNK = 256  # logits among which the largest is looked for first: its place is looked for in one chunk only
 BLOCK = 1 << 20  # logits of a block: 4 MiB. Smaller ones lose more to each call than the cache gains
-BLOCK_OF_TWO = 1 << 18  # logits of a block of a divergence, whose sums take five blocks in float64: 10 MiB
 COPIED = 3 << 19  # weights that are copied for a block, at most: 6 MiB
-COPIED_OF_TWO = 1 << 19  # for either side of a divergence
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -53,20 +52,22 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
 
 def diverge_blocked(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
-) -> tuple[DivergencePartials, Tensor, Tensor]:
-    """Partials of a slice of two heads, and the targets' logits of both, on a CPU. See ``kernels.Diverge``."""
-    parts, all_p, all_q = [], [], []
-    depth = max(head_p.weight.shape[1], head_q.weight.shape[1])
-    for rows in _row_blocks(targets, ROWS // 2):  # fewer: there are two of everything, and blocks in float64 besides
-        plan = _plan(targets[rows], head_p, depth, BLOCK_OF_TWO, COPIED_OF_TWO)
-        p = _Side(hidden_p[rows], head_p, targets[rows], plan, _SPACE)
-        q = _Side(hidden_q[rows], head_q, targets[rows], plan, _SPACE_OF_Q)
-        p.rank_against(share(p.target_logits()))
+) -> tuple[DivergencePartials, Tensor]:
+    """Partials of a slice of two heads, and the targets' logits of q, on a CPU. See ``kernels.Diverge``.
+
+    Blocks are those that ``reduce_blocked`` makes for q, whose scores are therefore the same bits.
+    """
+    if len(targets) <= FEW_ROWS:
+        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
+    parts, logits = [], []
+    for rows in _row_blocks(targets, ROWS):
+        plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK, COPIED)
+        p = _Side(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P)
+        q = _Side(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
         q.rank_against(share(q.target_logits()))
         parts.append(_diverge(p, q))
-        all_p.append(p.at_target)
-        all_q.append(q.at_target)
-    return DivergencePartials.cat(parts), torch.cat(all_p), torch.cat(all_q)
+        logits.append(q.at_target)
+    return DivergencePartials.cat(parts), torch.cat(logits)
 
 
 def _row_blocks(targets: Tensor, most: int) -> Iterator[slice]:
@@ -100,7 +101,7 @@ class _Space(threading.local):
         return held[:size].view(shape)
 
 
-_SPACE, _SPACE_OF_Q = _Space(), _Space()
+_SPACE, _SPACE_OF_P = _Space(), _Space()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,11 @@ class _Sums:
 
     def drop(self, largest: Tensor) -> Tensor:
         """How far each block's reference lies below the largest logit of all, (blocks, n) in float64."""
-        return (self.reference.double() - largest.double().clamp_min(LOWEST)).clamp_min(FAR_BELOW)
+        return _drop(self.reference, largest)
+
+
+def _drop(reference: Tensor, largest: Tensor) -> Tensor:
+    return (reference.double() - largest.double().clamp_min(LOWEST)).clamp_min(FAR_BELOW)
 
 
 def _sums(side: _Side) -> _Sums:
@@ -287,54 +292,57 @@ def _sums(side: _Side) -> _Sums:
     with_ids = side.plan.with_ids
     sums = _Sums.zeros(len(with_ids), side.n, torch.float32)
     for line, index in enumerate(with_ids):
-        x = side.ids(index)
-        reference = torch.clamp_min(side.largest, LOWEST, out=sums.reference[line])
-        below = x.sub_(reference[:, None])
-        p = torch.exp(below, out=side.space("scratch", *x.shape))
-        torch.sum(p, 1, out=sums.total[line])
-        weighted = torch.sum(p.mul_(below), 1, out=sums.weighted[line])
-        if math.isnan(float(weighted.sum())):  # a logit of -inf: 0 · -inf is nothing here, not NaN
-            torch.sum(torch.exp(below, out=p).mul_(below.clamp_min_(FAR_BELOW)), 1, out=weighted)
+        _add_up(side, side.ids(index), sums, line)
     return sums
 
 
-def _diverge(p: _Side, q: _Side) -> DivergencePartials:
-    """Count and add up all blocks of both sides, in float64 as ``divergence.divergence_partials`` does."""
-    with_ids = p.plan.with_ids
-    sums_p, sums_q = (_Sums.zeros(len(with_ids), p.n, torch.float64) for _ in range(2))
-    cross = torch.zeros(len(with_ids), p.n, dtype=torch.float64)
-    for line, index in enumerate(with_ids):
-        below_p, weight_p = _weigh(p, index, sums_p, line)
-        below_q, weight_q = _weigh(q, index, sums_q, line)
-        terms = p.space("terms", *weight_p.shape, dtype=torch.float64)
-        own_p = torch.sum(torch.mul(weight_p, below_p, out=terms), 1, out=sums_p.weighted[line])
-        own_q = torch.sum(torch.mul(weight_q, below_q, out=terms), 1, out=sums_q.weighted[line])
-        # Σ p·x_p - Σ p·x_q: in float64 the difference loses nothing that counts, and equal sides give 0
-        torch.sub(own_p, torch.sum(torch.mul(weight_p, below_q, out=terms), 1), out=cross[line])
-        if not math.isfinite(float(own_p.sum() + own_q.sum() + cross[line].sum())):
-            _add_up_with_infinities(below_p, weight_p, below_q, weight_q, cross[line], own_p, own_q)
-    part_p, part_q = p.partials(sums_p), q.partials(sums_q)
-    drop_p, drop_q = sums_p.drop(p.largest), sums_q.drop(q.largest)
-    share = torch.where(sums_p.total > 0, drop_p.exp(), 0.0)  # where p is nothing, q does not matter
-    moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * sums_p.total), 0.0)
-    return DivergencePartials(part_p, part_q, moved.sum(0))
-
-
-def _add_up_with_infinities(
-    below_p: Tensor, weight_p: Tensor, below_q: Tensor, weight_q: Tensor, cross: Tensor, own_p: Tensor, own_q: Tensor
-) -> None:
-    """Where an id has a logit of -inf: what p forbids counts nothing, what q alone forbids is infinitely far."""
-    gap = (below_p - below_q).mul_(weight_p).masked_fill_(weight_p == 0, 0.0)
-    torch.sum(gap, 1, out=cross)
-    torch.sum(weight_p * below_p.clamp_min(FAR_BELOW), 1, out=own_p)
-    torch.sum(weight_q * below_q.clamp_min(FAR_BELOW), 1, out=own_q)
-
-
-def _weigh(side: _Side, index: int, sums: _Sums, line: int) -> tuple[Tensor, Tensor]:
-    """``x - reference`` of a block and its exponential, in float64, after it was counted."""
-    x = side.ids(index)
+def _add_up(side: _Side, x: Tensor, sums: _Sums, line: int) -> None:
+    """The sums of one block, whose logits are overwritten."""
     reference = torch.clamp_min(side.largest, LOWEST, out=sums.reference[line])
-    below = side.space("below", *x.shape, dtype=torch.float64).copy_(x).sub_(reference.double()[:, None])
-    weight = torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
-    torch.sum(weight, 1, out=sums.total[line])
-    return below, weight
+    below = x.sub_(reference[:, None])
+    p = torch.exp(below, out=side.space("scratch", *x.shape))
+    torch.sum(p, 1, out=sums.total[line])
+    weighted = torch.sum(p.mul_(below), 1, out=sums.weighted[line])
+    if math.isnan(float(weighted.sum())):  # a logit of -inf: 0 · -inf is nothing here, not NaN
+        torch.sum(torch.exp(below, out=p).mul_(below.clamp_min_(FAR_BELOW)), 1, out=weighted)
+
+
+def _diverge(p: _Side, q: _Side) -> DivergencePartials:
+    """Count and add up all blocks of q; the sums of the divergence in float64, as ``divergence`` does."""
+    with_ids = p.plan.with_ids
+    if not with_ids:
+        return DivergencePartials(q.partials(_sums(q)), *no_sums(q.hidden, torch.float64))
+    largest_p = torch.full((p.n,), float("-inf"))
+    sums_q, reference_p = _Sums.zeros(len(with_ids), q.n, torch.float32), torch.zeros(len(with_ids), p.n)
+    total_p, total_q, cross = torch.zeros(3, len(with_ids), p.n, dtype=torch.float64)
+    for line, index in enumerate(with_ids):
+        x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)
+        torch.maximum(largest_p, x_p.amax(1), out=largest_p)
+        most_p = torch.clamp_min(largest_p, LOWEST, out=reference_p[line])
+        most_q = q.largest.clamp_min(LOWEST)
+        step = rows_of_workspace(x_q.shape[1], 8 * COPIES, "cpu")
+        for rows in (slice(i, i + step) for i in range(0, p.n, step)):
+            below_p, weight_p = _weigh(p, x_p[rows], most_p[rows])
+            below_q, weight_q = _weigh(q, x_q[rows], most_q[rows])
+            torch.sum(weight_p, 1, out=total_p[line, rows])
+            torch.sum(weight_q, 1, out=total_q[line, rows])
+            _cross(below_p, weight_p, below_q, cross[line, rows])
+        _add_up(q, x_q, sums_q, line)
+    drop_p, drop_q = _drop(reference_p, largest_p), sums_q.drop(q.largest)
+    share = torch.where(total_p > 0, drop_p.exp(), 0.0)  # where p is nothing, q does not matter
+    moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0)
+    whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
+    return DivergencePartials(q.partials(sums_q), largest_p, q.largest, whole_p, whole_q, moved.sum(0))
+
+
+def _weigh(side: _Side, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+    """``x - most`` of some rows of a block and its exponential, in float64."""
+    below = side.space("below", *x.shape, dtype=torch.float64).copy_(x).sub_(most.double()[:, None])
+    return below, torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
+
+
+def _cross(below_p: Tensor, weight_p: Tensor, below_q: Tensor, out: Tensor) -> None:
+    """Σ p · (x_p - x_q). What p forbids counts nothing, what q alone forbids is infinitely far."""
+    torch.sum(below_p.sub_(below_q).mul_(weight_p), 1, out=out)
+    if math.isnan(float(out.sum())):  # 0 · -inf, or -inf less -inf
+        torch.sum(below_p.masked_fill_(weight_p == 0, 0.0), 1, out=out)

@@ -9,6 +9,10 @@ rows, reduced by Triton in one pass. ``blocked``: for CPUs, blocks that stay in 
 
 CPU_BUDGET = 24 << 20  # below what glibc gives back to the system at each free, so that pages are not faulted in again
 DEVICE_BUDGET = 224 << 20  # rows enough to keep a large GPU busy, and less than a quarter of a GiB beside the model
+CPU_WORKSPACE, DEVICE_WORKSPACE = (
+    4 << 20,
+    96 << 20,
+)  # what a reduction may take beside the logits: in the cache of a CPU
 TILE = 128  # rows that matrix kernels of GPUs take at a time
 
 
@@ -18,8 +22,23 @@ def check_kernel_name(name: str | None) -> None:
 
 
 def default_budget(device: str) -> int:
-    """Bytes of float32 logits that one chunk of rows may take."""
+    """Bytes of float32 logits of one model that one chunk of rows may take. A divergence holds those of two."""
     return CPU_BUDGET if device == "cpu" else DEVICE_BUDGET
+
+
+def most_bytes(device: str, models: int = 1) -> int:
+    """Bytes that a kernel without a fused product needs beside the weights: logits, and the workspace of sums.
+
+    >>> most_bytes("cuda", models=2) >> 20
+    544
+    """
+    return models * default_budget(device) + (CPU_WORKSPACE if device == "cpu" else DEVICE_WORKSPACE)
+
+
+def rows_of_workspace(columns: int, bytes_each: int, device: str) -> int:
+    """Rows that may be reduced together where each logit takes so many bytes of temporary numbers."""
+    workspace = CPU_WORKSPACE if device == "cpu" else DEVICE_WORKSPACE
+    return max(1, workspace // (bytes_each * max(1, columns)))
 
 
 def rows_within(budget: int, columns: int, device: str) -> int:

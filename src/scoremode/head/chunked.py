@@ -74,28 +74,29 @@ def diverge_in_chunks(
     share: Share = keep_own,
     budget: int = 0,
     one_pass: bool = True,
-) -> tuple[DivergencePartials, Tensor, Tensor]:
-    """Partials of a slice of two heads, and the targets' logits of both. See ``kernels.Diverge``."""
-    parts, all_p, all_q = [], [], []
-    for rows in _chunks(hidden_q, head_q, budget):  # of q: it is padded alike on all ranks, a stored p is not
+) -> tuple[DivergencePartials, Tensor]:
+    """Partials of a slice of two heads, and the targets' logits of q. See ``kernels.Diverge``."""
+    parts, logits = [], []
+    # by q: it is padded alike on all ranks, a stored p is not. The products have the shape that ``reduce_in_chunks``
+    # gives them, for a matrix kernel adds up in another order for another shape
+    for rows in _chunks(hidden_q, head_q, budget):
         x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])
-        at_p, at_q = (share(target_logits(x, targets[rows], head_p.first_id)) for x in (x_p, x_q))
-        parts.append(divergence_partials(x_p, x_q, targets[rows], at_p, at_q, head_p.first_id, one_pass))
-        all_p.append(at_p)
-        all_q.append(at_q)
-    return DivergencePartials.cat(parts), torch.cat(all_p), torch.cat(all_q)
+        at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
+        parts.append(divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass))
+        logits.append(at_q)
+    return DivergencePartials.cat(parts), torch.cat(logits)
 
 
 def diverge_from_logits(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, logits_of_q: LogitsOf, targets: Tensor, budget: int = 0
 ) -> Divergence:
-    """KL(p‖q) where q's head is known only as a function."""
+    """KL(p‖q) where q's head is known only as a function. It is asked for the same rows as by ``score_rows``."""
     parts = []
-    for rows in _chunks(hidden_p, head_p, budget):
-        x_p = head_p.logits(hidden_p[rows])
-        x_q = logits_of_q(hidden_q[rows])[:, : head_p.vocabulary].float()
-        at_p, at_q = (target_logits(x, targets[rows]) for x in (x_p, x_q))
-        parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_p, at_q), at_p, at_q))
+    step = rows_within(budget, head_p.vocabulary, hidden_q.device.type)
+    for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step)):
+        x_p, x_q = head_p.logits(hidden_p[rows]), logits_of_q(hidden_q[rows])[:, : head_p.vocabulary]
+        at_q = target_logits(x_q, targets[rows])
+        parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_q), at_q))
     return Divergence.cat(parts)
 
 

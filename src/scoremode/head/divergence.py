@@ -12,42 +12,52 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scoremode.head.budget import rows_of_workspace
 from scoremode.head.definition import Columns, define_columns
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish, partials
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A line per row: the divergence, and the columns of either side."""
+    """A line per row: the divergence, and the candidate's columns."""
 
     kl: Tensor  # (n,) nats, Σ p · (log p - log q)
-    p: Columns
     q: Columns
 
     @staticmethod
     def cat(parts: list[Divergence]) -> Divergence:
         if len(parts) == 1:
             return parts[0]
-        return Divergence(
-            torch.cat([d.kl for d in parts]), Columns.cat([d.p for d in parts]), Columns.cat([d.q for d in parts])
-        )
+        return Divergence(torch.cat([d.kl for d in parts]), Columns.cat([d.q for d in parts]))
 
 
 @dataclass(frozen=True, slots=True)
 class DivergencePartials:
-    """What one slice of the vocabulary contributes to each row."""
+    """What one slice of the vocabulary contributes to each row.
 
-    p: Partials
-    q: Partials
+    The sums of the divergence are kept apart from those of the scores: a candidate's scores must be the bits that it
+    has when it is scored alone, or a model would not be exactly as good as itself.
+    """
+
+    q: Partials  # the bits that ``Kernel.reduce`` gives
+    largest_p: Tensor  # (n,) float32, -inf where the slice is empty
+    largest_q: Tensor  # (n,)
+    total_p: Tensor  # (n,) Σ exp(x_p - largest_p), in float64 where the kernel adds up in float64
+    total_q: Tensor  # (n,)
     cross: Tensor  # (n,) Σ exp(x_p - largest_p) · ((x_p - largest_p) - (x_q - largest_q))
+
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """Everything but the candidate's partials, in the order of the fields."""
+        return self.largest_p, self.largest_q, self.total_p, self.total_q, self.cross
 
     @staticmethod
     def cat(parts: list[DivergencePartials]) -> DivergencePartials:
         """The rows of several blocks, one after the other."""
         if len(parts) == 1:
             return parts[0]
-        p, q = Partials.cat([d.p for d in parts]), Partials.cat([d.q for d in parts])
-        return DivergencePartials(p, q, torch.cat([d.cross for d in parts]))
+        sums = (torch.cat(each) for each in zip(*(d.sums for d in parts), strict=True))
+        return DivergencePartials(Partials.cat([d.q for d in parts]), *sums)
 
 
 def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Divergence:
@@ -55,55 +65,75 @@ def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Di
     log_p, log_q = (torch.log_softmax(x.double(), dim=-1) for x in (p_logits, q_logits))
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
-    return Divergence(terms.sum(-1), define_columns(p_logits, targets), define_columns(q_logits, targets))
+    return Divergence(terms.sum(-1), define_columns(q_logits, targets))
 
 
 def divergence_partials(
-    x_p: Tensor, x_q: Tensor, targets: Tensor, at_p: Tensor, at_q: Tensor, first_id: int = 0, one_pass: bool = True
+    x_p: Tensor, x_q: Tensor, targets: Tensor, at_q: Tensor, first_id: int = 0, one_pass: bool = True
 ) -> DivergencePartials:
-    """Reduce a block of logits of both sides (n, width). The sums of the divergence are in float64.
+    """Reduce a block of logits of both sides (n, width), and perhaps overwrite q's. The sums are in float64.
 
     KL is a small difference of large sums: in float32 it would be good to about 3e-7 nats only, which is more than
     separates two good quantizations.
     """
-    p, q = (partials(x.clone(), targets, at, first_id, one_pass) for x, at in ((x_p, at_p), (x_q, at_q)))
-    if x_p.shape[1] == 0:
-        return DivergencePartials(p, q, torch.zeros(len(x_p), dtype=torch.float64, device=x_p.device))
-    below_p, below_q = (
-        x.double() - part.largest.double().clamp_min(LOWEST)[:, None] for x, part in ((x_p, p), (x_q, q))
-    )
-    weight_p, weight_q = below_p.exp(), below_q.exp()
-    cross = torch.where(weight_p > 0, weight_p * (below_p - below_q), 0.0).sum(1)
-    return DivergencePartials(
-        _with_sums(p, weight_p.sum(1), (weight_p * below_p.clamp_min(FAR_BELOW)).sum(1)),
-        _with_sums(q, weight_q.sum(1), (weight_q * below_q.clamp_min(FAR_BELOW)).sum(1)),
-        cross,
-    )
+    sums = _sums_in_float64(x_p, x_q)
+    # as ``Kernel.reduce`` does it, with logits that lie in memory as they do there: so q's bits are the same
+    return DivergencePartials(partials(x_q, targets, at_q, first_id, one_pass), *sums)
 
 
-def _with_sums(part: Partials, total: Tensor, weighted: Tensor) -> Partials:
-    return Partials(part.largest, part.where, total, weighted, part.before)
+COPIES = 4  # of some rows in float64 while they are added up, at most
+
+
+def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
+    """The sums of a block, a few rows at a time: copies in float64 take memory."""
+    n, width = x_p.shape
+    if n == 0 or width == 0:
+        return no_sums(x_p, torch.float64)
+    largest = [x.amax(1).float() for x in (x_p, x_q)]
+    total_p, total_q, cross = torch.empty(3, n, dtype=torch.float64, device=x_p.device)
+    step = rows_of_workspace(width, 8 * COPIES, x_p.device.type)
+    for rows in (slice(i, i + step) for i in range(0, n, step)):
+        below_p, below_q = (
+            x[rows].double().sub_(most[rows].double().clamp_min_(LOWEST)[:, None])
+            for x, most in zip((x_p, x_q), largest, strict=True)
+        )
+        weight = below_q.exp()
+        torch.sum(weight, 1, out=total_q[rows])
+        torch.exp(below_p, out=weight)
+        torch.sum(weight, 1, out=total_p[rows])
+        gap = below_p.sub_(below_q).mul_(weight).masked_fill_(weight == 0, 0.0)  # what p forbids counts nothing
+        torch.sum(gap, 1, out=cross[rows])
+    return *largest, total_p, total_q, cross
+
+
+def no_sums(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The sums of an empty slice of the vocabulary, for the rows of ``like``."""
+    nothing = torch.zeros(len(like), dtype=dtype, device=like.device)
+    lowest = torch.full((len(like),), float("-inf"), device=like.device)
+    return lowest, lowest, nothing, nothing, nothing
 
 
 def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
     """Partials of neighbouring slices, in order of their ids, as those of their union."""
     if len(parts) == 1:
         return parts[0]
-    p, q = combine([d.p for d in parts]), combine([d.q for d in parts])
-    drop_p = torch.stack([d.p.largest for d in parts]).to(p.total.dtype) - p.largest
-    drop_q = torch.stack([d.q.largest for d in parts]).to(p.total.dtype) - q.largest
-    total_p = torch.stack([d.p.total for d in parts])
-    cross = torch.stack([d.cross for d in parts])
+    each_p, each_q, total_p, total_q, cross = (torch.stack(x) for x in zip(*(d.sums for d in parts), strict=True))
+    largest_p, largest_q = each_p.amax(0), each_q.amax(0)
+    drop_p, drop_q = (
+        each.to(total_p.dtype) - most.to(total_p.dtype) for each, most in ((each_p, largest_p), (each_q, largest_q))
+    )
     # a slice without p (empty, or too far below to count) adds nothing, however far q lies there
     share = torch.where(total_p > 0, drop_p.exp(), 0.0)
     moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0)
-    return DivergencePartials(p, q, moved.sum(0))
+    whole_p, whole_q = (
+        (drop.clamp_min(FAR_BELOW).exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q))
+    )
+    return DivergencePartials(combine([d.q for d in parts]), largest_p, largest_q, whole_p, whole_q, moved.sum(0))
 
 
-def finish_divergence(whole: DivergencePartials, at_p: Tensor, at_q: Tensor) -> Divergence:
-    """The divergence and both sides' columns, from the partials of the whole vocabulary."""
-    p, q = whole.p, whole.q
+def finish_divergence(whole: DivergencePartials, at_q: Tensor) -> Divergence:
+    """The divergence and the candidate's columns, from the partials of the whole vocabulary."""
     # log(total_q / total_p), without losing the digits where both are nearly equal
-    ratio = torch.log1p((q.total - p.total) / p.total)
-    kl = (whole.cross / p.total + ratio).clamp_min(0.0)
-    return Divergence(kl, finish(p, at_p), finish(q, at_q))
+    ratio = torch.log1p((whole.total_q - whole.total_p) / whole.total_p)
+    kl = (whole.cross / whole.total_p + ratio).clamp_min(0.0)
+    return Divergence(kl, finish(whole.q, at_q))

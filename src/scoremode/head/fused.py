@@ -22,10 +22,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
-from scoremode.head.divergence import DivergencePartials
+from scoremode.head.divergence import DivergencePartials, no_sums
 from scoremode.head.fused_kernels import (
     diverge_spans,
-    join_crosses,
+    join_divergences,
     join_spans,
     reduce_spans,
     write_target_logits,
@@ -278,37 +278,24 @@ def _absent(targets: Tensor) -> Tensor:
     return torch.full(targets.shape, float("-inf"), device=targets.device)
 
 
-def _diverge(p: Side, q: Side, targets: Tensor, share: Share) -> tuple[DivergencePartials, Tensor, Tensor]:
-    n, k = targets.shape
-    tiles, device, columns = p.tiles, targets.device, p.head.vocabulary
+def _diverge(p: Side, q: Side) -> Tensor:
+    """The sums of a divergence of two heads, (5, n), in the order of ``DivergencePartials.sums``."""
+    n, device, tiles, columns = len(p.hidden), p.hidden.device, p.tiles, p.head.vocabulary
     spans = Spans.of(columns, tiles)
-    row_blocks = triton.cdiv(n, tiles.rows)
-    touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
-    at_p, at_q = (share(find_target_logits(side, targets, touched, spans)) for side in (p, q))
-    floats = torch.empty(7, spans.count, n, dtype=torch.float32, device=device)
-    ints = torch.empty(2, 1 + k, spans.count, n, dtype=torch.int32, device=device)
-    launch: Any = diverge_spans[(row_blocks * spans.count,)]
+    floats = torch.empty(5, spans.count, n, dtype=torch.float32, device=device)
+    launch: Any = diverge_spans[(triton.cdiv(n, tiles.rows) * spans.count,)]
     launch(
         *p.matrices(),
         p.bias(),
         *q.matrices(),
         q.bias(),
-        targets,
-        at_p,
-        at_q,
-        touched,
-        floats[:3],
-        floats[3:6],
-        ints[0],
-        ints[1],
-        floats[6],
+        floats,
         n,
         columns,
         p.hidden.shape[1],
         q.hidden.shape[1],
         *p.strides(),
         *q.strides(),
-        p.head.first_id,
         p.head.scale,
         q.head.scale,
         p.head.softcap or 1.0,
@@ -316,51 +303,42 @@ def _diverge(p: Side, q: Side, targets: Tensor, share: Share) -> tuple[Divergenc
         spans.tiles,
         spans.long,
         spans.count,
-        k,
         span=spans.span,
         group=tiles.group,
         tile_rows=tiles.rows,
         tile_columns=tiles.columns,
         depth=tiles.depth,
-        one_target=k == 1,
         descriptors_p=p.descriptors,
         descriptors_q=q.descriptors,
-        compare=not p.head.weight.is_cuda,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **{f"{name}_p": value for name, value in p.shape_options().items()},
         **{f"{name}_q": value for name, value in q.shape_options().items()},
     )
-    whole_p, whole_q = (_joined(floats[3 * i : 3 * i + 3], ints[i], p.head.first_id) for i in (0, 1))
-    cross = torch.empty(n, dtype=torch.float32, device=device)
-    join: Any = join_crosses[(triton.cdiv(n, 32),)]
-    join(
-        floats[:3], floats[3:6], floats[6], whole_p.largest, whole_q.largest, cross, n, spans.count,
-        block_rows=32, block_spans=32, num_warps=4,
-    )  # fmt: skip
-    return DivergencePartials(whole_p, whole_q, cross), at_p, at_q
+    out = torch.empty(5, n, dtype=torch.float32, device=device)
+    join: Any = join_divergences[(triton.cdiv(n, 32),)]
+    join(floats, out, n, spans.count, block_rows=32, block_spans=32, num_warps=4)
+    return out
 
 
 def diverge_fused(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
-) -> tuple[DivergencePartials, Tensor, Tensor]:
-    """Partials of the same slice of two heads, and the targets' logits of both. See kernels.Diverge."""
+) -> tuple[DivergencePartials, Tensor]:
+    """Partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge.
+
+    The kernel of two products cuts the vocabulary into other tiles than that of one, so sums of it would have other
+    last bits. q is therefore scored by itself, and the kernel of two products does nothing but the divergence.
+    """
+    own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
     if hidden_p.dtype != head_p.weight.dtype or hidden_q.dtype != head_q.weight.dtype:
-        return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
+        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
+        return replace(made, q=own_q), at_q
+    if head_p.vocabulary == 0 or len(targets) == 0:
+        return DivergencePartials(own_q, *no_sums(hidden_q, torch.float32)), at_q
     tiles = tiles_for(head_p.weight if head_p.weight.dtype == torch.float32 else head_q.weight, two_products=True)
-    targets = targets.contiguous()
-    # by the padded width of q, which all ranks share: a stored p has no padding
-    words = Spans.of(head_q.weight.shape[0], tiles).count * (9 + 2 * targets.shape[1])
-    parts, all_p, all_q = [], [], []
-    for rows in launches(len(targets), words, tiles):
-        if head_p.vocabulary == 0 or len(targets) == 0:
-            empty = nothing_of(hidden_p[rows], targets[rows])
-            part = DivergencePartials(empty, empty, torch.zeros_like(empty.total))
-            at_p, at_q = share(_absent(targets[rows])), share(_absent(targets[rows]))
-        else:
-            p, q = Side.of(hidden_p[rows], head_p, tiles), Side.of(hidden_q[rows], head_q, tiles)
-            part, at_p, at_q = _diverge(p, q, targets[rows], share)
-        parts.append(part)
-        all_p.append(at_p)
-        all_q.append(at_q)
-    return DivergencePartials.cat(parts), torch.cat(all_p), torch.cat(all_q)
+    words = 5 * Spans.of(head_p.vocabulary, tiles).count
+    sums = [
+        _diverge(Side.of(hidden_p[rows], head_p, tiles), Side.of(hidden_q[rows], head_q, tiles))
+        for rows in launches(len(targets), words, tiles)
+    ]
+    return DivergencePartials(own_q, *torch.cat(sums, dim=1)), at_q

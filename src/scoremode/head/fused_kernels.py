@@ -202,20 +202,6 @@ def _place_and_count(x, largest, value, target, first_column, has_target, compar
 
 
 @triton.jit
-def _places_and_counts_of_two(
-    x_p, x_q, top_p, top_q, value_p, value_q, target, first_column, has_target, compare: tl.constexpr
-):  # fmt: skip
-    """``_place_and_count`` of two tiles of the same ids. Asks once whether either is in doubt: that costs a barrier."""
-    where_p, count_p, doubt_p = _quick_place_and_count(x_p, top_p, value_p, target, first_column, has_target, compare)
-    where_q, count_q, doubt_q = _quick_place_and_count(x_q, top_q, value_q, target, first_column, has_target, compare)
-    if tl.max(doubt_p | doubt_q, 0) != 0:
-        ids = first_column + tl.arange(0, x_p.shape[1])
-        where_p, where_q = _place_by_id(x_p, ids, top_p), _place_by_id(x_q, ids, top_q)
-        count_p, count_q = _count_by_id(x_p, ids, value_p, target), _count_by_id(x_q, ids, value_q, target)
-    return where_p, where_q, count_p, count_q
-
-
-@triton.jit
 def _target(targets, at_target, row, real_row, columns, first_id, j, k):
     """(Local id, logit) of the j-th target of each row; behind every tile for a target behind this slice of ids."""
     at = row.to(tl.int64) * k + j
@@ -423,15 +409,7 @@ def diverge_spans(
     hidden_q,
     weight_q,
     bias_q,
-    targets,
-    at_p,
-    at_q,
-    touched,
-    floats_p,
-    floats_q,
-    ints_p,
-    ints_q,
-    crosses,
+    floats,
     rows,
     columns,
     width_p,
@@ -440,7 +418,6 @@ def diverge_spans(
     weight_stride_p,
     hidden_stride_q,
     weight_stride_q,
-    first_id,
     scale_p,
     scale_q,
     cap_p,
@@ -448,13 +425,11 @@ def diverge_spans(
     tiles,
     long_spans,
     spans,
-    k,
     span: tl.constexpr,
     group: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     depth: tl.constexpr,
-    one_target: tl.constexpr,
     has_bias_p: tl.constexpr,
     has_bias_q: tl.constexpr,
     has_scale_p: tl.constexpr,
@@ -465,9 +440,11 @@ def diverge_spans(
     descriptors_q: tl.constexpr,
     precision_p: tl.constexpr,
     precision_q: tl.constexpr,
-    compare: tl.constexpr,
 ):
-    """As ``reduce_spans`` for two heads at once, with Σ exp₂(z_p) · (z_p - z_q) beside: what KL(p‖q) is made of."""
+    """For two heads at once: largest logits, Σ exp₂(z) of both, and Σ exp₂(z_p) · (z_p - z_q), of which KL is made.
+
+    No targets here: ``reduce_spans`` scores them.
+    """
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
     first_tile, end_tile = _span(span_index, tiles, long_spans, span)
     row = row_block * tile_rows + tl.arange(0, tile_rows)
@@ -476,18 +453,9 @@ def diverge_spans(
     plane = spans.to(tl.int64) * rows
     largest_p = tl.full((tile_rows,), 2.0 * MASKED, tl.float32)
     largest_q = tl.full((tile_rows,), 2.0 * MASKED, tl.float32)
-    where_p = tl.zeros((tile_rows,), tl.int32)
-    where_q = tl.zeros((tile_rows,), tl.int32)
     total_p = tl.zeros((tile_rows,), tl.float32)
     total_q = tl.zeros((tile_rows,), tl.float32)
-    weighted_p = tl.zeros((tile_rows,), tl.float32)
-    weighted_q = tl.zeros((tile_rows,), tl.float32)
     cross = tl.zeros((tile_rows,), tl.float32)
-    before_p = tl.zeros((tile_rows,), tl.int32)
-    before_q = tl.zeros((tile_rows,), tl.int32)
-    if one_target:
-        target, value_p = _target(targets, at_p, row, real_row, columns, first_id, 0, k)
-        target, value_q = _target(targets, at_q, row, real_row, columns, first_id, 0, k)
     for tile in range(first_tile, end_tile):
         first_column = tile * tile_columns
         first_row = row_block * tile_rows
@@ -501,28 +469,7 @@ def diverge_spans(
         )  # fmt: skip
         x_p = _to_logits(x_p, bias_p, first_column, columns, scale_p, cap_p, has_bias_p, has_scale_p, has_cap_p)
         x_q = _to_logits(x_q, bias_q, first_column, columns, scale_q, cap_q, has_bias_q, has_scale_q, has_cap_q)
-        has_target = tl.load(touched + row_block * tiles + tile) != 0
-        top_p, top_q = tl.max(x_p, 1), tl.max(x_q, 1)
-        if one_target:
-            tile_where_p, tile_where_q, count_p, count_q = _places_and_counts_of_two(
-                x_p, x_q, top_p, top_q, value_p, value_q, target, first_column, has_target, compare
-            )
-            before_p += count_p
-            before_q += count_q
-        else:
-            tile_where_p = _place_and_counts(
-                x_p, top_p, targets, at_p, ints_p + plane + at, row, real_row,
-                columns, first_id, k, first_column, has_target,
-                tile == first_tile, plane, compare,
-            )  # fmt: skip
-            tile_where_q = _place_and_counts(
-                x_q, top_q, targets, at_q, ints_q + plane + at, row, real_row,
-                columns, first_id, k, first_column, has_target,
-                tile == first_tile, plane, compare,
-            )  # fmt: skip
-        where_p = tl.where(top_p > largest_p, tile_where_p, where_p)
-        where_q = tl.where(top_q > largest_q, tile_where_q, where_q)
-        new_p, new_q = tl.maximum(largest_p, top_p), tl.maximum(largest_q, top_q)
+        new_p, new_q = tl.maximum(largest_p, tl.max(x_p, 1)), tl.maximum(largest_q, tl.max(x_q, 1))
         c_p, c_q = tl.ceil(new_p * LOG2_E), tl.ceil(new_q * LOG2_E)
         drop_p, drop_q = tl.ceil(largest_p * LOG2_E) - c_p, tl.ceil(largest_q * LOG2_E) - c_q
         z_p, z_q = tl.fma(x_p, LOG2_E, -c_p[:, None]), tl.fma(x_q, LOG2_E, -c_q[:, None])
@@ -535,23 +482,14 @@ def diverge_spans(
             terms = e_p * apart
         moved_p, moved_q = tl.exp2(drop_p), tl.exp2(drop_q)
         cross = tl.where(moved_p > 0.0, moved_p * (cross + (drop_p - drop_q) * total_p), 0.0) + tl.sum(terms, 1)
-        weighted_p = moved_p * (weighted_p + drop_p * total_p) + tl.sum(e_p * z_p, 1)
-        weighted_q = moved_q * (weighted_q + drop_q * total_q) + tl.sum(e_q * z_q, 1)
         total_p = moved_p * total_p + tl.sum(e_p, 1)
         total_q = moved_q * total_q + tl.sum(e_q, 1)
         largest_p, largest_q = new_p, new_q
-    tl.store(floats_p + at, largest_p, mask=real_row)
-    tl.store(floats_p + plane + at, total_p, mask=real_row)
-    tl.store(floats_p + 2 * plane + at, weighted_p, mask=real_row)
-    tl.store(ints_p + at, where_p, mask=real_row)
-    tl.store(floats_q + at, largest_q, mask=real_row)
-    tl.store(floats_q + plane + at, total_q, mask=real_row)
-    tl.store(floats_q + 2 * plane + at, weighted_q, mask=real_row)
-    tl.store(ints_q + at, where_q, mask=real_row)
-    tl.store(crosses + at, cross, mask=real_row)
-    if one_target:
-        tl.store(ints_p + plane + at, before_p, mask=real_row)
-        tl.store(ints_q + plane + at, before_q, mask=real_row)
+    tl.store(floats + at, largest_p, mask=real_row)
+    tl.store(floats + plane + at, largest_q, mask=real_row)
+    tl.store(floats + 2 * plane + at, total_p, mask=real_row)
+    tl.store(floats + 3 * plane + at, total_q, mask=real_row)
+    tl.store(floats + 4 * plane + at, cross, mask=real_row)
 
 
 @triton.jit
@@ -621,39 +559,59 @@ def join_spans(
         tl.store(before_out + row.to(tl.int64) * k + j, before.to(tl.int64), mask=real_row)
 
 
+@triton.jit
+def _whole(best, total):
+    """(Largest logit, sum below it in natural units), from a sum below c: -inf and 0 where no id was there."""
+    total = tl.exp2(-tl.fma(best, LOG2_E, -tl.ceil(best * LOG2_E))) * total
+    total = tl.where(total < 1.0, 1.0, total)  # the largest logit is in it; NaN stays
+    empty = best < -UNREAL
+    largest = tl.where(empty, float("-inf"), tl.where(best > UNREAL, float("nan"), best))
+    return largest, tl.where(empty, 0.0, tl.where(best > UNREAL, float("nan"), total))
+
+
 @triton.jit(do_not_specialize=SIZES)
-def join_crosses(
-    floats_p,
-    floats_q,
-    crosses,
-    best_p,
-    best_q,
-    cross_out,
+def join_divergences(
+    floats,
+    out,
     rows,
     spans,
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
-    """Cross sums of the spans as one, in natural units below both largest logits."""
+    """What ``diverge_spans`` left behind as one, in natural units below both largest logits: five lines of rows."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     real_row = row < rows
     plane = spans.to(tl.int64) * rows
     index = tl.arange(0, block_spans)
-    highest_p = tl.maximum(tl.load(best_p + row, mask=real_row, other=0.0), MASKED)
-    highest_q = tl.maximum(tl.load(best_q + row, mask=real_row, other=0.0), MASKED)
-    c_p, c_q = tl.ceil(highest_p * LOG2_E), tl.ceil(highest_q * LOG2_E)
-    cross = tl.zeros((block_rows,), tl.float32)
-    total = tl.zeros((block_rows,), tl.float32)
+    best_p = tl.full((block_rows,), float("-inf"), tl.float32)
+    best_q = tl.full((block_rows,), float("-inf"), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        drop_p = tl.ceil(tl.load(floats_p + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
-        drop_q = tl.ceil(tl.load(floats_q + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
-        own_total = tl.load(floats_p + plane + at, mask=real, other=0.0)
-        own_cross = tl.load(crosses + at, mask=real, other=0.0)
+        best_p = tl.maximum(best_p, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
+        best_q = tl.maximum(best_q, tl.max(tl.load(floats + plane + at, mask=real, other=float("-inf")), 0))
+    highest_p, highest_q = tl.maximum(best_p, MASKED), tl.maximum(best_q, MASKED)
+    c_p, c_q = tl.ceil(highest_p * LOG2_E), tl.ceil(highest_q * LOG2_E)
+    cross = tl.zeros((block_rows,), tl.float32)
+    total_p = tl.zeros((block_rows,), tl.float32)
+    total_q = tl.zeros((block_rows,), tl.float32)
+    for begin in range(0, spans, block_spans):
+        at, real = _lines(begin + index, spans, row, rows)
+        drop_p = tl.ceil(tl.load(floats + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
+        drop_q = tl.ceil(tl.load(floats + plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
+        own_p = tl.load(floats + 2 * plane + at, mask=real, other=0.0)
+        own_q = tl.load(floats + 3 * plane + at, mask=real, other=0.0)
+        own_cross = tl.load(floats + 4 * plane + at, mask=real, other=0.0)
         share = tl.exp2(drop_p)
-        moved = share * (own_cross + (drop_p - drop_q) * own_total)
+        moved = share * (own_cross + (drop_p - drop_q) * own_p)
         cross += tl.sum(tl.where(share > 0.0, moved, 0.0), 0)
-        total += tl.sum(share * own_total, 0)
+        total_p += tl.sum(share * own_p, 0)
+        total_q += tl.sum(tl.exp2(drop_q) * own_q, 0)
     top_p, top_q = tl.fma(highest_p, LOG2_E, -c_p), tl.fma(highest_q, LOG2_E, -c_q)
-    cross = tl.exp2(-top_p) * (cross - (top_p - top_q) * total) * LN_2
-    tl.store(cross_out + row, cross, mask=real_row)
+    cross = tl.exp2(-top_p) * (cross - (top_p - top_q) * total_p) * LN_2
+    largest_p, total_p = _whole(highest_p, total_p)
+    largest_q, total_q = _whole(highest_q, total_q)
+    tl.store(out + row, largest_p, mask=real_row)
+    tl.store(out + rows + row, largest_q, mask=real_row)
+    tl.store(out + 2 * rows + row, total_p, mask=real_row)
+    tl.store(out + 3 * rows + row, total_q, mask=real_row)
+    tl.store(out + 4 * rows + row, cross, mask=real_row)

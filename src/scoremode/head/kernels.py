@@ -6,20 +6,22 @@ does not agree is passed over for a simpler one, and the result says so (``Choic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Protocol
+from functools import lru_cache, partial, wraps
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from scoremode.errors import OptionError
+from scoremode.errors import EngineError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
-from scoremode.head.definition import Columns, define_logits
+from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.divergence import Divergence, DivergencePartials, define_divergence, finish_divergence
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, finish
+from scoremode.head.precision import full_float32
 
 
 class Reduce(Protocol):
@@ -34,8 +36,11 @@ class Reduce(Protocol):
 class Diverge(Protocol):
     def __call__(
         self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
-    ) -> tuple[DivergencePartials, Tensor, Tensor]:
-        """Partials of the same slice of two heads, and the targets' logits of p and of q."""
+    ) -> tuple[DivergencePartials, Tensor]:
+        """Partials of the same slice of two heads, and the targets' logits of q.
+
+        Those of q are the bits that ``Reduce`` gives for the same rows.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Kernel:
         return finish(*self.reduce(hidden, head, targets))
 
     def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-        """KL(p‖q) and both sides' columns, for two heads that are whole."""
+        """KL(p‖q) and q's columns, for two heads that are whole. The columns are the bits that ``score`` gives."""
         return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets))
 
 
@@ -88,7 +93,10 @@ def choose(head: Head, forced: str | None = None) -> Choice:
         passed_over.append(f"{name} passed over: {problem}")
         if forced:
             raise OptionError(f"--head-kernel {forced} cannot be used here: {problem}", fix="leave --head-kernel out")
-    raise AssertionError("the plain kernel is right everywhere")
+    raise EngineError(
+        f"no kernel gives the scores of the definition on {head.weight.device.type} ({passed_over[-1]})",
+        fix="use --device cpu, and run scoremode doctor",
+    )
 
 
 SMALL_VOCABULARY = 2048  # below this a fused kernel has too few tiles to keep a GPU busy
@@ -121,13 +129,31 @@ def _kernel(name: str) -> Kernel:
     if name == "fused":
         from scoremode.head.fused import diverge_fused, reduce_fused
 
-        return Kernel(name, reduce_fused, diverge_fused)
+        return Kernel(name, _in_float32(reduce_fused), _in_float32(diverge_fused))
     if name == "blocked":
         from scoremode.head.blocked import diverge_blocked, reduce_blocked
 
-        return Kernel(name, reduce_blocked, diverge_blocked)
+        return Kernel(name, _in_float32(reduce_blocked), _in_float32(diverge_blocked))
     one_pass = name == "rows"
-    return Kernel(name, partial(reduce_in_chunks, one_pass=one_pass), partial(diverge_in_chunks, one_pass=one_pass))
+    return Kernel(
+        name,
+        _in_float32(partial(reduce_in_chunks, one_pass=one_pass)),
+        _in_float32(partial(diverge_in_chunks, one_pass=one_pass)),
+    )
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_float32(function: F) -> F:
+    """The same function, whatever this process thinks of TF32."""
+
+    @wraps(function)
+    def exactly(*arguments: Any, **options: Any) -> Any:
+        with full_float32():
+            return function(*arguments, **options)
+
+    return cast(F, exactly)
 
 
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,22 +184,29 @@ PROBE_NATS = 1e-4
 def _problem(name: str, kind: Kind) -> str | None:
     """What is wrong with a kernel on this kind of head, in a few words; None where it agrees with the definition."""
     try:
-        kernel = _kernel(name)
-        hidden, head, targets = probe(kind, seed=1)
-        other_hidden, other_head, _ = probe(kind, seed=2)
-        ours = kernel.score(hidden, head, targets)
-        divergence = kernel.divergence(hidden, head, other_hidden, other_head, targets)
+        return _disagreement(_kernel(name), kind, probe) or _disagreement(_kernel(name), kind, fine_probe)
     except Exception as error:  # no Triton, one that does not know this device, a compiler that is not there…
         reason = str(error).strip().split("\n")[0][:160]
         return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-    truth = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets)
+
+
+Probe = Callable[[Kind, int], tuple[Tensor, Head, Tensor]]
+
+
+def _disagreement(kernel: Kernel, kind: Kind, make: Probe) -> str | None:
+    hidden, head, targets = make(kind, 1)
+    other_hidden, other_head, _ = make(kind, 2)
+    ours = kernel.score(hidden, head, targets)
+    divergence = kernel.divergence(hidden, head, other_hidden, other_head, targets)
+    logits = _defined(hidden, head)
+    truth = define_divergence(logits, _defined(other_hidden, other_head), targets)
     gaps = [float((divergence.kl - truth.kl).abs().max())]
-    sides = ((ours, truth.p), (divergence.p, truth.p), (divergence.q, truth.q))
+    sides = ((ours, define_columns(logits, targets)), (divergence.q, truth.q))
     for found, true in sides:
         gaps += [float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy")]
     if not all(gap < PROBE_NATS for gap in gaps):  # NaN too
         return f"off by {max(gaps, key=lambda gap: (gap != gap, gap)):.2g} nats on the probe"  # noqa: PLR0124
-    exact = kind.softcap is None  # logits of the probe are then exact in float32, ties included
+    exact = make is probe and kind.softcap is None  # its logits are then exact in float32, ties included
     if exact and not all(torch.equal(a.rank, b.rank) and torch.equal(a.top, b.top) for a, b in sides):
         return "wrong ranks on the probe"
     return None
@@ -187,14 +220,26 @@ def _defined(hidden: Tensor, head: Head) -> Tensor:
 def probe(kind: Kind, seed: int) -> tuple[Tensor, Head, Tensor]:
     """Hidden states, a head and targets of small whole numbers: products are exact, and many logits are equal."""
     random = torch.Generator().manual_seed(seed)
-    depth = 64 if kind.aligned else 61
 
     def whole(*shape: int) -> Tensor:
         return torch.randint(-2, 3, shape, generator=random).float()
 
-    bias = whole(PROBE_VOCABULARY) if kind.has_bias else None
+    return _made_of(kind, whole, random, weight_size=0.25)
+
+
+def fine_probe(kind: Kind, seed: int) -> tuple[Tensor, Head, Tensor]:
+    """As ``probe``, of numbers that use every bit of their dtype: TF32 or bfloat16 in place of float32 is seen."""
+    random = torch.Generator().manual_seed(seed)
+    return _made_of(kind, lambda *shape: torch.randn(shape, generator=random), random, weight_size=0.5)
+
+
+def _made_of(
+    kind: Kind, numbers: Callable[..., Tensor], random: torch.Generator, weight_size: float
+) -> tuple[Tensor, Head, Tensor]:
+    depth = 64 if kind.aligned else 61
+    bias = numbers(PROBE_VOCABULARY) if kind.has_bias else None
     head = Head(
-        (whole(PROBE_VOCABULARY, depth) / 4).to(kind.device, kind.dtype),
+        (numbers(PROBE_VOCABULARY, depth) * weight_size).to(kind.device, kind.dtype),
         PROBE_VOCABULARY - 3,  # the last rows are padding
         None if bias is None else bias.to(kind.device),
         0.5 if kind.has_scale else 1.0,
@@ -202,4 +247,4 @@ def probe(kind: Kind, seed: int) -> tuple[Tensor, Head, Tensor]:
     )
     targets = torch.randint(0, PROBE_VOCABULARY - 3, (PROBE_ROWS, 1), generator=random)
     targets[0] = PROBE_VOCABULARY - 4
-    return whole(PROBE_ROWS, depth).to(kind.device, kind.dtype), head, targets.to(kind.device)
+    return numbers(PROBE_ROWS, depth).to(kind.device, kind.dtype), head, targets.to(kind.device)

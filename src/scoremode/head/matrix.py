@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from scoremode.head.precision import full_float32
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -45,9 +47,10 @@ class Head:
 
 def product_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
     """``hidden @ weight.T``, kept in float32 to the end: low-precision inputs, but never a low-precision output."""
-    if weight.dtype == torch.float32:
-        return torch.mm(hidden.float(), weight.T)
-    if weight.is_cuda and hidden.dtype == weight.dtype:
+    if weight.is_cuda and hidden.dtype == weight.dtype and weight.dtype != torch.float32:
         # the tensor cores accumulate in float32; this keeps what they have instead of rounding it to bf16
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    return torch.cat([torch.mm(hidden.float(), block.float().T) for block in torch.split(weight, 8192)], dim=1)
+    with full_float32():
+        if weight.dtype == torch.float32:
+            return torch.mm(hidden.float(), weight.T)
+        return torch.cat([torch.mm(hidden.float(), block.float().T) for block in torch.split(weight, 8192)], dim=1)

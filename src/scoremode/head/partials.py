@@ -15,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from scoremode.head.budget import rows_of_workspace
 from scoremode.head.definition import Columns, define_columns
 
 MANY_TARGETS = 64  # a row: from here on counting for each of them costs more than it saves
@@ -67,7 +68,11 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
         )
     if one_pass and targets.shape[1] <= MANY_TARGETS and (reduce_rows := _row_kernel(x.device.type)) is not None:
         return Partials(*reduce_rows(x, targets, at_target, first_id))
-    return _on_device(x.float(), targets, at_target, first_id)
+    rows = rows_of_workspace(x.shape[1], 16, x.device.type)  # a float32 copy, exponentials, and a few bytes of answers
+    starts = range(0, len(x), rows)
+    return Partials.cat(
+        [_on_device(x[i : i + rows].float(), targets[i : i + rows], at_target[i : i + rows], first_id) for i in starts]
+    )
 
 
 @lru_cache

@@ -64,6 +64,8 @@ def test_a_reference_kept_by_vllm_is_that_of_transformers(
     apart = np.abs(ours.rows(0, ours.targets) - theirs.rows(0, theirs.targets)).max()
     assert apart < 1e-4 * np.abs(theirs.rows(0, theirs.targets)).max()
     assert max(run.manifest["noise_kl"]) < 1e-8
+    assert run.manifest["noise_perturbed"] == "windows one by one, cut after half of their targets"
+    assert 0 < len(run.manifest["noise_kl"]) < ours.targets
 
 
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 2}, {"head": "as-served"}])

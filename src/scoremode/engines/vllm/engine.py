@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, StoredHead
+from scoremode.engines.base import UNIFORM, Baseline, Engine, EngineFacts, EngineOptions, NoiseFloor, StoredHead
 from scoremode.engines.vllm import support
+from scoremode.engines.vllm.fronts import Fronts
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.processes import stop
@@ -49,18 +50,25 @@ class VllmEngine(Engine):
     """
 
     def __init__(
-        self, model: str, options: VllmOptions | None = None, *, tokenizer: bool = False, context: int | None = None
+        self,
+        model: str,
+        options: VllmOptions | None = None,
+        *,
+        tokenizer: bool = False,
+        context: int | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.model, self.options, self._tokenizer = model, options or VllmOptions(), tokenizer
         self._own_context = context  # of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
+        self._notes, self._one_by_one = notes, False
         self.llm: Any = None
         self._begin()
 
     @staticmethod
     def load(facts: ModelFacts, options: EngineOptions, longest: int | None = None) -> VllmEngine:
         taken = VllmOptions.from_engine_options(options, longest)
-        return VllmEngine(str(facts.path), taken, context=facts.context_length)
+        return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def _begin(self) -> None:
         """Start vLLM, and refuse to go on unless our rows are those of its own ``compute_logits``."""
@@ -127,8 +135,24 @@ class VllmEngine(Engine):
         for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
             yield index, answers, words.view(np.float64)[:, 0].copy()
 
-    def split_otherwise(self) -> None:
-        self._most_requests = 1  # windows one by one: vLLM batches by what is in flight
+    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+        """Windows one by one and cut short: see ``fronts``."""
+        if baseline.place is None:
+            return NoiseFloor(None, "vLLM needs a reference to compare with")
+        fronts = Fronts(source, self._batch_tokens)
+        counted = {int(i): fronts.otherwise(int(i)) for i in np.flatnonzero(~done)}
+        left_out = done.copy()
+        left_out[[i for i, rows in counted.items() if not rows.any()]] = True
+        if left_out.all():
+            return NoiseFloor(None, "the windows are too short to be cut")
+        folder, offsets = baseline.place
+        self._one_by_one = True
+        try:
+            found = self._score(fronts, left_out, Extra("kl", 2, folder, offsets))
+            kl = [words.view(np.float64)[counted[index], 0] for index, _, words in found]
+        finally:
+            self._one_by_one = False
+        return NoiseFloor(np.concatenate(kl), "windows one by one, cut after half of their targets")
 
     def stored_head(self) -> StoredHead:
         head = self._head_facts()
@@ -229,6 +253,8 @@ class VllmEngine(Engine):
         return _Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
 
     def _has_room(self, flying: dict[str, _Job]) -> bool:
+        if self._one_by_one:
+            return not flying
         tokens = sum(len(job.window.ids) for job in flying.values())
         return len(flying) < 2 or (tokens < STEPS_AHEAD * self._batch_tokens and len(flying) < self._most_requests)
 
@@ -339,6 +365,7 @@ class VllmEngine(Engine):
                 "gathered_logits": self._gather,
                 **head.kernel,
             },
+            notes=(*self._notes, *head.notes(self._dtype)),
         )
 
     def _require_kernel(self) -> None:
@@ -443,6 +470,13 @@ class Verdict:
     exact: bool  # are logits kept in float32?
     vocabulary: int
     kernel: dict[str, str]  # for the run's settings
+    uniform: bool = False  # does every token get the same probability?
+
+    def notes(self, dtype: str) -> list[str]:
+        products = self.kernel.get("float32_products", "ieee")
+        rounded = dtype == "float32" and products != "ieee"
+        found = [f"vLLM multiplies float32 matrices in {products}"] if rounded else []
+        return [*found, UNIFORM] if self.uniform else found
 
 
 def compare(words: Words, dtype: str) -> Verdict:
@@ -456,13 +490,15 @@ def compare(words: Words, dtype: str) -> Verdict:
     ours, theirs = unpack(words[:, :line], TEST_TARGETS), unpack(words[:, line : 2 * line], TEST_TARGETS)
     size = float(np.ascontiguousarray(words[:, 2 * line : 2 * line + 1]).view(np.float32).max())
     gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in ("logprob", "entropy", "top_logprob")]
-    step = {"bfloat16": 2**-8, "float16": 2**-11}.get(dtype, 2**-24)  # of rounding a logit of size 1
+    kernel = unpack_words(words[0, 2 * line + 3 :])
+    served = kernel.get("float32_products") if dtype == "float32" else dtype
+    step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
     error = float(np.max(gaps))
     allowed = 2e-3 + 4 * step * size
     # NaN compares false, and a NaN gap must fail
     exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
-    kernel = unpack_words(words[0, 2 * line + 3 :])
-    return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel)
+    uniform = bool((theirs.logprob == theirs.top_logprob[:, None]).all()) and vocabulary > 1
+    return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel, uniform)
 
 
 def _order(source: WindowSource, done: Bools) -> list[int]:

@@ -33,6 +33,7 @@ from scoremode.head.divergence import (
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, combine, finish, partials, target_logits
+from scoremode.head.precision import product_precision
 
 logger = logging.getLogger("vllm.scoremode")  # below vLLM's own logger, which is the one its workers print
 TASK = "token_classify"  # of vLLM's pooling tasks, the one that promises an answer a token
@@ -261,19 +262,18 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             head = head.within(kind.vocabulary) if kind.vocabulary else head
             head_p = self._baseline.head(hidden.device, shard.first_id, head.vocabulary)
             share = largest_of_ranks if shard.ranks > 1 else keep_own
-            part, at_p, at_q = choice.kernel.diverge(states, head_p, rows, head, targets, share)
+            part, at_q = choice.kernel.diverge(states, head_p, rows, head, targets, share)
         else:
             x, shard = self._tap.logits(hidden, kind.gather)
             x = x[:, : max(0, kind.vocabulary - shard.first_id)] if kind.vocabulary else x
             head_p = self._baseline.head(hidden.device, shard.first_id, x.shape[1])
-            x_p = head_p.logits(states)
-            at_p, at_q = (target_logits(y, targets, shard.first_id) for y in (x_p, x))
+            at_q = target_logits(x, targets, shard.first_id)
             if shard.ranks > 1:
-                at_p, at_q = largest_of_ranks(at_p), largest_of_ranks(at_q)
-            part = divergence_partials(x_p, x, targets, at_p, at_q, shard.first_id)
+                at_q = largest_of_ranks(at_q)
+            part = divergence_partials(head_p.logits(states), x, targets, at_q, shard.first_id)
         if shard.ranks > 1:
             part = combine_divergence([unpack_divergence(w) for w in across_ranks(pack_divergence(part))])
-        made = finish_divergence(part, at_p, at_q)
+        made = finish_divergence(part, at_q)
         return torch.cat([to_words(made.q), made.kl.double()[:, None].contiguous().view(torch.int32)], dim=1)
 
     def _head_rows(self, hidden: Tensor, question: Question) -> Tensor:
@@ -303,7 +303,9 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         theirs = to_words(define_columns(served, targets))
         size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
         shard = self._shard_of(hidden)
-        kernel = pack_words(describe_kernel(None if gather else self._kernel_of(hidden)) | self._head_facts(hidden))
+        products = {"float32_products": product_precision(hidden.device.type)}  # of the layers
+        used = describe_kernel(None if gather else self._kernel_of(hidden))
+        kernel = pack_words(used | products | self._head_facts(hidden))
         facts = torch.tensor([[shard.exact, shard.vocabulary, *kernel]], dtype=torch.int32, device=hidden.device)
         return torch.cat([ours, theirs, bits(size), facts.expand(len(hidden), -1)], dim=1)
 
@@ -374,19 +376,15 @@ def as_words(x: Tensor) -> Tensor:
 
 def pack_divergence(d: DivergencePartials) -> Tensor:
     """All of it in float64, which holds ids and counts exactly, seen as float32 because gathering only copies."""
-    sides = [c for p in (d.p, d.q) for c in (p.largest, p.total, p.weighted, p.where)]
-    columns = [c.double()[:, None] for c in (*sides, d.cross)] + [d.p.before.double(), d.q.before.double()]
-    return torch.cat(columns, dim=1).view(torch.float32)
+    columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
+    return torch.cat([*columns, d.q.before.double()], dim=1).view(torch.float32)
 
 
 def unpack_divergence(words: Tensor) -> DivergencePartials:
     x = words.contiguous().view(torch.float64)
-    k = (x.shape[1] - 9) // 2
-    p, q = (
-        Partials(x[:, a].float(), x[:, a + 3].long(), x[:, a + 1], x[:, a + 2], x[:, b : b + k].long())
-        for a, b in ((0, 9), (4, 9 + k))
-    )
-    return DivergencePartials(p, q, x[:, 8])
+    largest_p, largest_q, total_p, total_q, cross, largest, total, weighted, where = x[:, :9].unbind(1)
+    q = Partials(largest.float(), where.long(), total.float(), weighted.float(), x[:, 9:].long())
+    return DivergencePartials(q, largest_p, largest_q, total_p, total_q, cross)
 
 
 def pack_partials(p: Partials) -> Tensor:

@@ -1,0 +1,44 @@
+"""Windows cut short for the noise floor: which rows are certainly computed in another step. Needs no vLLM."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scoremode.engines.vllm.fronts import Fronts
+from scoremode.types import Window, WindowList
+
+
+def window(tokens: int, first: int = 0) -> Window:
+    ids = np.arange(tokens, dtype=np.int32)
+    return Window(ids, np.arange(first, tokens - 1, dtype=np.int32), ids[first + 1 :, None])
+
+
+@pytest.mark.parametrize(("tokens", "first"), [(48, 0), (48, 23), (2048, 0), (2048, 1535), (300, 200)])
+@pytest.mark.parametrize("step", [64, 512, 2048, 8192])
+def test_rows_of_the_last_step_are_counted_and_it_is_shorter_than_any_usual_one(
+    tokens: int, first: int, step: int
+) -> None:
+    fronts = Fronts(WindowList((window(tokens, first),)), step)
+    front, counted = fronts.window(0), fronts.otherwise(0)
+    last = len(front.ids) - (len(front.ids) - 1) // step * step  # tokens of the last step, alone in flight
+    assert 0 < last < min(step, tokens)
+    assert counted.any()
+    rows = front.rows[counted]
+    assert rows.min() >= len(front.ids) - last
+    assert rows.max() < len(front.ids) < tokens
+    assert np.array_equal(front.ids, np.arange(len(front.ids)))
+    assert np.array_equal(front.targets[:, 0], front.rows + 1)
+    assert fronts.lengths.tolist() == [len(front.ids)]
+
+
+@pytest.mark.parametrize("item", [window(2), window(9), window(48, 40), window(400, 380)])
+def test_what_is_too_short_to_be_cut_is_not_counted(item: Window) -> None:
+    """A step of a few tokens less might be padded to the same size."""
+    assert not Fronts(WindowList((item,)), 512).otherwise(0).any()
+
+
+def test_a_window_that_asks_nothing() -> None:
+    empty = Window(np.arange(9, dtype=np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int32))
+    fronts = Fronts(WindowList((empty,)), 512)
+    assert len(fronts.window(0).rows) == len(fronts.otherwise(0)) == 0
