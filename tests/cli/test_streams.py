@@ -78,3 +78,16 @@ def test_no_command_is_one_line_beside_the_help() -> None:
     done = run("", "")
     assert (done.returncode, done.stderr) == (2, "scoremode: no command was given; see scoremode --help\n")
     assert "examples:" in done.stdout
+
+
+def test_a_broken_pipe_that_is_not_standard_output_is_an_error() -> None:
+    """As that to a process that was killed: no reader left, and nothing was printed."""
+    code = (
+        "from scoremode.engines.table import TableEngine\n"
+        "def broken(*_): raise BrokenPipeError(32, 'Broken pipe')\nTableEngine.score = broken\n"
+        "from scoremode.cli.main import entry\nentry()"
+    )
+    arguments = ["ppl", "table:uniform", "--text", "a new text", "--fresh"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "scoremode: Broken pipe; check the path and its permissions\n"

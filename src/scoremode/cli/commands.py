@@ -52,17 +52,25 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
-    except BrokenPipeError:
-        code = 0
-        streams.silence_output()  # the reader left: nothing more to say to it
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get("SCOREMODE_DEBUG"):
             raise
-        explained = _explain(signals.pending() or error)
-        if isinstance(error, OSError):
-            streams.silence_output()
-        return _complain(*explained)
+        return _end_with(error)
     return code
+
+
+def _end_with(error: Exception | KeyboardInterrupt) -> int:
+    """Say what happened; the exit code."""
+    stopped = signals.tell_if_stopped()
+    if stopped is not None:
+        return stopped
+    explained = _explain(error)
+    if isinstance(error, OSError):
+        the_reader_left = isinstance(error, BrokenPipeError) and streams.is_output_failure(error)
+        streams.silence_output()
+        if the_reader_left:  # as in ``| head -1``: nothing more to say to it
+            return 0
+    return _complain(*explained)
 
 
 def _run(given: list[str]) -> int:

@@ -26,11 +26,9 @@ def entry() -> NoReturn:
     try:
         watch.install()
         code = _run_with_streams()
-    except KeyboardInterrupt as error:  # before or behind what ``main`` explains
+        watch.finish(code)
+    except KeyboardInterrupt as error:  # before or after what ``main`` explains
         code = watch.tell(error)
-    if watch.received is not None:
-        watch.told()
-    watch.finish(code)
     if code and (watch.received is not None or "vllm" in sys.modules):
         # vLLM's sockets may wait at exit for an engine that died; everything of ours is closed and written
         os._exit(code)

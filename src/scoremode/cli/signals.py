@@ -72,18 +72,14 @@ class Signals:
         os.register_at_fork(after_in_child=self._forget)
         sys.unraisablehook = self._unraisable
 
-    def told(self) -> None:
-        """The line was printed."""
-        self._told = True
-
     def tell(self, error: KeyboardInterrupt) -> int:
-        """Print the line without Python's own streams, which may be in any state; the exit code."""
+        """Print the line, once, without Python's own streams, which may be in any state; the exit code."""
         line, code = explain(error)
+        words = (SHOW_CURSOR if os.isatty(self._terminal) else b"") + f"scoremode: {line}\n".encode()
         try:
-            if os.isatty(self._terminal):
-                os.write(self._terminal, SHOW_CURSOR)
             if not self._told:
-                os.write(self._terminal, f"scoremode: {line}\n".encode())
+                self._told = True
+                os.write(self._terminal, words)
         except OSError:
             pass  # nobody can be told
         return code
@@ -122,8 +118,8 @@ class Signals:
 
     def _unraisable(self, unraisable: Any) -> None:
         """An interruption that was raised inside a destructor or callback is lost to the main thread."""
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            self._end(signal.SIGINT)
+        if self.received is not None and not isinstance(unraisable.exc_value, Exception):
+            self._end(self.received.number)
         sys.__unraisablehook__(unraisable)
 
     def _forget(self) -> None:
@@ -137,6 +133,10 @@ class Signals:
 _installed: list[Signals] = []
 
 
-def pending() -> Stopped | None:
-    """The signal that this process is ending for. Libraries may turn its exception into another one."""
-    return _installed[-1].received if _installed else None
+def tell_if_stopped() -> int | None:
+    """Where a signal is why this process ends: print the line; the exit code.
+
+    Libraries may have turned the exception into another one.
+    """
+    watch = _installed[-1] if _installed else None
+    return watch.tell(watch.received) if watch is not None and watch.received is not None else None

@@ -64,9 +64,12 @@ def check() -> None:
         raise failure
 
 
-def is_output_failure(error: BaseException) -> bool:
-    """Did this error come from standard output?"""
-    return error is getattr(sys.stdout, "failure", None)
+def is_output_failure(error: OSError) -> bool:
+    """Did this error come from standard output? One that remembers nothing is believed to be what broke."""
+    failure = getattr(sys.stdout, "failure", error if isinstance(error, BrokenPipeError) else None)
+    # the same may be raised again, when what is left is flushed or by whoever caught it
+    both_broken = isinstance(failure, BrokenPipeError) and isinstance(error, BrokenPipeError)
+    return both_broken or (failure is not None and failure.errno == error.errno)
 
 
 def silence_output() -> None:

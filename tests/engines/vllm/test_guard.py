@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("psutil", reason="vLLM brings it")
 import psutil
 
+from scoremode.engines.vllm import guard
+
 CHILD = """
 import os, sys, time
 from scoremode.engines.vllm import guard
@@ -30,7 +32,7 @@ PARENT = """
 import os, subprocess, sys, threading, time
 from scoremode.engines.vllm import guard
 if sys.argv[2] == "marked":
-    os.environ[guard.PARENT] = guard.identity()
+    os.environ[guard.PARENT] = guard.identity(os.getpid())
 begin = lambda: subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[1]], start_new_session=True)
 if sys.argv[2] == "marked":           # by a thread that ends
     thread = threading.Thread(target=begin)
@@ -97,10 +99,10 @@ def test_a_process_that_was_not_asked_to_score_is_left_alone(tmp_path: Path) -> 
 
 def test_one_that_starts_after_the_end_of_its_parent_ends_too(tmp_path: Path) -> None:
     """The process that asked for scores was killed while this one was still importing."""
-    from scoremode.engines.vllm import guard
-
-    finished = subprocess.Popen(["true"])
-    gone = f"{finished.pid} {psutil.Process(finished.pid).create_time()}"
+    finished = subprocess.Popen(["sleep", "60"])
+    gone = guard.identity(finished.pid)
+    assert gone is not None
+    finished.kill()
     finished.wait()
     code = "import time\nfrom scoremode.engines.vllm import guard\nguard.watch_parent()\ntime.sleep(60)"
     environment = {**os.environ, guard.PARENT: gone}
@@ -114,7 +116,24 @@ def test_the_engines_process_watches_before_anything_of_vllm_is_imported() -> No
         "pickle.loads(pickle.dumps(EngineCoreTarget()))\n"
         "print([t.name for t in threading.enumerate() if t.name == 'scoremode-guard'], 'vllm' in sys.modules)"
     )
-    own = f"{os.getpid()} {psutil.Process().create_time()}"
-    environment = {**os.environ, "SCOREMODE_VLLM_PARENT": own}
+    environment = {**os.environ, guard.PARENT: guard.identity(os.getpid()) or ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "['scoremode-guard'] False\n"
+
+
+def test_an_identity_ends_with_its_process_and_is_the_same_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        found = guard.identity(process.pid)
+        assert found == guard.identity(process.pid) != guard.identity(os.getpid())
+        monkeypatch.setattr(guard, "PROC", Path("/no/such/file"))
+        elsewhere = guard.identity(process.pid)
+        assert elsewhere == guard.identity(process.pid) is not None
+    finally:
+        process.kill()
+    time.sleep(0.2)
+    assert guard.identity(process.pid) is None, "a zombie has ended"
+    process.wait()
+    assert guard.identity(process.pid) is None
+    monkeypatch.undo()
+    assert guard.identity(process.pid) is None

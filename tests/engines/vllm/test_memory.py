@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from scoremode.engines.table import TableEngine
 from scoremode.engines.vllm.engine import Extra, VllmEngine
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
-from scoremode.engines.vllm.wire import Words
+from scoremode.engines.vllm.wire import Question, Words
 from scoremode.errors import EngineError
 from scoremode.types import Answers, Bools, Window, WindowList, WindowSource
 
@@ -79,3 +80,16 @@ def test_another_death_is_not_retried(log: Path) -> None:
     with pytest.raises(EngineError):
         scores(engine, windows(3))
     assert engine.asked == [3]
+
+
+def test_an_engine_that_is_found_dead_when_it_is_asked_is_one_line(log: Path) -> None:
+    """Whether that shows here or when its answer is awaited is chance."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    def add_request(*_: Any) -> None:
+        raise EngineDeadError
+
+    engine = Starved(log, enough=1, words="")
+    engine.llm, engine._asked = SimpleNamespace(llm_engine=SimpleNamespace(add_request=add_request)), 0
+    with pytest.raises(EngineError, match=r"^vLLM stopped \(.+\); run the same command again to resume"):
+        engine._submit(np.ones(2, np.int32), Question(np.zeros(1, np.int32), np.zeros((1, 1), np.int32)))

@@ -293,13 +293,20 @@ class VllmEngine(Engine):
         self._asked += 1
         name = f"scoremode-{self._asked}"
         params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=question.to_kwargs())
-        # a dict with "type" is what vLLM's own renderer hands on: nothing is tokenized, truncated or copied again
-        self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
+        with self._explained():
+            # a dict with "type" is what vLLM's own renderer hands on: nothing is tokenized, truncated or copied again
+            self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
         return name
 
     def _step(self) -> list[Any]:
-        try:
+        with self._explained():
             return [output for output in self.llm.llm_engine.step() if output.finished]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Whatever vLLM raises becomes one line: a dead engine may show when it is asked, or when it should answer."""
+        try:
+            yield
         except ScoremodeError:
             raise
         except Exception as error:

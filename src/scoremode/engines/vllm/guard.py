@@ -10,51 +10,59 @@ import contextlib
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 PARENT = "SCOREMODE_VLLM_PARENT"  # identity of the process that asked for scores
 SECONDS = 0.5  # between two looks
+PROC = Path("/proc/self/stat")
 _watching: set[int] = set()  # process ids, because a forked process inherits this set but no thread
 
 
-def identity() -> str:
-    """This process, for ``PARENT``: a process id may be given to another process later, its start time is not."""
+def identity(pid: int) -> str | None:
+    """A process, for ``PARENT``: its id may be given to another one later, its start time is not. None: it has ended.
+
+    The start time is the kernel's own count: made into a date it would move when somebody sets the clock.
+    """
+    stat = Path(f"/proc/{pid}/stat")
+    if not PROC.exists():
+        return _identity_without_proc(pid)
+    try:
+        fields = stat.read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else f"{pid}:{int(fields[19])}"  # a zombie has ended
+
+
+def _identity_without_proc(pid: int) -> str | None:
     import psutil  # vLLM needs it, so it is there
 
-    own = psutil.Process()
-    return f"{own.pid} {own.create_time()}"
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{pid}:{process.create_time()}"
+    except psutil.NoSuchProcess:
+        return None
 
 
 def watch_parent() -> None:
     """End this process soon after the one that it works for; may be called any number of times."""
-    given = os.environ.get(PARENT, "").split()
-    if len(given) != 2 or int(given[0]) == os.getpid() or os.getpid() in _watching:
+    wanted = os.environ.get(PARENT, "")
+    pid = int(wanted.partition(":")[0] or 0)
+    if pid in (0, os.getpid()) or os.getpid() in _watching:
         return
     if not _watching:
         os.register_at_fork(after_in_child=watch_parent)  # workers that are forked load no plugin again
     _watching.add(os.getpid())
     import psutil  # noqa: F401 - before the thread begins: a process that is forked meanwhile would have half of it
 
-    arguments = (int(given[0]), float(given[1]), os.getppid())
+    arguments = (pid, wanted, os.getppid())
     threading.Thread(target=_watch, args=arguments, name="scoremode-guard", daemon=True).start()
 
 
-def _watch(pid: int, started: float, parent: int) -> None:
-    while os.getppid() == parent and _is_alive(pid, started):
+def _watch(pid: int, wanted: str, parent: int) -> None:
+    while os.getppid() == parent and identity(pid) == wanted:
         time.sleep(SECONDS)
     _end()
-
-
-def _is_alive(pid: int, started: float) -> bool:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return bool(process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
-        return True  # alive, but not for us to look at
 
 
 def _end() -> None:

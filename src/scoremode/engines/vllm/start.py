@@ -37,7 +37,7 @@ def _start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenize
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning",  # of the processes that vLLM starts
     }
-    marks = {plugin.SWITCH: "1", guard.PARENT: guard.identity()}
+    marks = {plugin.SWITCH: "1", guard.PARENT: guard.identity(os.getpid()) or ""}
     switches = support.environment(marks | support.plugin_filter(), defaults)
     with log.taking_output(), switches:
         from vllm import LLM
