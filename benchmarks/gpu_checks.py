@@ -1,6 +1,7 @@
 """Is score mode right on this machine? Every check in one script, one line each, each engine in a process of its own.
 
 kernel     the one-pass reduction and the exact head against the definition in float64
+exactness  scores beside a divergence are the bits of scores alone; float32 without TF32; memory; the noise floor
 model      a checkpoint: exact head against Transformers, as-served head against vLLM's own prompt_logprobs=0
 chunks     any max_num_batched_tokens, CUDA graphs, many prompts in flight, targets of one's own: the same numbers
 quantized  as served: W4A16, W8A16, W8A8, FP8, NVFP4A16 against prompt_logprobs=0 of the same checkpoint; FP8 KV cache
@@ -33,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from common import HERE, WITNESS, child_environment, make_small_llama, run_child, say, temporary_folder
 
-GROUPS = ("kernel", "model", "chunks", "quantized", "inert")
+GROUPS = ("kernel", "exactness", "model", "chunks", "quantized", "inert")
 QUANTIZED = ("w4a16", "w4a16-asym", "w8a16", "w8a8", "fp8", "nvfp4a16")
 ON_CPU = ("w8a8",)
 LENGTHS = (700, 511, 64, 1000, 2, 33, 257, 640)
@@ -54,7 +55,7 @@ class Job:
     """What one child process computes."""
 
     name: str
-    kind: str  # "ours", "stock", "reference", "kernel", "checkpoints"
+    kind: str  # "ours", "stock", "reference", "kernel", "exactness", "checkpoints"
     model: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -342,11 +343,20 @@ def head_errors(device: str) -> Arrays:
     return found
 
 
+def child_exactness(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
+    import torch
+    from exactness import figures
+
+    found = figures("cuda" if torch.cuda.is_available() else "cpu", job.model)
+    return {name: np.array(pair) for name, pair in found.items()}
+
+
 CHILDREN: dict[str, Callable[[Job, list[list[int]], int], Arrays]] = {
     "ours": child_ours,
     "stock": child_stock,
     "reference": child_reference,
     "kernel": child_kernel,
+    "exactness": child_exactness,
     "checkpoints": child_checkpoints,
 }
 
@@ -425,6 +435,7 @@ def jobs_of(lab: Lab, groups: list[str], model: str) -> list[Job]:
     exact, served = ours("exact"), ours("served", head="as-served")
     wanted = {
         "kernel": [Job("kernel", "kernel")],
+        "exactness": [Job("exactness", "exactness", model)],
         "model": [exact, served, whole, stock, Job("reference", "reference", model)],
         "chunks": [
             *([ours("graphs", enforce_eager=False)] if lab.on_gpu else []),
@@ -436,7 +447,7 @@ def jobs_of(lab: Lab, groups: list[str], model: str) -> list[Job]:
         "quantized": [exact, *([ours("kv-fp8", kv_cache_dtype="fp8")] if lab.on_gpu else [])],
         "inert": [stock, without],
     }
-    order = ("chunks", "model", "quantized", "inert", "kernel")
+    order = ("chunks", "model", "quantized", "inert", "exactness", "kernel")
     return list({job.name: job for group in order if group in groups for job in wanted[group]}.values())
 
 
@@ -493,6 +504,14 @@ def check_kernel(lab: Lab) -> None:
         lab.check(name, lambda e=error, a=allowed: (bool(e <= a), f"{e:.3g} (≤ {a:g})"))  # type: ignore[misc]
     if not any(name.startswith("kernel: ") for name in lab.results["kernel"]):
         print("SKIP  kernel: no CUDA device here (TRITON_INTERPRET=1 runs it on a CPU)")
+
+
+def check_exactness(lab: Lab) -> None:
+    if "exactness" not in lab.results:
+        lab.check("exactness", lambda: (bool(lab.get("exactness", "any") is None), ""))
+        return
+    for name, (measured, allowed) in lab.results["exactness"].items():
+        lab.check(name, lambda m=measured, a=allowed: (bool(m <= a), f"{m:.3g} (≤ {a:g})"))  # type: ignore[misc]
 
 
 def check_model(lab: Lab) -> None:
@@ -671,6 +690,7 @@ def main() -> int:
     lab.run(jobs, at_once)
     checks: dict[str, Callable[[], None]] = {
         "kernel": lambda: check_kernel(lab),
+        "exactness": lambda: check_exactness(lab),
         "model": lambda: check_model(lab),
         "chunks": lambda: check_chunks(lab),
         "quantized": lambda: check_quantized(lab, names),

@@ -23,7 +23,7 @@ from scoremode.engines.lookup import chosen_settings, engine_name, open_engine
 from scoremode.perplexity import Question, ask, identify, score_into
 from scoremode.references import Raw, Reference, StatesWriter
 from scoremode.scoring import Answered, Progress, check_fits
-from scoremode.types import Answers, Bools, Plan, Run, Window
+from scoremode.types import Answers, Bools, Plan, Run, Window, WindowSource
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
 
@@ -148,10 +148,10 @@ class HeldBaseline:
 
     place = None
 
-    def __init__(self, engine: Engine, plan: Plan, done: Bools) -> None:
+    def __init__(self, engine: Engine, source: WindowSource, done: Bools) -> None:
         self.head: StoredHead = engine.stored_head()
         self.dtype = states_dtype(engine, self.head)
-        self._held = {index: raw for index, _, raw in engine.score_with_states(plan, done)}
+        self._held = {index: raw for index, _, raw in engine.score_with_states(source, done)}
 
     def states(self, index: int, window: Window) -> Raw:
         return self._held[index]

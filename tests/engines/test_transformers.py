@@ -218,7 +218,7 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["high", "medium"])
 def test_float32_is_float32_whatever_the_process_asks_for(tiny: Path, asked: str) -> None:
-    """On a CPU with AMX ``medium`` multiplies in bfloat16, on a GPU both do in TF32: body and head are kept from it."""
+    """On a CPU with AMX, ``medium`` multiplies in bfloat16; on a GPU, both do in TF32. Neither body nor head may."""
     windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (128, 100, 90)))
     expected = scored(engine_for(tiny), windows)
     before = torch.get_float32_matmul_precision()

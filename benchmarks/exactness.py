@@ -1,0 +1,174 @@
+"""Figures of the group ``exactness`` of gpu_checks.py: name -> (measured, allowed), of the head and of this engine.
+
+bits        scores beside a divergence and alone, of every kernel: bits that differ; a head against itself: KL
+tf32        float32 under the switches that allow TF32: nats off by the head, bits that the whole engine moves
+memory      bytes of a divergence beside what it is given
+noise       the noise floor is measured, whatever the windows' length; the engine is afterwards as it was
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from scoremode.baselines import HeldBaseline
+from scoremode.engines.base import EngineOptions
+from scoremode.engines.transformers import TransformersEngine
+from scoremode.head.budget import most_bytes
+from scoremode.head.definition import Columns, define_columns, define_logits
+from scoremode.head.kernels import _candidates, choose
+from scoremode.head.matrix import Head
+from scoremode.head.precision import ALLOWED, product_error
+from scoremode.models import inspect
+from scoremode.types import Answers, Window, WindowList
+
+Figures = dict[str, tuple[float, float]]
+ROWS, DEPTH, IDS = 700, 512, 32_003
+HEAD_NATS = 2e-4
+LENGTHS = (1000, 640, 640, 257, 33)
+KERNELS = ("fused", "rows", "plain", "blocked")
+
+
+def figures(device: str, model: str) -> Figures:
+    return {**bits(device), **tf32(device, model), **memory(device), **noise(device, model)}
+
+
+def drawn(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, Head, torch.Tensor, Head, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, DEPTH, generator=random)
+    weight = torch.randn(IDS, DEPTH, generator=random) * 4 / DEPTH**0.5
+    moved = [x * (1 + 0.01 * torch.randn(x.shape, generator=random)) for x in (hidden, weight)]
+    targets = torch.randint(0, IDS, (ROWS, 1), generator=random).to(device)
+    (hidden, weight), (other, its_weight) = ([x.to(device, dtype) for x in pair] for pair in ((hidden, weight), moved))
+    return hidden, Head(weight, IDS), other, Head(its_weight, IDS), targets
+
+
+def usable(head: Head) -> Iterator[Any]:
+    """The kernels that are for this head; ``choose`` raises where one of them is not right."""
+    for name in KERNELS:
+        try:
+            _candidates(head, name)
+        except Exception:  # not for this device or dtype
+            continue
+        yield choose(head, name).kernel
+
+
+# ── bits ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def bits(device: str) -> Figures:
+    found: Figures = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
+        hidden_p, head_p, hidden_q, head_q, targets = drawn(device, dtype)
+        for kernel in usable(head_q):
+            label = f"{kernel.name}, {str(dtype).removeprefix('torch.')}"
+            beside = kernel.divergence(hidden_p, head_p, hidden_q, head_q, targets).q
+            found[f"scores beside a divergence that differ, {label}"] = (
+                float(different(beside, kernel.score(hidden_q, head_q, targets))),
+                0.0,
+            )
+            itself = kernel.divergence(hidden_q, head_q, hidden_q, head_q, targets)
+            found[f"KL of a head and itself, {label}"] = (float(itself.kl.abs().max()), 0.0)
+    return found
+
+
+def different(a: Columns, b: Columns) -> int:
+    return sum(int((getattr(a, name) != getattr(b, name)).sum()) for name in Columns.__slots__)
+
+
+# ── TF32 ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def allowed_to_round() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def tf32(device: str, model: str) -> Figures:
+    hidden, head, _, _, targets = drawn(device, torch.float32)
+    truth = define_columns(define_logits(hidden, head.weight), targets).logprob
+    found: Figures = {}
+    with allowed_to_round():
+        found["error of a float32 product, as a share of its size"] = (product_error(torch.device(device)), ALLOWED)
+        for kernel in usable(head):
+            off = float((kernel.score(hidden, head, targets).logprob.double() - truth).abs().max())
+            found[f"nats off although TF32 is allowed, {kernel.name}"] = (off, HEAD_NATS)
+        plain = (hidden @ head.weight.T).double().log_softmax(-1).gather(1, targets)
+        # without it, what is above would show nothing; a CPU may have no faster product of fewer bits
+        rounding = float((plain - truth).abs().max())
+        found["(control) a bare product is rounded: 1 less its nats over ten times what is allowed"] = (
+            1 - rounding / (10 * HEAD_NATS),
+            0.0 if device == "cuda" else float("inf"),
+        )
+        rounded = scores(opened(device, model, "float32"))
+    exact = scores(opened(device, model, "float32"))
+    moved = sum(int((a.logprob != b.logprob).sum()) for a, b in zip(rounded, exact, strict=True))
+    found["scores of a float32 model that TF32 moves"] = (float(moved), 0.0)
+    return found
+
+
+def opened(device: str, model: str, dtype: str, batch_tokens: int | None = None) -> TransformersEngine:
+    options = EngineOptions(device=device, dtype=dtype, batch_tokens=batch_tokens)
+    return TransformersEngine.load(inspect(model), options)
+
+
+def windows(vocabulary: int) -> WindowList:
+    random = np.random.default_rng(0)
+    ids = [random.integers(3, vocabulary, length).astype(np.int32) for length in LENGTHS]
+    return WindowList(tuple(Window(x, np.arange(len(x) - 1, dtype=np.int32), x[1:, None]) for x in ids))
+
+
+def scores(engine: TransformersEngine) -> list[Answers]:
+    source = windows(engine.vocabulary)
+    found = dict(engine.score(source, np.zeros(len(source), np.bool_)))
+    return [found[i] for i in range(len(source))]
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def memory(device: str) -> Figures:
+    if device != "cuda":
+        return {}
+    found: Figures = {}
+    random = torch.Generator(device=device).manual_seed(0)
+    hidden = torch.randn(2048, 256, generator=random, device=device)
+    head = Head(torch.randn(128_256, 256, generator=random, device=device), 128_256)
+    targets = torch.zeros(2048, 1, dtype=torch.int64, device=device)
+    for name, models in (("rows", 1), ("plain", 1), ("rows", 2), ("plain", 2)):
+        kernel = choose(head, name).kernel
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        if models == 2:
+            kernel.divergence(hidden, head, hidden, head, targets)
+        else:
+            kernel.score(hidden, head, targets)
+        taken = (torch.cuda.max_memory_allocated() - before) / 2**20
+        # workspaces of the library, and the answers, are not counted in what is promised
+        found[f"MiB of {'a divergence' if models == 2 else 'scores'}, {name}"] = (
+            taken,
+            most_bytes(device, models) / 2**20 + 64,
+        )
+    return found
+
+
+# ── noise ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def noise(device: str, model: str) -> Figures:
+    found: Figures = {}
+    for dtype in ("float32", "bfloat16"):
+        for batch_tokens in (1, None):
+            engine = opened(device, model, dtype, batch_tokens)
+            source = windows(engine.vocabulary)
+            none = np.zeros(len(source), np.bool_)
+            before = scores(engine)
+            floor = engine.noise_floor(HeldBaseline(engine, source, none), source, none)
+            moved = sum(int((a.logprob != b.logprob).sum()) for a, b in zip(before, scores(engine), strict=True))
+            label = f"{dtype}, {'windows alone' if batch_tokens else 'windows together'}"
+            measured = float("inf") if floor.kl is None else float(floor.kl.mean())
+            found[f"noise floor, KL mean, {label} ({floor.words})"] = (measured, 0.1)
+            found[f"scores that its measurement changed, {label}"] = (float(moved), 0.0)
+    return found
