@@ -168,7 +168,7 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
     """The head on every kind of device that is here, then each engine on a small model."""
     import torch
 
-    checks = [_timed(f"head on {kind}", 1e-4, partial(_head_error, kind)) for kind in _kinds()]
+    checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in _heads().items()]
     with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
         for engine in engines:
             if engine == "table":
@@ -182,10 +182,14 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
     return checks
 
 
-def _kinds() -> list[str]:
+def _heads() -> dict[str, tuple[str, str]]:
+    """By name: the device, and the dtype of the weights."""
     import torch
 
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    found = {"cpu": ("cpu", "float32")}
+    if torch.cuda.is_available():
+        found |= {"cuda": ("cuda", "bfloat16"), "cuda in float32": ("cuda", "float32")}
+    return found
 
 
 def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> Check:
@@ -201,7 +205,7 @@ def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> C
     return Check(name, good, finite, allowed, time.perf_counter() - began, detail)
 
 
-def _head_error(kind: str) -> tuple[float, str]:
+def _head_error(kind: str, stored: str) -> tuple[float, str]:
     """Scores of random hidden states against the definition in float64."""
     import torch
 
@@ -210,7 +214,7 @@ def _head_error(kind: str) -> tuple[float, str]:
     from scoremode.head.matrix import Head
 
     random = torch.Generator().manual_seed(0)
-    dtype = torch.bfloat16 if kind == "cuda" else torch.float32
+    dtype = getattr(torch, stored)
     hidden = torch.randn(HEAD_ROWS, HEAD_WIDTH, generator=random).to(kind, dtype)
     weight = (torch.randn(HEAD_VOCABULARY, HEAD_WIDTH, generator=random) / 4).to(kind, dtype)
     targets = torch.randint(0, HEAD_VOCABULARY, (HEAD_ROWS, 2), generator=random).to(kind)
