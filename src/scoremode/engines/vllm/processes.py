@@ -132,9 +132,8 @@ class Processes:
         except Interruption as passed:
             raise passed.error from None
         finally:
-            for number, handler in taken.items():
-                if signal.getsignal(number) is handle:
-                    signal.signal(number, handler)
+            for number, handler in taken.items():  # whatever vLLM and its libraries have put there meanwhile
+                signal.signal(number, handler)
 
 
 _running: weakref.WeakSet[Processes] = weakref.WeakSet()
