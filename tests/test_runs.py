@@ -154,6 +154,13 @@ def test_a_journal_whose_first_line_is_damaged_is_refused_and_fresh_replaces_it(
     assert not make(tmp_path, fresh=True).cached
 
 
+def test_a_folder_under_a_journals_name_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).mkdir()
+    for fresh in (False, True):
+        with pytest.raises(RunError, match="not a run"):
+            make(tmp_path, fresh=fresh)
+
+
 def test_columns_without_a_manifest_are_replaced_by_fresh_alone(tmp_path: Path) -> None:
     """What an older --fresh left when it was killed; nobody else's Parquet file is taken for it."""
     make(tmp_path / "run")

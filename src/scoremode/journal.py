@@ -195,6 +195,8 @@ class Found:
 
 def look(path: Path) -> Found:
     """What lies there under a journal's name, damaged or not."""
+    if not path.is_file():
+        return Found(identity=None, older=False, begun=None, ours=False)
     with path.open("rb") as file:
         start = file.read(FIRST_BYTES)
     known = read_header(path) or {}
