@@ -1,11 +1,13 @@
 """``kill -9`` at random moments: a command is killed once or more, then repeated until it ends, and must end in the
 numbers of a run that nobody disturbed.
 
-A round of a job: killed 1 to 3 times at moments drawn over the time that an undisturbed run takes, then left alone.
+A round of a job: killed 1 to 3 times, mostly while it scores, then left alone. Moments are drawn over the time that an
+undisturbed run takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
@@ -28,6 +30,7 @@ PROGRAM = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"
 PATIENCE = 15.0  # seconds that a process may outlive the one that started it
 LONGEST = 600.0
 MOST_IN_A_ROW = 3
+BEFORE_SCORING = 0.2  # share of the kills that come while a process still starts
 NATS = 1e-4  # by which two runs of vLLM may differ in mean: it batches by what is in flight
 
 
@@ -76,11 +79,15 @@ class Started:
             )
         self.family: dict[int, psutil.Process] = {}
 
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
     def watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the process ends, or ``until`` holds; False where neither happens in time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if self.process.poll() is not None or until():
+            if self.ended or until():
                 return True
             self._look()
             time.sleep(0.02)
@@ -161,7 +168,17 @@ def something_to_resume(out: Path) -> bool:
     """Is a part of the results there, and not the whole?"""
     if not out.parent.exists() or out.is_file() or (out / "manifest.json").exists():
         return False
-    return any(path.is_file() and path.stat().st_size for path in out.parent.rglob("*"))
+    return bool(written(out))
+
+
+def written(out: Path) -> dict[str, int]:
+    """Files of results and beside them that are not empty, by name: their sizes."""
+    sizes: dict[str, int] = {}
+    for path in out.parent.rglob("*"):
+        with contextlib.suppress(OSError):  # renamed or removed meanwhile
+            if path.is_file() and path.stat().st_size:
+                sizes[str(path)] = path.stat().st_size
+    return sizes
 
 
 # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,10 +219,10 @@ class Assault:
     def _killed(self, out: Path) -> bool:
         """Start, wait for the moment, kill. False where the run was over first."""
         figures = self.figures
-        moment = self.random.uniform(0.7 * self.first, figures.seconds)
         victim = self.random.choice(self.job.victims)
         started = self._start(out)
-        if started.watch(moment) or not started.kill(victim):
+        self._wait_for_the_moment(started, out)
+        if started.ended or not started.kill(victim):
             figures.ended_first += 1
             self._finish(started)
             return False
@@ -214,6 +231,15 @@ class Assault:
         # whose engine was killed may end by itself: with one line, or, where all was scored already, well
         self._judge(*started.end(), right=(-9,) if victim == "main" else (0, 2))
         return True
+
+    def _wait_for_the_moment(self, started: Started, out: Path) -> None:
+        """A time drawn from the start-up, or, more often, from what follows the first score that is written."""
+        if self.random.random() < BEFORE_SCORING:
+            started.watch(self.random.uniform(0.0, self.first))
+            return
+        before = written(out)
+        started.watch(LONGEST, lambda: written(out) != before)
+        started.watch(self.random.uniform(0.0, self.figures.seconds - self.first))
 
     def _finish(self, started: Started) -> None:
         self._judge(*started.end(), right=(0,))
