@@ -9,10 +9,7 @@ rows, reduced by Triton in one pass. ``blocked``: for CPUs, blocks that stay in 
 
 CPU_BUDGET = 24 << 20  # below what glibc gives back to the system at each free, so that pages are not faulted in again
 DEVICE_BUDGET = 224 << 20  # rows enough to keep a large GPU busy, and less than a quarter of a GiB beside the model
-CPU_WORKSPACE, DEVICE_WORKSPACE = (
-    4 << 20,
-    96 << 20,
-)  # what a reduction may take beside the logits: in the cache of a CPU
+CPU_WORKSPACE, DEVICE_WORKSPACE = 4 << 20, 96 << 20  # what sums may take beside the logits; in the cache of a CPU
 TILE = 128  # rows that matrix kernels of GPUs take at a time
 
 

@@ -84,6 +84,7 @@ def diverge_in_chunks(
         at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
         parts.append(divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass))
         logits.append(at_q)
+        del x_p, x_q  # or they would be held beside the next chunk's
     return DivergencePartials.cat(parts), torch.cat(logits)
 
 
@@ -97,6 +98,7 @@ def diverge_from_logits(
         x_p, x_q = head_p.logits(hidden_p[rows]), logits_of_q(hidden_q[rows])[:, : head_p.vocabulary]
         at_q = target_logits(x_q, targets[rows])
         parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_q), at_q))
+        del x_p, x_q  # or they would be held beside the next chunk's
     return Divergence.cat(parts)
 
 
