@@ -292,7 +292,7 @@ def model_jobs(folder: Path, size: int) -> list[Job]:
     first = make_tiny_model(folder / "first", adds_bos=False)
     second = make_tiny_model(folder / "second", adds_bos=False, initializer_range=0.41)
     pairs = folder / "pairs.jsonl"
-    rows = [{"prompt": f"{i} and", "target": f" {i + 1}"} for i in range(size // 40)]
+    rows = [{"prompt": f"{i} and", "target": f" {i + 1}"} for i in range(size // 8)]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ["--corpus", str(text), *WINDOWS, "--batch-tokens", "64"]
     return [
