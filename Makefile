@@ -40,7 +40,8 @@ $(VENV)/.triton: $(VENV)/.dev
 demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedded model and tell what that did to it
 	$(BIN)/python examples/emulate_quantization.py smollm2-135m runs/demo-models --bits 8 4
 	$(BIN)/scoremode compare smollm2-135m runs/demo-models/smollm2-135m-w8 runs/demo-models/smollm2-135m-w4 \
-	  --corpus python-docs --num-samples 3 --context-length 512 --stride 512 --out runs/demo --fresh --report runs/demo.html
+	  --corpus python-docs --num-samples 20 --document-tokens 256 --context-length 256 --stride 256 \
+	  --out runs/demo --fresh --report runs/demo.html
 	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
 
 # two processes, because most of the time is spent waiting for engines to start; one thread in each, because threads of
