@@ -40,7 +40,7 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     table = Table(box=None, pad_edge=False, header_style="bold")
     longest = max(len(shown(name)) for name in (m["model"], *(s["name"] for s in statistics)))
     table.add_column("", no_wrap=True, min_width=min(longest, 28))
-    for name in ("ppl", "ratio", "KL mean", "median", "99%", "max", "same top", "groups"):
+    for name in ("ppl", "ratio", "KL mean", "median", "99%", "max", "same top", "over"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_row(Text(shown(m["model"])), f"{_number(statistics[0]['ppl_baseline'], 4)}", *["-"] * 7)
     for s in statistics:
