@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
@@ -65,7 +66,7 @@ class Processes:
                 for found in (process, *process.children(recursive=True)):
                     if not is_tracker(found):
                         self._known.setdefault(found.pid, found)
-        return [process for process in self._known.values() if process.is_running()]
+        return [process for process in self._known.values() if _lives(process)]
 
     def kill(self) -> None:
         """End them now."""
@@ -79,12 +80,12 @@ class Processes:
 
     def wait(self, seconds: float) -> list[Any]:
         """Wait for their end; those that are still there."""
-        import psutil
-
+        deadline = time.monotonic() + seconds
         for child in self.children():
             with contextlib.suppress(ValueError):  # closed by vLLM
                 child.join(timeout=seconds)  # by multiprocessing's own hand, or it would count the dead as living
-        alive: list[Any] = psutil.wait_procs(self.all(), timeout=seconds)[1]
+        while (alive := self.all()) and time.monotonic() < deadline:
+            time.sleep(0.05)
         return alive
 
     def watch(self, llm: Any) -> None:
@@ -137,6 +138,16 @@ class Processes:
 
 
 _running: weakref.WeakSet[Processes] = weakref.WeakSet()
+
+
+def _lives(process: Any) -> bool:
+    """A zombie does not: it may wait for long to be counted out by a parent that is not this process."""
+    import psutil
+
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def kill_all() -> None:
