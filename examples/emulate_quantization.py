@@ -37,13 +37,16 @@ def emulate(model: str, folder: Path, bits: int) -> Path:
     made = folder / f"{Path(model).name}-w{bits}"
     shutil.rmtree(made, ignore_errors=True)
     shutil.copytree(source, made, ignore=shutil.ignore_patterns("*.safetensors", "scoremode.json"))
+    stored = count = 0.0
     for path in sorted(source.glob("*.safetensors")):
         weights = load_file(path)
         inner = {name for name, w in weights.items() if ".layers." in name and w.dim() == 2}
         changed = {name: rounded(w, bits) if name in inner else w for name, w in weights.items()}
         save_file(changed, made / path.name, {"format": "pt"})
+        stored += sum(w.numel() * (bits + 16 / GROUP if n in inner else 8 * w.itemsize) for n, w in weights.items())
+        count += sum(w.numel() for w in weights.values())
     config = json.loads((made / "config.json").read_text())
-    config["bits_per_weight"] = bits + 16 / GROUP  # inside of the layers, a scale of 16 bits for each group
+    config["bits_per_weight"] = stored / count  # with a scale of 16 bits per group; the rest counts as it is stored
     (made / "config.json").write_text(json.dumps(config, indent=1))
     return made
 

@@ -62,6 +62,7 @@ def reduce_in_chunks(
         at_target = share(target_logits(x, targets[rows], head.first_id))
         parts.append(partials(x, targets[rows], at_target, head.first_id, one_pass))
         logits.append(at_target)
+        del x  # or it would be held beside the next chunk's
     return Partials.cat(parts), torch.cat(logits)
 
 
