@@ -31,7 +31,7 @@ from tests.hostile.harness import problems
 from tests.hostile.inputs import Stock
 from tests.hostile.kills import Assault, Figures, Job, model_jobs, table_jobs, vllm_job
 
-TABLE_BYTES, MODEL_BYTES, VLLM_BYTES = 200_000, 40_000, 40_000  # of text: seconds of scoring each
+TABLE_BYTES, MODEL_BYTES, VLLM_BYTES = 200_000, 40_000, 200_000  # of text: seconds of scoring each
 COLUMNS = (
     *("seconds", "kills", "while_scoring", "ended_first"),
     *("wrong_numbers", "wrong_exits", "tracebacks", "orphans"),
@@ -89,7 +89,8 @@ def run_kills(jobs: list[Job], kills: int, folder: Path, seed: int, at_once: int
         found = list(pool.map(attack, jobs, shares))
     print(f"{'kill -9':<20}" + "".join(f"{name.replace('_', ' '):>15}" for name in COLUMNS))
     for job, figures in zip(jobs, found, strict=True):
-        print(f"{job.name:<20}" + "".join(f"{round(getattr(figures, name), 1):>15}" for name in COLUMNS))
+        print(f"{job.name:<20}" + "".join(f"{round(getattr(figures, name), 1):>15}" for name in COLUMNS), end="")
+        print(f"   {figures.victims}" if len(job.victims) > 1 else "")
     totals = [round(sum(getattr(figures, name) for figures in found), 1) for name in COLUMNS[1:]]
     print(f"{'all':<20}{'':>15}" + "".join(f"{total:>15}" for total in totals) + "\n", flush=True)
     return all(figures.clean for figures in found) and sum(figures.kills for figures in found) >= kills

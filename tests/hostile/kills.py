@@ -56,6 +56,7 @@ class Figures:
     wrong_exits: int = 0
     tracebacks: int = 0
     orphans: int = 0
+    victims: dict[str, int] = field(default_factory=dict)  # what was killed, how often
     complaints: list[str] = field(default_factory=list)
 
     @property
@@ -100,20 +101,18 @@ class Started:
         except psutil.Error:
             return
 
-    def kill(self, victim: str) -> bool:
-        """``kill -9`` to the process, or to one of its own; False where there is none of that name."""
+    def kill(self, victims: Sequence[str], draw: random.Random) -> str:
+        """``kill -9`` to the process ("main") or to one of its own, drawn from those that are there; the name."""
         self._look()
-        if victim == "main":
-            self.process.kill()
-            return True
+        found: dict[str, Any] = {"main": self.process} if "main" in victims else {}
         for child in self.family.values():
-            try:
-                if victim in child.name() + " ".join(child.cmdline()):
-                    child.send_signal(signal.SIGKILL)
-                    return True
-            except psutil.Error:
-                continue
-        return False
+            with contextlib.suppress(psutil.Error):
+                title = child.name() + " ".join(child.cmdline())
+                found |= {victim: child for victim in victims if victim in title}
+        chosen = draw.choice(sorted(found))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[chosen].send_signal(signal.SIGKILL)
+        return chosen
 
     def end(self) -> tuple[int, str, int]:
         """Exit code, what was said on standard error, and how many processes were left; those are ended here."""
@@ -219,15 +218,16 @@ class Assault:
     def _killed(self, out: Path) -> bool:
         """Start, wait for the moment, kill. False where the run was over first."""
         figures = self.figures
-        victim = self.random.choice(self.job.victims)
         started = self._start(out)
         self._wait_for_the_moment(started, out)
-        if started.ended or not started.kill(victim):
+        if started.ended:
             figures.ended_first += 1
             self._finish(started)
             return False
-        figures.kills += 1
         figures.while_scoring += something_to_resume(out)
+        victim = started.kill(self.job.victims, self.random)
+        figures.kills += 1
+        figures.victims[victim] = figures.victims.get(victim, 0) + 1
         # whose engine was killed may end by itself: with one line, or, where all was scored already, well
         self._judge(*started.end(), right=(-9,) if victim == "main" else (0, 2))
         return True
