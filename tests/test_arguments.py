@@ -18,7 +18,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": b"one two"}, "text is b'one two', which is not a string"),
     ({"text": ["one"]}, "text is ['one'], which is not a string"),
     ({"corpus": 5}, "corpus is 5, which is neither a name nor a path"),
-    ({"corpus": object()}, "which is neither a name nor a path"),
+    ({"corpus": frozenset()}, "which is neither a name nor a path"),
     ({"corpus": ["python-docs", None]}, "corpus is None, which is neither a name nor a path"),
     ({"corpus": b"a.txt"}, "which is neither a name nor a path"),
     ({"corpus": []}, "no text was given"),
@@ -51,7 +51,7 @@ def test_a_value_of_the_wrong_type_is_named(arguments: dict[str, Any], words: st
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("model", [5, None, b"table:uniform", object()])
+@pytest.mark.parametrize("model", [5, None, b"table:uniform", frozenset()])
 def test_a_model_that_is_no_name_is_named(model: Any) -> None:
     with pytest.raises(InputError, match=r"model is .*, which is neither a name nor a path"):
         sm.plan(model, text="one two")
