@@ -76,7 +76,10 @@ def test_a_run_is_kept_whole_where_no_stream_is_open(tmp_path: Path) -> None:
 
 def test_no_command_is_one_line_beside_the_help() -> None:
     done = run("", "")
-    assert (done.returncode, done.stderr) == (2, "scoremode: no command was given; see scoremode --help\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "scoremode: no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2\n",
+    )
     assert "examples:" in done.stdout
 
 

@@ -16,7 +16,7 @@ from scoremode.runs import JOURNAL, MANIFEST
 from tests.makers import OBEY_INTERRUPTS
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
-TEXT = SENTENCE * 200
+TEXT = SENTENCE * 600  # seconds of scoring, so that what happens meanwhile happens before its end
 FLAGS = ["--context-length", "64", "--stride", "32", "--engine", "vllm", "--max-num-batched-tokens", "64", "--json"]
 ENTRY = OBEY_INTERRUPTS + "from scoremode.cli.main import entry; entry()"
 # the same from Python, with ranks, and more text than anybody waits for
@@ -101,8 +101,9 @@ def test_a_killed_engine_and_a_terminated_run_give_one_line_and_the_run_resumes(
 ) -> None:
     out = tmp_path / "run"
     process = start(small_llama, out)
+    core = engine_core(process)
     wait_for_scores(out, process)
-    os.kill(engine_core(process), signal.SIGKILL)
+    os.kill(core, signal.SIGKILL)
     printed, complaint = process.communicate(timeout=120)
     assert (process.returncode, printed) == (2, "")
     assert complaint.count("\n") == 1, complaint
