@@ -28,14 +28,14 @@ def test_a_longer_prompt_than_vllm_was_started_for_starts_it_again(
     monkeypatch.setattr(sequence, "USUAL_LENGTH", 32)
     with SequenceProbability(str(small_llama), engine="vllm", dtype="float32") as lm:
         (short,) = lm.get_log_prob("The dog", " jumps")
-        assert lm.engine.facts.context_length == 32
+        assert lm._room == 32
         (longer,) = lm.get_log_prob(LONG, " jumps")
-        room = lm.engine.facts.context_length
+        room = lm._room
         assert room is not None
         assert 64 < room <= 1024
         assert f"scoremode: vLLM starts again, for prompts of up to {room} tokens" in capsys.readouterr().err
         (again,) = lm.get_log_prob("The dog", " jumps")
-        assert lm.engine.facts.context_length == room
+        assert lm._room == room
         with pytest.raises(ModelError, match="more than the model's context of 1024; shorten the prompt"):
             lm.get_log_prob(LONG * 40, " jumps")
     expected = sm.prob(str(small_llama), prompt=["The dog", LONG], targets=[" jumps", " jumps"])
