@@ -23,7 +23,7 @@ from typing import Any
 MEMORY = """
 import resource, sys, tempfile
 from pathlib import Path
-from scoremode.comparing import compare
+from scoremode.verbs.compare import compare
 targets = int(sys.argv[1])
 with tempfile.TemporaryDirectory() as folder:
     text = Path(folder) / "text.txt"
@@ -55,7 +55,7 @@ def memory(given: argparse.Namespace) -> dict[str, Any]:
 
 def size(given: argparse.Namespace) -> dict[str, Any]:
     """Bytes of a reference a target, its head not counted and counted, against float16 logits."""
-    from scoremode.references import estimate_bytes
+    from scoremode.store.reference import estimate_bytes
 
     kept = estimate_bytes(given.tokens, given.width, "bfloat16", given.vocabulary)
     states, whole = (kept["logits_fp16"] / kept[name] for name in ("states", "total"))
@@ -66,10 +66,12 @@ def size(given: argparse.Namespace) -> dict[str, Any]:
 
 def timed(given: argparse.Namespace) -> dict[str, Any]:
     """Scoring alone and scoring against a reference, by one engine that is started once."""
-    from scoremode.baselines import Side, StoredBaseline, reference
     from scoremode.engines.base import EngineOptions
-    from scoremode.perplexity import ask
-    from scoremode.references import Reference
+    from scoremode.engines.baseline import StoredBaseline
+    from scoremode.store.reference import Reference
+    from scoremode.verbs.question import ask
+    from scoremode.verbs.reference import reference
+    from scoremode.verbs.scoring import Side
 
     options = EngineOptions(dtype=given.dtype)
     words = "The quick brown fox jumps over the lazy dog while nobody is looking. "

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scoremode.groups import FEWEST, STRETCH
-from scoremode.metrics import GroupSums
-from scoremode.types import Floats, Ints
+from scoremode.statistics.estimate import GroupSums
+from scoremode.statistics.groups import FEWEST, STRETCH
+from scoremode.values import Floats, Ints
 
 DATA = Path(__file__).parent / "data"
 NUMBERS = ("nll", "delta_w8", "delta_w4", "kl_w8", "kl_w4")

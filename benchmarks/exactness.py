@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.baselines import HeldBaseline
 from scoremode.engines.base import EngineOptions
-from scoremode.engines.transformers import TransformersEngine
+from scoremode.engines.baseline import HeldBaseline
+from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.head.budget import most_bytes
 from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.kernels import _candidates, choose
 from scoremode.head.matrix import Head
 from scoremode.head.precision import ALLOWED, product_error
-from scoremode.models import inspect
-from scoremode.types import Answers, Window, WindowList
+from scoremode.models.facts import inspect
+from scoremode.plan.windows import Answers, Window, WindowList
 
 Figures = dict[str, tuple[float, float]]
 ROWS, DEPTH, IDS = 700, 512, 32_003

@@ -64,7 +64,7 @@ class Job:
 # ── children: engines ────────────────────────────────────────────────────────────────────────────────────────────────
 def windows_of(ids: list[list[int]], vocabulary: int) -> list[Any]:
     """A window a prompt that scores its own tokens; then one with targets of our choosing."""
-    from scoremode.types import Window
+    from scoremode.plan.windows import Window
 
     def own(row: list[int]) -> Window:
         fed = np.array(row, np.int32)
@@ -85,7 +85,7 @@ def together(answers: list[Any], prefix: str = "") -> Arrays:
 def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.engine import VllmEngine
     from scoremode.engines.vllm.options import VllmOptions
-    from scoremode.types import WindowList
+    from scoremode.plan.windows import WindowList
 
     named = {k: v for k, v in job.options.items() if k in VllmOptions.__slots__}
     extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": WITNESS}

@@ -3,7 +3,7 @@
     python benchmarks/same_numbers.py record before/     # keeps the runs, references, caches and printed figures
     python benchmarks/same_numbers.py record after/
     python benchmarks/same_numbers.py compare before/ after/
-    python benchmarks/same_numbers.py open before/       # folders that an earlier version wrote still open, and say the same
+    python benchmarks/same_numbers.py open before/       # folders of an earlier version still open, and say the same
 
 Plan digests, every column of every target and every printed statistic must be equal. vLLM's own batches move its
 scores from run to run, so its scores may differ by the largest difference that two passes of ``before`` show.
@@ -40,7 +40,26 @@ PAIRS = [("The capital of France is", " Paris"), ("The capital of Fran", "ce is 
 
 def texts(folder: Path) -> None:
     """Twelve documents of made-up prose: the same on every machine, and nothing that any version ships."""
-    words = "the model reads a long text and gives every token its own probability before it sees what follows".split()
+    words = [
+        "the",
+        "model",
+        "reads",
+        "a",
+        "long",
+        "text",
+        "and",
+        "gives",
+        "every",
+        "token",
+        "its",
+        "own",
+        "probability",
+        "before",
+        "it",
+        "sees",
+        "what",
+        "follows",
+    ]
     dice = random.Random(7)
     documents = [" ".join(dice.choice(words) for _ in range(dice.randint(20, 120))) + "." for _ in range(12)]
     (folder / "documents.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
@@ -53,7 +72,16 @@ def commands(vllm: bool) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for method, sizes in METHODS.items():
         for model in (MODEL,) if method in NEEDS_PREFIX else ("table:uniform", MODEL):
-            asked = ["ppl", model, *corpus, "--num-samples", "12" if model != MODEL else "4", "--method", method, *sizes]
+            asked = [
+                "ppl",
+                model,
+                *corpus,
+                "--num-samples",
+                "12" if model != MODEL else "4",
+                "--method",
+                method,
+                *sizes,
+            ]
             found[f"ppl-{model.replace(':', '-')}-{method}"] = [*asked, "--out", f"ppl-{model[:5]}-{method}"]
     found["plan"] = ["plan", MODEL, *short]
     found["cached"] = ["ppl", MODEL, "--text", "A run without a folder is kept in the cache."]

@@ -29,10 +29,10 @@ def prepare(model_name: str, context: int, windows: int) -> tuple[Any, Any]:
     """The engine, and the windows as ids (windows, context)."""
     import numpy as np
 
-    from scoremode.corpus import load
     from scoremode.engines.base import EngineOptions
-    from scoremode.engines.lookup import find_subject
-    from scoremode.engines.transformers import TransformersEngine
+    from scoremode.engines.registry import find_subject
+    from scoremode.engines.transformers.engine import TransformersEngine
+    from scoremode.text.corpus import load
 
     subject = find_subject(model_name)
     assert subject.facts is not None
@@ -47,7 +47,7 @@ def way(variant: str, engine: Any, ids: Any) -> Callable[[], float]:
     import numpy as np
     import torch
 
-    from scoremode.types import Window, WindowList
+    from scoremode.plan.windows import Window, WindowList
 
     rows = [torch.from_numpy(row.astype(np.int64))[None] for row in ids]
     hidden = torch.randn(ids.shape[1], engine.model.config.hidden_size)

@@ -183,8 +183,8 @@ class Against(Ours):
     def prepare(self, ids: Any) -> None:
         import numpy as np
 
-        from scoremode.baselines import StoredBaseline
-        from scoremode.references import StatesWriter
+        from scoremode.engines.baseline import StoredBaseline
+        from scoremode.store.reference_writer import StatesWriter
 
         a_prompt = ids.shape[1] - 1
         head = self.engine.stored_head()
@@ -226,7 +226,7 @@ def windows_of(ids: Any) -> Any:
     """Prompts (n, context) as windows in which every token but the first is scored."""
     import numpy as np
 
-    from scoremode.types import Window, WindowList
+    from scoremode.plan.windows import Window, WindowList
 
     rows = np.arange(ids.shape[1] - 1, dtype=np.int32)
     return WindowList(tuple(Window(row, rows, row[1:, None]) for row in ids))

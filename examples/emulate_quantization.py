@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from scoremode.models import resolve
+from scoremode.models.facts import resolve
 
 GROUP = 32
 

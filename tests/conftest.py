@@ -16,7 +16,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs and hashes of the tests stay out of the user's cache; the embedded model, slow to make, comes from it."""
-    from scoremode.cache import cache_folder
+    from scoremode.store.cache import cache_folder
 
     models = cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)

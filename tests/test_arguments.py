@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.corpus import load
 from scoremode.errors import InputError
+from scoremode.text.corpus import load
 
 # (arguments of sm.plan, words expected)
 WRONG: list[tuple[dict[str, Any], str]] = [

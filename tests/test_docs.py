@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.cli.commands import VERBS, build_parser
-from scoremode.methods import METHODS, Method
+from scoremode.plan.recipes import METHODS, Method
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,13 +1,6 @@
-"""The shape of the house, held by a test: imports go one way, and help answers without the heavy libraries.
+"""The shape of the house, held by tests: imports go down only, and help answers without the heavy libraries.
 
-errors, types, json_files, sealed, numerics, redaction, locks, records, arguments, memory
-              <- cache, text_files, hub, corpus, tokens, methods, arrange, groups, metrics, columns, journal,
-                 run_format, runs, comparable, reference_format, references, head, models, checkpoints,
-                 weight_files, outputs
-              <- engines
-              <- scoring, sequence, sequence_files, perplexity, drift, baselines, comparing, statistics, gate, ranking,
-                 doctor, vllm
-              <- display <- cli
+cli ▶ report ▶ verbs ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ {text, head} ▶ values, errors, arguments
 """
 
 from __future__ import annotations
@@ -15,97 +8,18 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import scoremode
+from tests.house import FLOOR, HOUSE, arrows, circles, files, imported, name_of, room_of, upward
 
-HOUSE = Path(scoremode.__file__).parent
-FLOORS: tuple[tuple[str, ...], ...] = (
-    (
-        "errors",
-        "types",
-        "json_files",
-        "sealed",
-        "numerics",
-        "redaction",
-        "locks",
-        "records",
-        "arguments",
-        "memory",
-    ),
-    (
-        "cache",
-        "text_files",
-        "hub",
-        "corpus",
-        "tokens",
-        "methods",
-        "arrange",
-        "groups",
-        "metrics",
-        "columns",
-        "journal",
-        "run_format",
-        "runs",
-        "comparable",
-        "reference_format",
-        "references",
-        "head",
-        "models",
-        "checkpoints",
-        "weight_files",
-        "outputs",
-    ),
-    ("engines",),
-    (
-        "scoring",
-        "sequence",
-        "sequence_files",
-        "perplexity",
-        "drift",
-        "baselines",
-        "comparing",
-        "statistics",
-        "gate",
-        "ranking",
-        "doctor",
-        "vllm",
-    ),
-    ("display",),
-    ("cli", "__main__"),
-)
-FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
-HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub", "datasets")
-# Run.to_arrow(), Run.summary() and how values show themselves in a notebook are looked up when they are called
-LOOKED_UP_LATER = {("types", "columns"), ("types", "runs"), ("types", "display"), ("types", "statistics")}
-
-
-def modules() -> list[Path]:
-    return sorted(p for p in HOUSE.rglob("*.py") if p != HOUSE / "__init__.py")
-
-
-def room(path: Path) -> str:
-    """The part of the house that a file belongs to: its folder, or its own name."""
-    return path.relative_to(HOUSE).parts[0].removesuffix(".py")
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Full names of everything that a piece of code imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports here are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def rooms_imported(tree: ast.AST) -> set[str]:
-    """Parts of the house that a piece of code imports; ``scoremode.__version__`` is not one."""
-    parts = [name.split(".") for name in imported(tree)]
-    return {p[1] for p in parts if p[0] == "scoremode" and len(p) > 1 and p[1] in FLOOR}
+HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub", "datasets", "scipy")
+LONGEST = 500  # lines
+KERNELS = "head.fused_kernels"  # Triton compiles a kernel as one function
+SHORT_NAME = "vllm"  # scoremode/vllm.py: nothing but the name that people import engines/vllm/llm.py by
+GRAPH = {own: targets for own, targets in arrows().items() if own != SHORT_NAME}
 
 
 def at_module_level(tree: ast.Module) -> list[ast.stmt]:
@@ -123,39 +37,41 @@ def at_module_level(tree: ast.Module) -> list[ast.stmt]:
     return found
 
 
-def test_every_file_has_its_floor() -> None:
-    assert {room(path) for path in modules()} - FLOOR.keys() == set()
+def test_every_file_is_in_a_room() -> None:
+    assert {room_of(own) for own in GRAPH} - FLOOR.keys() == set()
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(HOUSE)))
-def test_no_file_imports_from_a_floor_above_it(path: Path) -> None:
-    own = room(path)
-    above = {name for name in rooms_imported(ast.parse(path.read_text())) if FLOOR[name] > FLOOR[own]}
-    assert {name for name in above if (own, name) not in LOOKED_UP_LATER} == set()
+def test_no_import_goes_up() -> None:
+    """Imports inside of functions and under TYPE_CHECKING count as well."""
+    assert upward(GRAPH) == []
 
 
-def test_what_may_be_looked_up_later_is_never_imported_at_module_level() -> None:
-    early = {
-        (room(path), name)
-        for path in modules()
-        for node in at_module_level(ast.parse(path.read_text()))
-        for name in rooms_imported(node)
-    }
-    assert early & LOOKED_UP_LATER == set()
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circles(GRAPH) == []
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in modules() if room(p) not in ("head", "engines")], ids=lambda p: str(p.relative_to(HOUSE))
-)
+def test_an_upward_arrow_and_a_circle_would_be_seen() -> None:
+    """The two tests above can fail."""
+    assert upward({"store.runs": {"verbs.ppl"}, "verbs.ppl": {"store.runs"}}) == ["store.runs -> verbs.ppl"]
+    assert upward({"text.corpus": {"head.fused"}, "head.fused": set()}) == ["text.corpus -> head.fused"]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("path", files(), ids=name_of)
+def test_no_file_is_longer_than_a_reader_can_hold(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST or name_of(path) == KERNELS
+
+
+@pytest.mark.parametrize("path", [p for p in files() if room_of(name_of(p)) not in ("head", "engines")], ids=name_of)
 def test_only_head_and_engines_import_torch_at_module_level(path: Path) -> None:
     tops = {n.split(".")[0] for node in at_module_level(ast.parse(path.read_text())) for n in imported(node)}
     assert not tops & {"torch", "transformers"}
 
 
-def test_types_knows_numpy_only() -> None:
-    nodes = at_module_level(ast.parse((HOUSE / "types.py").read_text()))
+def test_values_know_numpy_only() -> None:
+    nodes = at_module_level(ast.parse((HOUSE / "values.py").read_text()))
     tops = {n.split(".")[0] for node in nodes for n in imported(node)}
-    assert tops - set(sys.stdlib_module_names) == {"numpy", "scoremode"}
+    assert tops - set(sys.stdlib_module_names) == {"numpy"}
 
 
 def loaded_after(code: str) -> set[str]:

@@ -11,44 +11,54 @@ Names are loaded when they are first used, so that ``import scoremode`` and ``sc
 
 from __future__ import annotations
 
+import sys
+
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest, and Ctrl-C may come meanwhile
 if TYPE_CHECKING:
     from typing import Any
 
-    from scoremode.baselines import reference
-    from scoremode.comparing import compare
-    from scoremode.display.html import report
-    from scoremode.drift import Noise, noise
     from scoremode.engines.base import EngineOptions
     from scoremode.errors import ScoremodeError
-    from scoremode.perplexity import plan, ppl
-    from scoremode.runs import load
-    from scoremode.sequence import SequenceProbability, SequenceScore, prob
-    from scoremode.types import Comparison, Estimate, Plan, Run, Scores, Tokens
+    from scoremode.plan.plan import Plan
+    from scoremode.report.html.page import report
+    from scoremode.statistics.comparison import Comparison
+    from scoremode.store.run import Run
+    from scoremode.store.runs import load
+    from scoremode.store.scores import Scores
+    from scoremode.text.tokens import Tokens
+    from scoremode.values import Estimate
+    from scoremode.verbs.compare import compare
+    from scoremode.verbs.noise import Noise, noise
+    from scoremode.verbs.plan import plan
+    from scoremode.verbs.ppl import ppl
+    from scoremode.verbs.prob import SequenceProbability, SequenceScore, prob
+    from scoremode.verbs.reference import reference
 
 _HOME = {
-    "ppl": "perplexity",
-    "compare": "comparing",
-    "reference": "baselines",
-    "report": "display.html",
-    "Comparison": "types",
-    "plan": "perplexity",
-    "prob": "sequence",
-    "noise": "drift",
-    "Noise": "drift",
-    "SequenceProbability": "sequence",
-    "SequenceScore": "sequence",
-    "load": "runs",
+    "ppl": "verbs.ppl",
+    "compare": "verbs.compare",
+    "reference": "verbs.reference",
+    "report": "report.html.page",
+    "Comparison": "statistics.comparison",
+    "plan": "verbs.plan",
+    "prob": "verbs.prob",
+    "noise": "verbs.noise",
+    "Noise": "verbs.noise",
+    "SequenceProbability": "verbs.prob",
+    "SequenceScore": "verbs.prob",
+    "load": "store.runs",
     "EngineOptions": "engines.base",
     "ScoremodeError": "errors",
-    "Estimate": "types",
-    "Plan": "types",
-    "Run": "types",
-    "Scores": "types",
-    "Tokens": "types",
+    "Estimate": "values",
+    "Plan": "plan.plan",
+    "Run": "store.run",
+    "Scores": "store.scores",
+    "Tokens": "text.tokens",
 }
+
+_SHOWS_RUNS = {"Comparison", "Run", "compare", "load", "open", "ppl", "reference", "wrap"}  # their values, in notebooks
 
 __all__ = [
     "Comparison",
@@ -78,9 +88,27 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         from importlib import import_module
 
-        return getattr(import_module(f"scoremode.{_HOME[name]}"), name)
+        found = getattr(import_module(f"scoremode.{_HOME[name]}"), name)
+        if name in _SHOWS_RUNS:
+            import_module("scoremode.report.notebook").install()
+        return found
     raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Names(type(sys)):  # type: ignore[misc]
+    """A module whose functions ``plan`` and ``report`` stay functions when the folders of those names are imported.
+
+    Python puts every imported folder into its parent as an attribute. ``from scoremode.plan.recipes import …`` does not
+    need that, and ``sm.plan(…)`` must work.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, type(sys))):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Names

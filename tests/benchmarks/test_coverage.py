@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.groups import STRETCH
+from scoremode.statistics.groups import STRETCH
 
 SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "coverage.py"))
 GROUPS, NUMBERS, read = SCRIPT["GROUPS"], SCRIPT["NUMBERS"], SCRIPT["read"]

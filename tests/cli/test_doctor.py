@@ -55,7 +55,7 @@ def test_nothing_is_left_behind(command: Command, monkeypatch: pytest.MonkeyPatc
 
 
 def _wrong(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.engines.transformers import TransformersEngine
+    from scoremode.engines.transformers.engine import TransformersEngine
 
     score = TransformersEngine.score
 
@@ -93,7 +93,7 @@ def test_an_engine_that_cannot_start_fails_its_self_test(command: Command, monke
     def dies(*_: Any, **__: Any) -> None:
         raise EngineError("it died", fix="try again")
 
-    monkeypatch.setattr("scoremode.doctor.open_engine", dies)
+    monkeypatch.setattr("scoremode.verbs.doctor.open_engine", dies)
     outcome = command("doctor", "--engine", "transformers")
     assert outcome.code == 2
     assert "it died" in outcome.err

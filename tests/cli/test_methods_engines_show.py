@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.engines.lookup import ENGINES
-from scoremode.methods import METHODS
+from scoremode.engines.registry import ENGINES
+from scoremode.plan.recipes import METHODS
 from tests.cli.conftest import Command, Refused
 
 

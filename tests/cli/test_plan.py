@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.methods import METHODS
+from scoremode.plan.recipes import METHODS
 from tests.cli.conftest import Command, Refused
 
 LEAST = {"windows", "targets", "forward_tokens", "plan_digest"}
@@ -70,7 +70,7 @@ def test_no_engine_is_started(command: Command, stories: Path, monkeypatch: pyte
     def opened(*_: Any) -> None:
         raise AssertionError("an engine was opened")
 
-    monkeypatch.setattr("scoremode.perplexity.open_engine", opened)
+    monkeypatch.setattr("scoremode.verbs.ppl.open_engine", opened)
     assert command("plan", stories, "--text", "Once upon a time").code == 0
 
 

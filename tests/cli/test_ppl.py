@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
-from scoremode.cache import file_sha256
-from scoremode.engines.table import TableEngine
+from scoremode.engines.table.engine import TableEngine
+from scoremode.store.files import file_sha256
 from tests.cli.conftest import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily."
@@ -277,7 +277,7 @@ def test_a_disk_that_fills_up_leaves_no_manifest_and_the_command_goes_on(
         fsync(handle)
 
     arguments = ["ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run"]
-    monkeypatch.setattr("scoremode.cache.os.fsync", full)
+    monkeypatch.setattr("scoremode.store.files.os.fsync", full)
     assert "the disk is full" in refused(*arguments)
     assert not (tmp_path / "run" / "manifest.json").exists()
     assert command(*arguments).code == 0
@@ -435,7 +435,7 @@ def test_nan_for_one_token_of_the_text_only_is_refused_too(refused: Refused, che
     """The embedding is untied first, so that the head is whole and a text without that token would pass."""
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    from scoremode.tokens import HuggingFaceTokenizer
+    from scoremode.text.tokenizer import HuggingFaceTokenizer
 
     spoiled = int(HuggingFaceTokenizer.load(checkpoint).encode(TEXT, special=True).ids[4])
 

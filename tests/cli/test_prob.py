@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from scoremode.sequence import SequenceProbability
-from scoremode.sequence_files import CHUNK
+from scoremode.verbs.prob import SequenceProbability
+from scoremode.verbs.prob_files import CHUNK
 from tests.cli.conftest import Command, Refused
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
@@ -273,7 +273,7 @@ def test_a_disk_that_fills_up_leaves_no_results_and_the_command_goes_on(
 
     arguments = ["prob", "table:uniform", "--prompt", "a", "--target", "b", "--out", tmp_path / "results.jsonl"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scoremode.cache.os.fsync", full)
+        patch.setattr("scoremode.store.files.os.fsync", full)
         assert "the disk is full" in refused(*arguments)
     assert not (tmp_path / "results.jsonl").exists()
     assert (command(*arguments).code, len(results(tmp_path / "results.jsonl"))) == (0, 1)

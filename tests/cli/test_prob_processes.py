@@ -16,7 +16,7 @@ PAIRS = 640
 CHUNK = 16  # smaller than usual, so that a kill finds many of them done
 SLOWED = f"""
 import os, time
-from scoremode import sequence, sequence_files
+from scoremode.verbs import prob, prob_files
 sequence_files.CHUNK = {CHUNK}
 score = sequence.SequenceProbability.score
 def slow(self, *given):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode.display.html import render
-from scoremode.outputs import MARK_WITHIN, REPORT_MARK
+from scoremode.report.html.page import render
+from scoremode.store.outputs import MARK_WITHIN, REPORT_MARK
 from tests.cli.conftest import Command, Refused
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.engines.batching import PADDING_SHARE, batches_by_length
-from scoremode.types import Ints, Window, WindowList
+from scoremode.plan.windows import Window, WindowList
+from scoremode.values import Ints
 
 
 def source(lengths: list[int], groups: Ints | None = None) -> WindowList:

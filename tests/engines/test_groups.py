@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from scoremode.engines.base import EngineOptions
-from scoremode.engines.transformers import TransformersEngine
-from scoremode.models import inspect
-from scoremode.types import Window, WindowList
+from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.models.facts import inspect
+from scoremode.plan.windows import Window, WindowList
 from tests.makers import VOCABULARY
 
 BUDGET = 64  # tokens in one forward pass

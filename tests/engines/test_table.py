@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from scoremode.engines.table import TableEngine
+from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError
-from scoremode.perplexity import ppl
-from scoremode.types import Answers, Ids, Window, WindowList
+from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.values import Ids
+from scoremode.verbs.ppl import ppl
 
 COUNTING = "".join(map(chr, range(32, 127)))
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from scoremode.engines.base import EngineOptions
-from scoremode.engines.lookup import find_subject, open_engine
-from scoremode.engines.transformers import TransformersEngine
+from scoremode.engines.registry import find_subject, open_engine
+from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.definition import define_columns
-from scoremode.models import inspect
-from scoremode.types import Answers, Ids, Window, WindowList, WindowSource
+from scoremode.models.facts import inspect
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
+from scoremode.values import Ids
 from tests.makers import VOCABULARY, make_family, make_tiny_model
 
 

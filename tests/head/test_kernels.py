@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import EngineOptions
-from scoremode.engines.transformers import TransformersEngine
+from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import EngineError, OptionError
 from scoremode.head import kernels
 from scoremode.head.chunked import Share, keep_own
@@ -21,8 +21,8 @@ from scoremode.head.definition import define_columns, define_logits
 from scoremode.head.kernels import Choice, Kernel, Kind, choose, describe_kernel, probe
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials
-from scoremode.models import inspect
-from scoremode.types import Answers, Window, WindowList
+from scoremode.models.facts import inspect
+from scoremode.plan.windows import Answers, Window, WindowList
 from tests.makers import VOCABULARY, make_family
 
 PLAIN = Head(torch.zeros(7, 4), vocabulary=7)

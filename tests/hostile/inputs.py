@@ -36,8 +36,8 @@ class Stock:
 
     @staticmethod
     def make(folder: Path) -> Stock:
-        from scoremode.baselines import reference
-        from scoremode.perplexity import ppl
+        from scoremode.verbs.ppl import ppl
+        from scoremode.verbs.reference import reference
 
         asked: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
         model = make_tiny_model(folder / "model", adds_bos=False)
@@ -59,7 +59,7 @@ class Stock:
 
 def interrupted(model: str, out: Path, asked: dict[str, Any]) -> None:
     """A run that was stopped with Ctrl-C after a few windows."""
-    from scoremode.perplexity import ppl
+    from scoremode.verbs.ppl import ppl
 
     def stop(done: int, _total: int) -> None:
         if done > 200:

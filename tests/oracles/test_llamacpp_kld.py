@@ -17,15 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scoremode.comparing import compare
 from scoremode.engines.base import EngineOptions
-from scoremode.engines.lookup import open_engine
+from scoremode.engines.registry import open_engine
 from scoremode.head.divergence import define_divergence
-from scoremode.models import resolve
-from scoremode.perplexity import ask
-from scoremode.statistics import llamacpp_statistics, llamacpp_text
-from scoremode.types import Comparison
-from tests.test_statistics import longhand
+from scoremode.models.facts import resolve
+from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
+from scoremode.verbs.compare import compare
+from scoremode.verbs.question import ask
+from tests.statistics.test_comparison import longhand
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "emulate_quantization.py"
 MODEL = "smollm2-135m"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import scoremode as sm
-from scoremode.arrange import detokenised
+from scoremode.text.documents import detokenised
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test installs it")
 
@@ -75,7 +75,7 @@ def test_pages_are_detokenised_as_the_wikitext_task_does(pages_file: Path) -> No
 
 def test_words_and_bytes_are_those_of_the_wikitext_task(stories: Path, pages_file: Path, wikitext_file: Path) -> None:
     """Counts only, without scoring 62 pages: what the task divides by, from the plan's tokens."""
-    from scoremode.perplexity import ask
+    from scoremode.verbs.question import ask
 
     process_results = task_module().process_results
     asked = ask(str(stories), corpus=f"wikitext2:{wikitext_file}", method="lm-eval-rolling")

@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    from scoremode import gate
     from scoremode.cli.progress import progress_bar
-    from scoremode.comparing import compare
-    from scoremode.outputs import check_report
-    from scoremode.redaction import command_without_secrets
-    from scoremode.statistics import describe
+    from scoremode.statistics import gate
+    from scoremode.statistics.comparison import describe
+    from scoremode.store.outputs import check_report
+    from scoremode.store.redaction import command_without_secrets
+    from scoremode.verbs.compare import compare
 
     rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
     output = check_report(parsed.report, "--report", made_later=parsed.out) if parsed.report is not None else None
@@ -68,7 +68,7 @@ def run(parsed: argparse.Namespace) -> int:
     statistics = [describe(c) for c in found]
     _print(parsed, found, statistics)
     if output:
-        from scoremode.display.html import write
+        from scoremode.report.html.page import write
 
         write(parsed.report, found, statistics, flag="--report")
         for_machines = parsed.json or parsed.markdown or parsed.model_index
@@ -80,8 +80,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _print(parsed: argparse.Namespace, found: list[Any], statistics: list[dict[str, Any]]) -> None:
-    from scoremode.display.compare import comparison_json, comparison_table
-    from scoremode.display.publish import markdown, model_index
+    from scoremode.report.modelcard import markdown, model_index
+    from scoremode.report.terminal.compare import comparison_json, comparison_table
 
     if parsed.json:
         options.print_json(comparison_json(found, statistics))

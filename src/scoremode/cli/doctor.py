@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.display.doctor import doctor_table
-    from scoremode.doctor import examine, require_good
+    from scoremode.report.terminal.doctor import doctor_table
+    from scoremode.verbs.doctor import examine, require_good
 
     found = examine(parsed.engine)
     if parsed.json:

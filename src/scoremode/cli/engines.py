@@ -12,8 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.display.table import listing
-    from scoremode.engines.lookup import ENGINES
+    from scoremode.engines.registry import ENGINES
+    from scoremode.report.terminal.console import listing
 
     if parsed.json:
         options.print_json([{"name": name, "summary": summary} for name, summary in ENGINES.items()])

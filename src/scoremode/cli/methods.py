@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.display.table import listing
-    from scoremode.methods import METHODS, Method, find_method
+    from scoremode.plan.recipes import METHODS, Method, find_method
+    from scoremode.report.terminal.console import listing
 
     def facts(method: Method) -> dict[str, Any]:
         names = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")

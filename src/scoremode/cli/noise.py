@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
-    from scoremode.display.noise import noise_table
-    from scoremode.drift import noise, parse_vary
+    from scoremode.report.terminal.noise import noise_table
+    from scoremode.verbs.noise import noise, parse_vary
 
     vary = {}
     for name, values in map(parse_vary, parsed.vary or ()):

@@ -9,8 +9,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from scoremode import json_files
 from scoremode.errors import OptionError
+from scoremode.text import json_files
 
 if TYPE_CHECKING:
     from scoremode.engines.base import EngineOptions
@@ -177,7 +177,7 @@ def print_json(value: Any) -> None:
 
 
 def print_parts(parts: list[Any]) -> None:
-    from scoremode.display.table import console
+    from scoremode.report.terminal.console import console
 
     out = console()
     for part in parts:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from scoremode.corpus import names_a_text
 from scoremode.errors import harmless, one_line
+from scoremode.text.corpus import names_a_text
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be; the others are refused where they are used

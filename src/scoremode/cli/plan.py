@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.display.table import plan_table
-    from scoremode.perplexity import plan
+    from scoremode.report.terminal.plan import plan_table
+    from scoremode.verbs.plan import plan
 
     made = plan(parsed.model, engine=parsed.engine, options=options.engine_options(parsed), **options.question(parsed))
     if parsed.json:

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
-    from scoremode.display.table import run_table
-    from scoremode.perplexity import ppl
+    from scoremode.report.terminal.run import run_table
+    from scoremode.verbs.ppl import ppl
 
     with progress_bar("scoring") as progress:
         result = ppl(

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scoremode import json_files
 from scoremode.cli import options
 from scoremode.errors import InputError, OptionError
+from scoremode.text import json_files
 
 if TYPE_CHECKING:
-    from scoremode.outputs import Output
-    from scoremode.sequence import SequenceProbability
+    from scoremode.store.outputs import Output
+    from scoremode.verbs.prob import SequenceProbability
 
 EPILOG = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
-    from scoremode.display.table import sequence_table
-    from scoremode.sequence import SequenceProbability, longest_of
+    from scoremode.report.terminal.prob import sequence_table
+    from scoremode.verbs.prob import SequenceProbability, longest_of
 
     if parsed.fresh and parsed.out is None:
         raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
@@ -80,7 +80,7 @@ def _score_into(
     output: Output, lm: SequenceProbability, pairs: list[tuple[str, str]], parsed: argparse.Namespace
 ) -> None:
     from scoremode.cli.progress import progress_bar
-    from scoremode.sequence_files import read_results, score_to_file, score_to_stream
+    from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
 
     with progress_bar("scoring", "pairs") as progress:
         if output.is_stream:
@@ -94,7 +94,7 @@ def _score_into(
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
-    from scoremode.outputs import check_output
+    from scoremode.store.outputs import check_output
 
     output = check_output(parsed.out, "--out")
     if output.is_stream and (parsed.json or parsed.fresh):

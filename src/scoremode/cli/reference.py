@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.baselines import reference
     from scoremode.cli.progress import progress_bar
-    from scoremode.display.table import run_table
+    from scoremode.report.terminal.run import run_table
+    from scoremode.verbs.reference import reference
 
     with progress_bar("scoring") as progress:
         result = reference(

@@ -16,11 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.comparing import of_runs
-    from scoremode.display.html import write
-    from scoremode.outputs import check_report
-    from scoremode.runs import load
-    from scoremode.statistics import describe
+    from scoremode.report.html.page import write
+    from scoremode.statistics.comparison import describe
+    from scoremode.store.outputs import check_report
+    from scoremode.store.runs import load
+    from scoremode.verbs.compare import of_runs
 
     output = check_report(parsed.output)  # before columns are read
     first, *others = parsed.run_folders

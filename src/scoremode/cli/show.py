@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.display.table import run_table
-    from scoremode.runs import load
+    from scoremode.report.terminal.run import run_table
+    from scoremode.store.runs import load
 
     found = load(parsed.run_folder)
     if parsed.json:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from scoremode.errors import EngineError, OptionError
-from scoremode.references import Raw
-from scoremode.types import Answers, Bools, Floats, Ints, Window, WindowSource
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.values import Bools, Floats, Ints, Raw
 
 
 @dataclass(frozen=True, slots=True)

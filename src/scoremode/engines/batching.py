@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from scoremode.types import Ints, WindowSource
+from scoremode.plan.windows import WindowSource
+from scoremode.values import Ints
 
 PADDING_SHARE = 1 / 16  # of a batch's tokens, at most
 

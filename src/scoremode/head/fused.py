@@ -23,13 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
 from scoremode.head.divergence import DivergencePartials, no_sums
-from scoremode.head.fused_kernels import (
-    diverge_spans,
-    join_divergences,
-    join_spans,
-    reduce_spans,
-    write_target_logits,
-)
+from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, nothing_of
 

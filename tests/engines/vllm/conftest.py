@@ -16,7 +16,8 @@ import torch
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.head.definition import define_columns
-from scoremode.types import Answers, Ids, Window, WindowList
+from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.values import Ids
 from tests.makers import make_small_llama, make_tokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -34,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    from scoremode.models import resolve
+    from scoremode.models.facts import resolve
 
     return resolve("smollm2-135m")
 
@@ -60,8 +61,8 @@ def quantize() -> Callable[[str, Path, str], Path]:
 
 @pytest.fixture(scope="session")
 def real_ids(smollm2: Path) -> Ids:
-    from scoremode.corpus import load
-    from scoremode.tokens import HuggingFaceTokenizer
+    from scoremode.text.corpus import load
+    from scoremode.text.tokenizer import HuggingFaceTokenizer
 
     text = "\n\n".join(load("python-docs").texts())[:20_000]
     return HuggingFaceTokenizer.load(smollm2).encode(text, special=False).ids

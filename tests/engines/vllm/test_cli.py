@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import scoremode as sm
-from scoremode.runs import JOURNAL, MANIFEST
+from scoremode.store.runs import JOURNAL, MANIFEST
 from tests.makers import OBEY_INTERRUPTS
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scoremode.baselines import reference
-from scoremode.comparing import compare
-from scoremode.references import Reference
-from scoremode.types import Comparison
+from scoremode.statistics.comparison import Comparison
+from scoremode.store.reference import Reference
+from scoremode.verbs.compare import compare
+from scoremode.verbs.reference import reference
 
 ASKED: dict[str, Any] = {
     "text": "The quick brown fox jumps over the lazy dog, and nobody minds at all. " * 5,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scoremode.engines.vllm.fronts import Fronts
-from scoremode.types import Window, WindowList
+from scoremode.plan.windows import Window, WindowList
 
 
 def window(tokens: int, first: int = 0) -> Window:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from scoremode.engines.vllm import support
+from scoremode.engines.vllm.llm import LLM, SamplingParams
 from scoremode.errors import InputError, OptionError
-from scoremode.types import Answers
-from scoremode.vllm import LLM, SamplingParams
+from scoremode.plan.windows import Answers
 
 IDS = [5, 6, 7]
 PARAMS = SamplingParams(score_mode=True)

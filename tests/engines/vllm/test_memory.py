@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.engines.table import TableEngine
-from scoremode.engines.vllm.engine import Extra, VllmEngine
+from scoremode.engines.table.engine import TableEngine
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.jobs import Extra
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.wire import Question, Words
 from scoremode.errors import EngineError
-from scoremode.types import Answers, Bools, Window, WindowList, WindowSource
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
+from scoremode.values import Bools
 
 WORDS = "torch.OutOfMemoryError: CUDA out of memory."
 

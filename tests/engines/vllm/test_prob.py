@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import scoremode as sm
-from scoremode import sequence
 from scoremode.errors import ModelError
-from scoremode.sequence import SequenceProbability
-from scoremode.sequence_files import CHUNK
+from scoremode.verbs import prob
+from scoremode.verbs.prob import SequenceProbability
+from scoremode.verbs.prob_files import CHUNK
 from tests.engines.vllm.test_cli import ENTRY, assert_no_orphans
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 4
@@ -25,7 +25,7 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 4
 def test_a_longer_prompt_than_vllm_was_started_for_starts_it_again(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sequence, "USUAL_LENGTH", 32)
+    monkeypatch.setattr(prob, "USUAL_LENGTH", 32)
     with SequenceProbability(str(small_llama), engine="vllm", dtype="float32") as lm:
         (short,) = lm.get_log_prob("The dog", " jumps")
         assert lm._room == 32

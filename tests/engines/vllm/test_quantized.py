@@ -9,21 +9,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from scoremode import runs
-from scoremode.baselines import StoredBaseline, reference
-from scoremode.comparing import compare
-from scoremode.corpus import load
+from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import has_int4_kernel
 from scoremode.errors import InputError, ModelError, OptionError
-from scoremode.models import inspect
-from scoremode.perplexity import ask
-from scoremode.references import Reference
-from scoremode.types import Answers, Floats, Ids, Window
+from scoremode.models.facts import inspect
+from scoremode.plan.windows import Answers, Window
+from scoremode.store import runs
+from scoremode.store.reference import Reference
+from scoremode.text.corpus import load
+from scoremode.values import Floats, Ids
+from scoremode.verbs.compare import compare
+from scoremode.verbs.question import ask
+from scoremode.verbs.reference import reference
 from tests.engines.vllm.conftest import engine_of, ordinary, own, score
 
 ASKED_FOR = """
-from scoremode.vllm import LLM, SamplingParams, TokensPrompt
+from scoremode.engines.vllm.llm import LLM, SamplingParams, TokensPrompt
 llm = LLM(model="…-W4A16", quantization="compressed-tensors")
 token_ids = llm.get_tokenizer().encode("Your text here")
 params = SamplingParams(score_mode=True, temperature=0.0)
@@ -72,7 +74,7 @@ def test_a_wrong_number_of_targets_names_both_lengths(ran: dict[str, Any]) -> No
 
 
 def test_max_tokens_is_zero_in_score_mode_and_zero_without_it_is_an_error() -> None:
-    from scoremode.vllm import SamplingParams
+    from scoremode.engines.vllm.llm import SamplingParams
 
     assert SamplingParams(score_mode=True).max_tokens == 0
     assert SamplingParams(score_mode=True, max_tokens=0).max_tokens == 0

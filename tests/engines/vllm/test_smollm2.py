@@ -11,7 +11,8 @@ import pytest
 
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.errors import InputError
-from scoremode.types import Ids, Window, WindowList
+from scoremode.plan.windows import Window, WindowList
+from scoremode.values import Ids
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, ordinary, own, score
 
 NATS = 2e-4  # float32 on both sides; a shift by one token is off by whole nats

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scoremode.engines.base import EngineOptions
-from scoremode.engines.lookup import chosen_settings, find_subject
+from scoremode.engines.registry import chosen_settings, find_subject
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.engine import TEST_TARGETS, Verdict, compare
+from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, compare
 from scoremode.engines.vllm.wire import Words, pack_words, width
 
 VOCABULARY = 50

@@ -6,38 +6,38 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import UNIFORM, Baseline, Engine, EngineFacts, EngineOptions, NoiseFloor, StoredHead
+from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, NoiseFloor, StoredHead
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.fronts import Fronts
+from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.processes import stop
+from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, compare
 from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import (
-    KERNEL_WORDS,
     KL_WORDS,
     Question,
     Words,
-    join,
     states_words,
     unpack,
-    unpack_words,
     width,
 )
 from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
-from scoremode.models import ModelFacts
-from scoremode.references import RAW_DTYPES as RAW
-from scoremode.references import Raw
-from scoremode.types import Answers, Bools, Floats, Ids, Ints, Window, WindowSource
+from scoremode.models.facts import ModelFacts
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.store.reference_format import RAW_DTYPES as RAW
+from scoremode.values import Bools, Floats, Ids, Raw
 
 STEPS_AHEAD = 8  # batches of prompts waiting behind the one being computed: the scheduler never runs dry
+
 SMALLEST_BATCH = 256  # tokens
-TEST_TOKENS, TEST_TARGETS = 12, 3
+
 HEAD_BYTES = 16 << 20  # of the head's matrix in one answer
 
 
@@ -213,8 +213,8 @@ class VllmEngine(Engine):
         """One pass over what is not done; a bounded number of prompts is in flight."""
         order = _order(source, done)
         shared = _shared(source) if self.options.prefix_caching else np.zeros(len(source), bool)
-        jobs: deque[_Job] = deque()  # what is still missing of windows that the prefix cache answered in part
-        flying: dict[str, _Job] = {}
+        jobs: deque[Job] = deque()  # what is still missing of windows that the prefix cache answered in part
+        flying: dict[str, Job] = {}
         fresh = iter(order)
         waiting = True
         try:
@@ -242,7 +242,7 @@ class VllmEngine(Engine):
         finally:
             self._forget(flying)
 
-    def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int], extra: Extra) -> _Job | None:
+    def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int], extra: Extra) -> Job | None:
         index = next(fresh, None)
         if index is None:
             return None
@@ -250,9 +250,9 @@ class VllmEngine(Engine):
         self._check(window, index)
         if len(window.rows):  # what stands after the last row asked for changes no answer
             window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
-        return _Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
+        return Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
 
-    def _has_room(self, flying: dict[str, _Job]) -> bool:
+    def _has_room(self, flying: dict[str, Job]) -> bool:
         if self._one_by_one:
             return not flying
         tokens = sum(len(job.window.ids) for job in flying.values())
@@ -272,7 +272,7 @@ class VllmEngine(Engine):
                     f"window {index} has ids outside the model's {self._vocabulary} tokens", fix="check the tokenizer"
                 )
 
-    def _ask(self, job: _Job) -> str:
+    def _ask(self, job: Job) -> str:
         first = 0 if job.extra.offsets is None else int(job.extra.offsets[job.index])
         question = Question(
             job.window.rows,
@@ -315,7 +315,7 @@ class VllmEngine(Engine):
                 f"vLLM stopped ({why})", fix=f"run the same command again to resume; {self.log.where()}"
             ) from None
 
-    def _forget(self, flying: dict[str, _Job]) -> None:
+    def _forget(self, flying: dict[str, Job]) -> None:
         """Nobody reads on: let vLLM drop what is in flight. A dead engine has dropped it already."""
         if flying:
             with contextlib.suppress(Exception):
@@ -391,121 +391,6 @@ class VllmEngine(Engine):
             stop(llm, self._processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
             if why is None:
                 self.log.discard()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Extra:
-    """What is asked beside the scores."""
-
-    kind: Literal["", "states", "kl"] = ""
-    words: int = 0  # behind each line
-    reference: str = ""
-    offsets: Ints | None = None  # (windows + 1,) rows of the reference where each window begins
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFacts:
-    """What workers say of their head's matrix."""
-
-    dtype: str
-    rows: int
-    width: int
-    scale: float
-    softcap: float | None
-    has_bias: bool
-
-    @staticmethod
-    def read(text: str) -> HeadFacts:
-        dtype, rows, width, scale, cap, bias = text.split()
-        softcap = None if cap == "None" else float(cap)
-        return HeadFacts(dtype.removeprefix("torch."), int(rows), int(width), float(scale), softcap, bias == "True")
-
-    @property
-    def itemsize(self) -> int:
-        return RAW[self.dtype].itemsize
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A window on its way: what was asked, and what has been answered of it (always its last lines)."""
-
-    index: int
-    window: Window  # what is asked now: all, or only the front that the prefix cache swallowed
-    read_cache: bool
-    vocabulary: int  # ids from here on get no probability; 0: all
-    extra: Extra
-    back: Answers | None = None
-    behind: Words | None = None  # what came behind the lines of ``back``
-
-    def take(self, words: Words, block: int) -> _Job | None:
-        """Add an answer; the job that asks for what is missing, None when nothing is.
-
-        Rows inside a cached prefix are never computed, so they have no answer. They are asked again with a prompt that
-        ends with the last of them: vLLM always computes the last token, and the block it lies in.
-        """
-        k = self.window.targets.shape[1]
-        words = words.reshape(-1, width(k) + self.extra.words)
-        missing = len(self.window.rows) - len(words)
-        got, more = unpack(words[:, : width(k)], k), np.ascontiguousarray(words[:, width(k) :])
-        self.back = got if self.back is None else join(got, self.back)
-        self.behind = more if self.behind is None else np.concatenate([more, self.behind])
-        if missing == 0:
-            return None
-        rows = self.window.rows[:missing]
-        front = replace(
-            self.window, ids=self.window.ids[: int(rows[-1]) + 1], rows=rows, targets=self.window.targets[:missing]
-        )
-        near_the_end = int(rows[-1]) - int(rows[0]) < block
-        cached = self.read_cache and near_the_end and len(words) > 0
-        return _Job(self.index, front, cached, self.vocabulary, self.extra, self.back, self.behind)
-
-    def answers(self) -> Answers:
-        assert self.back is not None, "a job without an answer"
-        return self.back
-
-    def extras(self) -> Words:
-        assert self.behind is not None, "a job without an answer"
-        return self.behind
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the self-test found."""
-
-    error: float  # nats between our rows and the model's own logits
-    allowed: float  # what their rounding explains
-    exact: bool  # are logits kept in float32?
-    vocabulary: int
-    kernel: dict[str, str]  # for the run's settings
-    uniform: bool = False  # does every token get the same probability?
-
-    def notes(self, dtype: str) -> list[str]:
-        products = self.kernel.get("float32_products", "ieee")
-        rounded = dtype == "float32" and products != "ieee"
-        found = [f"vLLM multiplies float32 matrices in {products}"] if rounded else []
-        return [*found, UNIFORM] if self.uniform else found
-
-
-def compare(words: Words, dtype: str) -> Verdict:
-    """What the words of a self-test say."""
-    line = width(TEST_TARGETS)
-    if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
-        raise EngineError(
-            f"self-test failed: vLLM answered with {words.dtype} {words.shape} instead of scores",
-            fix="this architecture has a pooler of its own; use --engine transformers",
-        )
-    ours, theirs = unpack(words[:, :line], TEST_TARGETS), unpack(words[:, line : 2 * line], TEST_TARGETS)
-    size = float(np.ascontiguousarray(words[:, 2 * line : 2 * line + 1]).view(np.float32).max())
-    gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in ("logprob", "entropy", "top_logprob")]
-    kernel = unpack_words(words[0, 2 * line + 3 :])
-    served = kernel.get("float32_products") if dtype == "float32" else dtype
-    step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
-    error = float(np.max(gaps))
-    allowed = 2e-3 + 4 * step * size
-    # NaN compares false, and a NaN gap must fail
-    exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
-    uniform = bool((theirs.logprob == theirs.top_logprob[:, None]).all()) and vocabulary > 1
-    return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel, uniform)
 
 
 def _order(source: WindowSource, done: Bools) -> list[int]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scoremode.types import Bools, Ints, Window, WindowSource
+from scoremode.plan.windows import Window, WindowSource
+from scoremode.values import Bools, Ints
 
 GRAPHS = 256  # tokens: steps up to here are padded to multiples of 8, somewhat larger ones to multiples of 16
 

@@ -18,18 +18,13 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.against import StoredStates
+from scoremode.engines.vllm.states import StoredStates
 from scoremode.engines.vllm.tap import Shard, Tap
 from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, KL_WORDS, Question, pack_words, width
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import keep_own
 from scoremode.head.definition import Columns, define_columns
-from scoremode.head.divergence import (
-    DivergencePartials,
-    combine_divergence,
-    divergence_partials,
-    finish_divergence,
-)
+from scoremode.head.divergence import DivergencePartials, combine_divergence, divergence_partials, finish_divergence
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, combine, finish, partials, target_logits

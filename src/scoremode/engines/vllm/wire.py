@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.types import Answers, Ids
+from scoremode.plan.windows import Answers
+from scoremode.values import Ids
 
 KEY = "scoremode"
 FLAGS = ("vocabulary", "gather", "self_test", "extra", "reference", "first", "count")

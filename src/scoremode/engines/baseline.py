@@ -1,0 +1,130 @@
+"""What a candidate is compared with: a baseline that runs beside it, or one whose hidden states were kept.
+
+model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
+                                                   └────────────── as they come ──▶ LiveBaseline
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.base import Engine, NoiseFloor, StoredHead
+from scoremode.plan.plan import Plan
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.store.reference import Reference
+from scoremode.values import Bools, Raw
+
+NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
+
+
+class LiveBaseline:
+    """A baseline that runs beside the candidate: windows are scored as the candidate asks for them.
+
+    Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead, and what was
+    asked for last, because a candidate that runs out of memory asks again. ``found`` is told of every answer on the
+    way, with the seconds that it took: so the baseline has its own scores without a pass of its own.
+    """
+
+    place = None
+
+    def __init__(self, engine: Engine, plan: Plan, found: Callable[[int, Answers, float], None] | None = None) -> None:
+        self.engine, self.plan, self._found = engine, plan, found
+        self.head: StoredHead = engine.stored_head()  # first: a head that cannot be given is refused before any work
+        self.dtype = states_dtype(engine, self.head)
+        self._wanted: Bools = np.ones(len(plan), np.bool_)
+        self._coming: Iterator[tuple[int, Answers, Raw]] | None = None
+        self._held: dict[int, Raw] = {}
+        self._given: set[int] = set()
+
+    def want(self, wanted: Bools) -> None:
+        """The windows that will be asked for; no others are computed or kept."""
+        self._wanted, self._coming = wanted, None
+        self._held.clear()
+        self._given.clear()
+
+    def states(self, index: int, window: Window) -> Raw:
+        if index not in self._held:
+            for given in self._given & self._held.keys():
+                del self._held[given]
+            self._advance_to(index)
+        self._given.add(index)
+        raw = self._held[index]
+        assert len(raw) == len(window.rows), "a state for each row"
+        return raw
+
+    def _advance_to(self, index: int) -> None:
+        if index in self._given or not self._wanted[index]:  # again, long after: only its own batch is computed
+            alone = np.ones(len(self.plan), np.bool_)
+            alone[index] = False
+            self._held |= {i: raw for i, _, raw in self.engine.score_with_states(self.plan, alone)}
+            return
+        if self._coming is None:
+            self._coming = self.engine.score_with_states(self.plan, ~self._wanted)
+        before = time.perf_counter()
+        for found, answers, raw in self._coming:
+            self._held[found] = raw
+            if self._found is not None:
+                now = time.perf_counter()
+                self._found(found, answers, now - before)
+                before = now
+            if found == index:
+                return
+        raise AssertionError("the baseline left a window without states")
+
+
+class StoredBaseline:
+    """A baseline whose states lie in a reference."""
+
+    def __init__(self, stored: Reference, plan: Plan) -> None:
+        self.stored, self.plan, self.dtype = stored, plan, stored.dtype
+        self.place = (str(stored.folder.resolve()), plan.target_offsets)
+        self.head = StoredHead(
+            weight=stored.head_weight(),
+            bias=stored.head_bias(),
+            dtype=stored.head_dtype,
+            bias_dtype=stored.bias_dtype or stored.head_dtype,
+            vocabulary=stored.vocabulary,
+            scale=stored.scale,
+            softcap=stored.softcap,
+        )
+
+    def states(self, index: int, window: Window) -> Raw:
+        first: int = int(self.plan.target_offsets[index])
+        return self.stored.rows(first, len(window.rows))
+
+
+def states_dtype(engine: Engine, head: StoredHead) -> str:
+    return head.dtype if engine.facts.engine == "table" else engine.facts.dtype
+
+
+class HeldBaseline:
+    """A few windows' states in memory."""
+
+    place = None
+
+    def __init__(self, engine: Engine, source: WindowSource, done: Bools) -> None:
+        self.head: StoredHead = engine.stored_head()
+        self.dtype = states_dtype(engine, self.head)
+        self._held = {index: raw for index, _, raw in engine.score_with_states(source, done)}
+
+    def states(self, index: int, window: Window) -> Raw:
+        return self._held[index]
+
+
+def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None) -> NoiseFloor:
+    """KL of a baseline against itself, computed otherwise, on a few windows spread over the plan."""
+    chosen = np.arange(0, len(plan), max(1, len(plan) // NOISE_WINDOWS))
+    within = np.cumsum(plan.target_counts[chosen]) <= NOISE_TARGETS
+    within[0] = True
+    done = np.ones(len(plan), np.bool_)
+    done[chosen[within]] = False
+    return engine.noise_floor(stored or HeldBaseline(engine, plan, done), plan, done)
+
+
+def noise_facts(floor: NoiseFloor) -> dict[str, Any]:
+    """As a manifest keeps it: numbers, or null where none were measured, and the words that belong to them."""
+    return {"noise_kl": None if floor.kl is None else floor.kl.tolist(), "noise_perturbed": floor.words}

@@ -1,0 +1,1 @@
+"""An engine whose answers are known in closed form."""

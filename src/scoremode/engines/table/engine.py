@@ -1,0 +1,122 @@
+"""An engine whose answers are known in closed form: next-token logits looked up by the token before.
+
+For tests, and to show plug-in authors how little an engine must do. A uniform table's perplexity is its vocabulary
+size, to the digit; the successor table scores log 1 on a counting text and log 0 on anything shifted by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scoremode.engines.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredHead
+from scoremode.errors import ModelError, did_you_mean
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.values import Bools, Floats, Ids, Raw
+
+TABLES = ("uniform", "successor")
+NEVER = -3.0e4  # a log-probability whose exponential is 0 in float64 too
+
+
+def require_table(name: str) -> None:
+    """Refuse a table that is not known."""
+    if name not in TABLES:
+        raise ModelError(f"there is no table '{name}'", fix=did_you_mean(name, TABLES))
+
+
+class TableEngine(Engine):
+    """``logits[p]`` are the logits after token p; one line alone serves every token.
+
+    >>> engine = TableEngine(np.zeros((1, 1000)))
+    >>> engine.facts.vocabulary
+    1000
+    """
+
+    def __init__(self, logits: Floats, context_length: int | None = None) -> None:
+        assert logits.ndim == 2, "a table has a line per token before"
+        assert len(logits) in (1, logits.shape[1]), "a table has one line, or one per token"
+        with np.errstate(divide="ignore"):
+            shifted = logits - logits.max(axis=1, keepdims=True)
+            self.logprobs: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        self.facts = EngineFacts(
+            engine="table",
+            dtype="float64",
+            device="cpu",
+            head="closed-form",
+            vocabulary=logits.shape[1],
+            context_length=context_length,
+        )
+
+    @staticmethod
+    def named(name: str) -> TableEngine:
+        """``uniform`` or ``successor`` (always the previous id + 1), over bytes."""
+        require_table(name)
+        if name == "uniform":
+            return TableEngine(np.zeros((1, 256)))
+        with np.errstate(divide="ignore"):
+            return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
+
+    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        for index in np.flatnonzero(~done).tolist():
+            window = source.window(index)
+            yield index, self._answers(self.logprobs[self._lines(window)], window.targets.astype(np.int64))
+
+    def stored_head(self) -> StoredHead:
+        # a state picks a line out of the table by multiplying; -inf times 0 would be NaN, and exp(-30,000) is 0 anyway
+        weight = np.maximum(self.logprobs, NEVER).T.astype(np.float32)
+        return StoredHead(np.ascontiguousarray(weight), None, "float32", "float32", self.facts.vocabulary)
+
+    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
+        lines = np.eye(len(self.logprobs), dtype=np.float32)
+        for index, answers in self.score(source, done):
+            yield index, answers, lines[self._lines(source.window(index))]
+
+    def score_against(
+        self, baseline: Baseline, source: WindowSource, done: Bools
+    ) -> Iterator[tuple[int, Answers, Floats]]:
+        head = baseline.head
+        if head.vocabulary != self.facts.vocabulary:
+            raise ModelError(
+                f"the baseline has {head.vocabulary} ids and the candidate {self.facts.vocabulary}",
+                fix="compare models with one vocabulary",
+            )
+        if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
+            raise ModelError("a table can only be compared with a table", fix="take a table as the baseline")
+        weight = head.weight.astype(np.float64).T
+        for index, answers in self.score(source, done):
+            window = source.window(index)
+            x = baseline.states(index, window).astype(np.float64) @ weight
+            x -= x.max(axis=1, keepdims=True)
+            logp = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+            yield index, answers, _kl(logp, self.logprobs[self._lines(window)])
+
+    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+        return NoiseFloor(None, "the table engine computes in closed form")
+
+    def _lines(self, window: Window) -> Ids:
+        """Which line of the table serves each row."""
+        return window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
+
+    @staticmethod
+    def _answers(logp: Floats, targets: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Answers:
+        at_target = np.take_along_axis(logp, targets, axis=1)
+        ids = np.arange(logp.shape[1])
+        above = logp[:, None, :] > at_target[:, :, None]
+        tied_before = (logp[:, None, :] == at_target[:, :, None]) & (ids < targets[:, :, None])
+        p = np.exp(logp)
+        top = logp.argmax(axis=1)
+        return Answers(
+            logprob=at_target,
+            rank=1 + (above | tied_before).sum(axis=2).astype(np.int64),
+            entropy=-np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1),
+            top=top.astype(np.int32),
+            top_logprob=logp.max(axis=1),
+        )
+
+
+def _kl(logp: Floats, logq: Floats) -> Floats:
+    p = np.exp(logp)
+    with np.errstate(invalid="ignore"):
+        kl: Floats = np.where(p > 0, p * (logp - logq), 0.0).sum(axis=1)
+    return kl

@@ -1,0 +1,63 @@
+"""Hidden states and heads between files and devices: raw bits on one side, tensors on the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.engines.base import Baseline, StoredHead
+from scoremode.errors import ModelError
+from scoremode.head.matrix import Head
+from scoremode.plan.windows import Window
+from scoremode.values import Raw
+
+Asked = tuple[int, Window]
+"""A window and its index in the plan."""
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def to_raw(x: Tensor) -> Raw:
+    """The numbers bit for bit; bfloat16 as uint16."""
+    x = x.detach().cpu().contiguous()
+    raw: Raw = x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
+    return raw
+
+
+def from_raw(raw: Raw, dtype: str) -> Tensor:
+    if not raw.flags.writeable:  # a mapped file: torch must not think that it may write there
+        raw = raw.copy()
+    x = torch.from_numpy(np.ascontiguousarray(raw))
+    return x.view(torch.bfloat16) if dtype == "bfloat16" else x
+
+
+def store_head(head: Head) -> StoredHead:
+    dtype, bias_dtype = (str(t.dtype).removeprefix("torch.") for t in (head.weight, head.weight))
+    bias = None
+    if head.bias is not None:
+        bias, bias_dtype = to_raw(head.bias), str(head.bias.dtype).removeprefix("torch.")
+    return StoredHead(to_raw(head.weight), bias, dtype, bias_dtype, head.vocabulary, head.scale, head.softcap)
+
+
+class Against:
+    """A baseline on the device of the candidate."""
+
+    def __init__(self, baseline: Baseline, device: torch.device, vocabulary: int) -> None:
+        stored = baseline.head
+        if stored.vocabulary != vocabulary:  # never cut to the smaller: the rest would be probability left out
+            raise ModelError(
+                f"the baseline has {stored.vocabulary} ids and the candidate {vocabulary}",
+                fix="compare models with one vocabulary",
+            )
+        self.baseline, self.device = baseline, device
+        weight = from_raw(stored.weight, stored.dtype)
+        if device.type == "cpu":
+            weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
+        bias = None if stored.bias is None else from_raw(stored.bias, stored.bias_dtype).to(device)
+        self.head = Head(weight.to(device), stored.vocabulary, bias, stored.scale, stored.softcap)
+
+    def states(self, asked: list[Asked]) -> Tensor:
+        """The baseline's hidden states for the rows of these windows, one behind the other."""
+        raw = [self.baseline.states(index, window) for index, window in asked]
+        return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])

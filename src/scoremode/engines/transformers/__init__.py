@@ -1,0 +1,1 @@
+"""The embedded engine: any causal language model that Transformers loads, in this process."""

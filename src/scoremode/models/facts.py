@@ -1,0 +1,179 @@
+"""A model's name ─▶ its folder, and what its files say without loading a weight."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scoremode.errors import ModelError, did_you_mean
+from scoremode.models.checkpoints import check_layers
+from scoremode.models.embedded import EMBEDDED, embedded_model
+from scoremode.models.safetensors import StoredTensor, bits_per_weight, read_header, stored_bytes
+from scoremode.store.cache import remembered_sha256
+from scoremode.text import json_files
+from scoremode.text.json_files import read_object
+
+FINGERPRINTED = (".json", ".jinja", ".model", ".txt", ".py")  # besides the weights
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a checkpoint's files say, weights unread."""
+
+    name: str  # as the user gave it
+    path: Path
+    revision: str | None  # the hub's commit, if the folder comes from there
+    files: dict[str, str]  # file name -> sha256; with a revision, of its code alone
+    fingerprint: str
+    vocabulary: int | None
+    context_length: int | None
+    hidden_size: int | None
+    layers: int | None
+    weight_bytes: int
+    bits_per_weight: float | None  # stored bits over weights; None where the format is not understood
+    config: dict[str, Any]
+    left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
+    notes: tuple[str, ...] = ()  # what of the checkpoint is not used, in words
+
+
+def resolve(name: str) -> Path:
+    """The folder of a model: the embedded one by name, a local folder, or a repository on the Hugging Face hub.
+
+    >>> resolve("smollm2-135m").joinpath("config.json").exists()   # doctest: +SKIP
+    True
+    """
+    if name == EMBEDDED:
+        return embedded_model()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        known = (EMBEDDED, "table:uniform", "table:successor")
+        fix = did_you_mean(name, known) if "/" not in name else "check the path"
+        raise ModelError(f"there is no model or folder '{name}'", fix=fix)
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    from scoremode.text.hub import why_not
+
+    wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except Exception as error:  # the hub client raises many kinds; all of them mean "no model"
+        reason, fix = why_not(error)
+        raise ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
+
+
+def inspect(name: str) -> ModelFacts:
+    """What a model's files say, or an error where they are incomplete."""
+    path = resolve(name)
+    config = _read_config(path)
+    weights, left_out = _weight_files(path)
+    headers = [read_header(p) for p in weights]
+    text_config = config.get("text_config") or config
+    notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
+    revision = path.name if path.parent.name == "snapshots" else None
+    files, identity = _fingerprint(path, revision, [*weights, *(p for p in left_out if _vllm_may_load(p))])
+    return ModelFacts(
+        name=name,
+        path=path,
+        revision=revision,
+        files=files,
+        fingerprint=identity,
+        vocabulary=_first_int(text_config, "vocab_size"),
+        context_length=_first_int(
+            text_config, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
+        ),
+        hidden_size=_first_int(text_config, "hidden_size", "n_embd", "d_model"),
+        layers=_first_int(text_config, "num_hidden_layers", "n_layer"),
+        weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
+        bits_per_weight=_bits_per_weight(config, {name: t for tensors in headers for name, t in tensors.items()}),
+        config=config,
+        left_out=tuple(p.name for p in left_out),
+        notes=tuple(notes),
+    )
+
+
+def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The files that hold a checkpoint's weights, and other safetensors files beside them.
+
+    With an index, the files that it names: Transformers and vLLM read those. Mistral's repositories hold the same
+    weights again as consolidated*.safetensors, which must not be counted twice.
+    """
+    present = sorted(path.glob("*.safetensors"))
+    if not present:
+        pickled = any(path.glob("*.bin"))
+        what = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
+        raise ModelError(f"the model folder {path} holds {what}", fix="give a folder with .safetensors files")
+    names = {p.name for p in present}
+    named = _names_in_index(path / INDEX) if (path / INDEX).is_file() else None
+    if named is None:
+        twice = SINGLE in names
+        weights = [p for p in present if not (twice and _vllm_may_load(p))]
+    else:
+        if missing := sorted(named - names):
+            raise ModelError(f"{path} lacks {missing[0]}, which its index names", fix="download the model again")
+        if SINGLE in names - named:  # Transformers would load it, vLLM the files of the index
+            raise ModelError(f"{path} holds {SINGLE} and an index of other files", fix="remove one of the two")
+        weights = [p for p in present if p.name in named]
+    return weights, [p for p in present if p not in weights]
+
+
+def _vllm_may_load(path: Path) -> bool:
+    """vLLM prefers weights in Mistral's own format if they are there; Transformers does not know them."""
+    return path.name.startswith("consolidated")
+
+
+def _names_in_index(path: Path) -> set[str]:
+    try:
+        named = read_object(path)["weight_map"].values()
+        if named and all(isinstance(n, str) and n.endswith(".safetensors") and Path(n).name == n for n in named):
+            return set(named)
+    except (ValueError, KeyError, AttributeError):
+        pass
+    raise ModelError(f"{path} is damaged: it names no files", fix="download the model again") from None
+
+
+def _fingerprint(path: Path, revision: str | None, weights: list[Path]) -> tuple[dict[str, str], str]:
+    """The sha256 of every file that decides scores, and one digest of them all.
+
+    A revision of the hub stands for its files; code that came with it is read all the same, as it may be edited here.
+    """
+    suffixes = (".py",) if revision else FINGERPRINTED
+    kept = [p for p in path.iterdir() if p.is_file() and p.suffix in suffixes]
+    files = {p.name: remembered_sha256(p) for p in sorted(kept + ([] if revision else weights))}
+    content = json.dumps({k: v for k, v in files.items() if k != "scoremode.json"}, sort_keys=True)
+    identity = content if revision is None else f"{revision}{content}" if files else revision
+    return files, hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.exists():
+        raise ModelError(f"the folder {path} holds no config.json", fix="give the folder of a Hugging Face checkpoint")
+    try:
+        return json_files.read_object(file, constants=True)
+    except ValueError as error:
+        raise ModelError(f"{file} is not a config in JSON ({error})", fix="download the model again") from None
+
+
+def _first_int(config: dict[str, Any], *names: str) -> int | None:
+    return next((config[n] for n in names if isinstance(config.get(n), int)), None)
+
+
+def _bits_per_weight(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> float | None:
+    """A checkpoint that only emulates fewer bits says in its config how many; any other is measured."""
+    said = config.get("bits_per_weight")
+    if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
+        return float(said)
+    return bits_per_weight(tensors, config.get("quantization_config"))

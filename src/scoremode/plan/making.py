@@ -1,0 +1,154 @@
+"""A method's windows over a stream of tokens ─▶ Plan: sizes chosen, limits applied, notes taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scoremode.arguments import whole_number
+from scoremode.errors import CorpusError, MethodError
+from scoremode.plan.plan import Plan
+from scoremode.plan.recipes import Method, Sizes, Span
+from scoremode.text.tokens import Tokens
+from scoremode.values import Floats, Ids, Ints
+
+
+def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> Sizes:
+    """Window and step: the user's, else the recipe's, never more than the model can see."""
+    context, stride = whole_number("context_length", context), whole_number("stride", stride)
+    if stride is not None and method.stride is None:
+        raise MethodError(
+            f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once"
+        )
+    if context is not None and context < 2:
+        raise MethodError(f"--context-length {context} leaves no room for a target", fix="give 2 or more")
+    chosen = context or method.context or model_context
+    if chosen is None:
+        raise MethodError("this model does not say how long its context is", fix="give --context-length")
+    if model_context is not None and chosen > model_context:
+        if context is None and method.name == "sliding-once":
+            chosen = model_context  # no published number depends on this one's default
+        else:
+            whose = f"--context-length {chosen}" if context else f"{method.name}'s own context of {chosen}"
+            raise MethodError(
+                f"{whose} is longer than the model's {model_context}", fix=f"give --context-length {model_context}"
+            )
+    step = stride if stride is not None else min(method.stride or chosen, chosen)
+    if step < 1:
+        raise MethodError(f"--stride {step} never moves on", fix="give 1 or more")
+    if step > chosen:
+        raise MethodError(
+            f"--stride {step} is larger than the context of {chosen} and would skip tokens",
+            fix=f"give --stride {chosen} or less",
+        )
+    return Sizes(chosen, step)
+
+
+def make_plan(
+    method: Method,
+    tokens: Tokens,
+    *,
+    context_length: int | None = None,
+    stride: int | None = None,
+    max_windows: int | None = None,
+    model_context: int | None = None,
+) -> Plan:
+    """The plan of a method over tokens. ``max_windows`` 0 means all, None the recipe's own limit."""
+    max_windows = whole_number("max_windows", max_windows)
+    if max_windows is not None and max_windows < 0:
+        raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
+    sizes = choose_sizes(method, context_length, stride, model_context)
+    spans = list(method.windows(tokens, sizes))
+    limit = method.max_windows if max_windows is None else max_windows
+    kept = spans[:limit] if limit else spans
+    if tokens.target_mask is not None:
+        kept = [s for s in kept if tokens.target_mask[s.first : s.last].any()]
+    if not kept:
+        raise _nothing_to_score(method, tokens, sizes)
+    settings = {"context_length": sizes.context, "special_tokens": method.special, "max_windows": limit}
+    if method.stride is not None:
+        settings["stride"] = sizes.stride
+    return Plan(
+        method=method.name,
+        settings=tuple(sorted(settings.items())),
+        ids=tokens.ids,
+        doc_starts=tokens.doc_starts,
+        start=_column(kept, 0),
+        stop=_column(kept, 1),
+        first=_column(kept, 2),
+        last=_column(kept, 3),
+        lead=_column(kept, 4).astype(np.int32),
+        mask=tokens.target_mask,
+        joined_at=tokens.joined_at,
+        weight=_weights(kept) if method.average == "window" else None,
+        average=method.average,
+        vocabulary=tokens.tokenizer.size if method.real_vocabulary else None,
+        notes=tuple(_notes(method, tokens, sizes, len(spans), len(kept))),
+    )
+
+
+def _column(spans: list[Span], field: int) -> Ints:
+    return np.array([span[field] for span in spans], dtype=np.int64)
+
+
+def _weights(spans: list[Span]) -> Floats:
+    weights = np.array([span.weight for span in spans], dtype=np.float64)
+    return weights if weights.any() else np.ones(len(spans))
+
+
+def _nothing_to_score(method: Method, tokens: Tokens, sizes: Sizes) -> CorpusError:
+    count = len(tokens)
+    if count < 2 and method.arrangement != "texts":
+        return CorpusError(
+            f"the text has {count} token{'s' * (count != 1)}; the first has no context, so there is nothing to score",
+            fix="give a text of at least two tokens",
+        )
+    if tokens.target_mask is not None and not tokens.target_mask.any():
+        return CorpusError("no token may be a target", fix="score without --assistant-only")
+    return CorpusError(
+        f"{method.name} needs full windows of {sizes.context} tokens and the text has {count}",
+        fix=f"give a longer text, --context-length {max(2, count // 2)}, or --method sliding-once",
+    )
+
+
+def _notes(method: Method, tokens: Tokens, sizes: Sizes, total: int, kept: int) -> Iterator[str]:
+    if method.context is not None and sizes.context != method.context:
+        yield f"context length {sizes.context} instead of the recipe's {method.context}"
+    if method.stride is not None and sizes.stride != min(method.stride, sizes.context):
+        yield f"stride {sizes.stride} instead of the recipe's {method.stride}"
+    if kept < total:
+        yield f"{kept} of {total} windows scored"
+    short = int((np.diff(tokens.doc_starts) < (1 if method.arrangement in ("pages", "texts") else 2)).sum())
+    if short:
+        yield f"{short} documents too short to have a target"
+    if method.arrangement == "texts":
+        cut = int((np.diff(tokens.doc_starts) > sizes.context - 1).sum())
+        if cut:
+            yield f"{cut} texts cut to the context"
+
+
+def plan_of_pairs(
+    sequences: list[tuple[Ids, int]], groups: Ints, *, settings: tuple[tuple[str, object], ...] = ()
+) -> Plan:
+    """A plan for P(target | prompt): each sequence is (ids, index of its first target); equal groups share a prompt.
+
+    tokens   0 1 2 | 3 4      prompt | target
+    feed    [0 1 2   3]       score 3 4       the last target need not be fed
+    """
+    lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int64)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    firsts = starts + np.array([first for _, first in sequences], dtype=np.int64)
+    return Plan(
+        method="sequence",
+        settings=settings,
+        ids=np.concatenate([ids for ids, _ in sequences]).astype(np.int32),
+        doc_starts=np.concatenate([[0], ends]).astype(np.int64),
+        start=starts,
+        stop=ends - 1,
+        first=firsts,
+        last=ends,
+        lead=np.full(len(sequences), -1, dtype=np.int32),
+        prefix_group=groups,
+    )

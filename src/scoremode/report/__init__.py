@@ -1,0 +1,1 @@
+"""Runs and comparisons for people: terminal, HTML page, notebook, model card."""

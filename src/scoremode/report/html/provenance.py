@@ -1,0 +1,108 @@
+"""How to get the numbers of the page again: facts about each run, and the commands."""
+
+from __future__ import annotations
+
+import html
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scoremode.report.html.charts import escaped, visible
+from scoremode.report.html.numbers import usable
+from scoremode.report.html.runs import run_name, same_run
+from scoremode.statistics.comparison import Comparison
+from scoremode.store.run import Run
+
+# ── provenance ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_facts(run: Run) -> dict[str, str]:
+    """What another person needs to get the same numbers, in words; what a manifest does not say is left out."""
+    m = run.manifest
+    settings = m.get("engine_settings") or {}
+    speed = usable(m.get("tokens_per_second"))
+    seconds = usable(m.get("seconds"))
+    facts = {
+        "model": m.get("model"),
+        "model revision": m.get("model_revision"),
+        "model sha256": m.get("model_fingerprint"),
+        "engine": m.get("engine"),
+        "versions": _pairs(m.get("versions")),
+        "dtype": m.get("dtype"),
+        "device": m.get("device"),
+        "head": m.get("head"),
+        "head kernel": settings.get("head_kernel"),
+        "engine settings": _pairs({k: v for k, v in settings.items() if k != "head_kernel"}),
+        "hardware": _pairs(m.get("hardware")),
+        "method": m.get("method"),
+        "method settings": _pairs(m.get("method_settings")),
+        "corpus": m.get("corpus"),
+        "corpus sha256": m.get("corpus_sha256"),
+        "corpus bytes": f"{m['corpus_bytes']:,}" if usable(m.get("corpus_bytes")) is not None else None,
+        "tokenizer": m.get("tokenizer"),
+        "plan digest": run.plan_digest,
+        "targets": f"{len(run.scores):,}",
+        "windows": f"{m['windows']:,}" if usable(m.get("windows")) is not None else None,
+        "notes": "; ".join(map(str, m.get("notes") or [])),
+        "scored at": m.get("created") or m.get("finished"),
+        "seconds": f"{seconds:,.1f}" if seconds is not None else None,
+        "tokens/s": f"{speed:,.0f}" if speed is not None else None,
+        "folder": run.path,
+    }
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _pairs(values: Any) -> str:
+    if not isinstance(values, Mapping):
+        return "" if values is None else str(values)
+    return ", ".join(f"{k} {v}" for k, v in values.items() if v is not None and v != "")
+
+
+def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> str:
+    named: list[tuple[str, Run]] = []
+    for c in comparisons:
+        if not any(same_run(c.baseline, run) for _, run in named):
+            named.append(("baseline", c.baseline))
+        named.append((c.name, c.candidate))
+    named += [(run_name(run, alone), run) for run in alone]
+    if not named:
+        return ""
+    facts = [run_facts(run) for _, run in named]
+    shared = {k: v for k, v in facts[0].items() if len(facts) > 1 and all(f.get(k) == v for f in facts)}
+    parts = [f"<h3>The same for all</h3>{_facts_list(shared)}"] if shared else []
+    for (name, _), own in zip(named, facts, strict=True):
+        rest = {k: v for k, v in own.items() if k not in shared}
+        parts.append(f"<details><summary>{escaped(name)}</summary>{_facts_list(rest)}</details>")
+    return (
+        '<section id="provenance" aria-labelledby="provenance-title"><h2 id="provenance-title">Provenance</h2>'
+        f"{_commands(comparisons, alone)}{''.join(parts)}</section>\n"
+    )
+
+
+def _facts_list(facts: Mapping[str, str]) -> str:
+    lines = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items())
+    return f'<dl class="facts">{lines}</dl>'
+
+
+def commands_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Exact commands as they are typed, from one line, a list of lines, or the words of one command."""
+    given = manifest.get("command") or []
+    if isinstance(given, str):
+        return [given]
+    if len(given) > 1 and isinstance(given[0], str) and not any(c.isspace() for c in given[0]):
+        return [shlex.join(map(str, given))]  # its first word is a program's name alone: sys.argv, not lines
+    return [line if isinstance(line, str) else shlex.join(map(str, line)) for line in given]
+
+
+def _commands(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> str:
+    manifests = [*(c.manifest for c in comparisons), *(run.manifest for run in alone)]
+    lines = list(dict.fromkeys(line for manifest in manifests for line in commands_of(manifest)))
+    if not lines:
+        return ""
+    # what is copied is what was typed: only characters that would deceive the eye are made visible
+    text = html.escape("\n".join(visible(line) for line in lines), quote=True)
+    return (
+        '<h3 id="commands-title">To get these numbers again</h3><div class="commands">'
+        f'<pre id="commands" tabindex="0" aria-labelledby="commands-title">{text}</pre>'
+        '<button type="button" id="copy" hidden>Copy</button></div>'
+    )

@@ -1,0 +1,201 @@
+"""The tables of the page: comparisons, runs, and the measures in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scoremode.report.html import charts
+from scoremode.report.html.charts import escaped
+from scoremode.report.html.numbers import Statistics, file_size, usable, with_error
+from scoremode.report.html.runs import distinct_baselines, run_name
+from scoremode.report.text import noise_words
+from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.gate import too_few
+from scoremode.store.run import Run
+from scoremode.values import Estimate
+
+# ── summary ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the summary table."""
+
+    name: str  # in the statistics
+    label: str
+    about: str
+    better: Literal["low", "high", "one", "none"] = "low"  # one: the nearer to 1, the better
+    percent: bool = False
+
+    def cell(self, statistics: Statistics) -> str:
+        value = statistics.get(self.name)
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return with_error(value, statistics.get(f"{self.name}_stderr"), percent=self.percent)
+
+
+MEASURES = (
+    Measure("ppl_candidate", "Perplexity", "exponential of the mean surprise", "none"),
+    Measure("ppl_ratio", "PPL ratio", "perplexity divided by the baseline's", "one"),
+    Measure("kl_mean", "KL mean", "mean KL(baseline‖candidate), nats a token"),
+    Measure("kl_median", "KL median", "half of the tokens moved less"),
+    Measure("kl_p99", "KL 99%", "99% of the tokens moved less"),
+    Measure("kl_p999", "KL 99.9%", "99.9% of the tokens moved less"),
+    Measure("kl_max", "KL max", "the token that moved most"),
+    Measure(
+        "delta_p_rms", "Δp RMS", "root mean square of the change of the text's own token's probability", percent=True
+    ),
+    Measure("same_top", "Same top", "share of tokens with the same first choice", "high", percent=True),
+    Measure("worse", "Worse", "share of the text's tokens that became less likely", "none", percent=True),
+    Measure("bits_per_byte_candidate", "Bits/byte", "bits a byte of the text", "none"),
+)
+
+RUN_MEASURES = (
+    ("perplexity", "Perplexity", False),
+    ("bits_per_byte", "Bits/byte", False),
+    ("word_perplexity", "Word PPL", False),
+    ("top1_accuracy", "Top-1", True),
+    ("mean_rank", "Mean rank", False),
+    ("mean_entropy", "Entropy, nats", False),
+)
+
+
+def summary_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> str:
+    tables = ""
+    if comparisons:
+        tables += comparisons_table(comparisons, statistics)
+    if alone:
+        tables += runs_table(alone)
+    return (
+        f'<section id="summary" aria-labelledby="summary-title"><h2 id="summary-title">Summary</h2>{tables}</section>\n'
+    )
+
+
+def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """A row a candidate, under the baseline and the noise of the baseline itself."""
+    shown = [m for m in MEASURES if any(s.get(m.name) is not None for s in statistics)]
+    marks = {m.name: _best_and_worst(m, statistics) for m in shown}
+    sized = [size_of(c) for c in comparisons]
+    with_size = any(sized)
+    head = "".join(f'<th scope="col"><abbr title="{escaped(m.about)}">{escaped(m.label)}</abbr></th>' for m in shown)
+    head = f'<th scope="col">Model</th>{"<th scope=col>Size</th>" if with_size else ""}{head}'
+    rows = [_reference_rows(c, s, shown, with_size) for c, s in distinct_baselines(comparisons, statistics)]
+    for i, (c, s) in enumerate(zip(comparisons, statistics, strict=True)):
+        cells = f'<td data-label="Size">{sized[i] or "–"}</td>' if with_size else ""
+        cells += "".join(_marked_cell(m, s, marks[m.name].get(i)) for m in shown)
+        rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(c.name)}</th>{cells}</tr>')
+    marked = any(marks[m.name] for m in shown)
+    legend = '<span class="best key">best</span> <span class="worst key">worst</span> of a column. ' if marked else ""
+    floors = dict.fromkeys(noise_words(c, s) for c, s in distinct_baselines(comparisons, statistics))
+    said = "".join(f" {escaped(floor[:1].upper() + floor[1:])}." for floor in floors if floor)
+    rests_on = escaped(_rests_on(comparisons, statistics))
+    note = f"{legend}± is one standard error over {rests_on}. KL is in nats per token.{said}"
+    return _table(head, rows, f'<p class="note">{note}</p>')
+
+
+def _rests_on(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """The groups behind the errors of a table, in words."""
+    found = []
+    for c, s in distinct_baselines(comparisons, statistics):
+        kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
+        groups = int(usable(s.get("groups")) or 0)
+        known = s.get("same_top_stderr") is not None
+        found.append(f"{groups:,} {kind}" if known else f"nothing here: {too_few(groups, kind)}")
+    return "; ".join(dict.fromkeys(found))
+
+
+def _table(head: str, rows: Iterable[str], after: str = "") -> str:
+    # the table scrolls sideways by itself where it is wider than the page: reachable by keyboard, so it has a tabindex
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Summary table">'
+        f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{after}'
+    )
+
+
+def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measure], with_size: bool) -> str:
+    """The baseline, and what its own noise looks like in the same columns."""
+    model = escaped(comparison.baseline.manifest.get("model", "baseline"))
+    baseline = {
+        "ppl_candidate": with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr")),
+        "bits_per_byte_candidate": with_error(s.get("bits_per_byte_baseline")),
+    }
+    noise = {
+        "kl_mean": with_error(s.get("noise_floor_kl_mean")),
+        "kl_p99": with_error(s.get("noise_floor_kl_p99")),
+    }
+    size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
+    rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
+    if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
+        again = 'noise floor <span class="tag">baseline computed otherwise</span>'
+        rows += _reference_row(again, noise, shown, "" if with_size else None)
+    return rows
+
+
+def _reference_row(name: str, cells: Mapping[str, str], shown: Sequence[Measure], size: str | None) -> str:
+    """``size`` is None where the table has no such column."""
+    own = ""
+    if size is not None:
+        own = f'<td data-label="Size">{size}</td>' if size else '<td class="none"></td>'
+    rest = "".join(
+        f'<td data-label="{escaped(m.label)}">{cells[m.name]}</td>' if m.name in cells else '<td class="none"></td>'
+        for m in shown
+    )
+    return f'<tr class="reference"><th scope="row">{name}</th>{own}{rest}</tr>'
+
+
+def _best_and_worst(measure: Measure, statistics: Sequence[Statistics]) -> dict[int, str]:
+    """Which rows hold a column's best and worst value; none where all are equal."""
+    known = [(float(v), i) for i, s in enumerate(statistics) if (v := usable(s.get(measure.name))) is not None]
+    if measure.better == "one":
+        known = [(abs(math.log(value)) if value > 0 else math.inf, i) for value, i in known]
+    if measure.better == "none" or len({value for value, _ in known}) < 2:
+        return {}
+    low, high = min(known)[0], max(known)[0]
+    best, worst = (high, low) if measure.better == "high" else (low, high)
+    return {i: "best" if value == best else "worst" for value, i in known if value in (best, worst)}
+
+
+def _marked_cell(measure: Measure, statistics: Statistics, mark: str | None) -> str:
+    said = f'<span class="unseen"> ({mark})</span>' if mark else ""
+    kind = f' class="{mark}"' if mark else ""
+    return f'<td{kind} data-label="{escaped(measure.label)}">{measure.cell(statistics)}{said}</td>'
+
+
+def size_of(comparison: Comparison) -> str:
+    """The candidate's."""
+    return size_cell(*(comparison.manifest.get(name) for name in ("bits_per_weight", "bytes")))
+
+
+def size_cell(bits_per_weight: object, stored_bytes: object) -> str:
+    """Bits per weight over the size of the files, as HTML; '' where neither is known."""
+    bits, count = usable(bits_per_weight), usable(stored_bytes)
+    if bits is None:
+        return escaped(file_size(count)) if count is not None else ""
+    return f"{bits:.2f} bpw" + (f' <span class="error">{escaped(file_size(count))}</span>' if count is not None else "")
+
+
+def runs_table(alone: Sequence[Run]) -> str:
+    known = [m for m in RUN_MEASURES if any(m[0] in run.manifest.get("metrics", {}) for run in alone)]
+    head = '<th scope="col">Run</th><th scope="col">Tokens</th>'
+    head += "".join(f'<th scope="col">{escaped(label)}</th>' for _, label, _ in known)
+    rows = []
+    for i, run in enumerate(alone):
+        metrics = run.manifest.get("metrics", {})
+        cells = f'<td data-label="Tokens">{len(run.scores):,}</td>'
+        for name, label, percent in known:
+            stored = metrics.get(name)
+            estimate = Estimate.from_json(stored) if stored else None
+            cell = with_error(estimate.value, estimate.stderr, percent=percent) if estimate else "–"
+            cell += groups_line(estimate, run) if estimate else ""
+            cells += f'<td data-label="{escaped(label)}">{cell}</td>'
+        rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(run_name(run, alone))}</th>{cells}</tr>')
+    return _table(head, rows, '<p class="note">± is one standard error, over the groups that stand behind it.</p>')
+
+
+def groups_line(estimate: Estimate, run: Run) -> str:
+    kind = str(run.manifest.get("stderr_groups", "groups"))
+    said = too_few(estimate.groups, kind) if estimate.stderr is None else f"{estimate.groups:,} {kind}"
+    return f' <span class="error">({escaped(said)})</span>' if math.isfinite(estimate.value) else ""

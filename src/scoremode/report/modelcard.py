@@ -1,0 +1,207 @@
+"""Comparisons for a model card: a Markdown table that says how it was made, and the hub's ``model-index``.
+
+Names come from anybody's files. In Markdown every character that could mean something is written as an entity; in YAML
+every string is quoted as JSON, which YAML reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import RunError, harmless
+from scoremode.report.terminal.numbers import with_error
+from scoremode.report.text import noise_words
+from scoremode.statistics.comparison import Comparison
+from scoremode.store.run import Run
+from scoremode.values import Estimate
+
+NOTHING = "–"
+# an entity never opens or closes anything in Markdown, while its character may; `_` stays legible in names like Q4_K_M
+ENTITIES = str.maketrans({c: f"&#{ord(c)};" for c in "\\`|<>&*[]~$@"} | {"_": "\\_"})
+LINK_STARTS = re.compile(r"(?i):(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):")  # GFM makes links of bare addresses
+SETTINGS = (("context_length", "context"), ("stride", "stride"))
+
+
+def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
+    """A table with a row per candidate, below it how to get the same numbers again.
+
+    >>> print(markdown([comparison], [describe(comparison)]))   # doctest: +SKIP
+    | model | bits per weight | perplexity | ratio | KL mean (nats) | KL 99 % | same top |
+    """
+    if not comparisons:
+        raise RunError("there is no comparison to publish", fix="compare at least one candidate")
+    first = comparisons[0]
+    for c in comparisons:
+        if c.baseline.plan_digest != first.baseline.plan_digest:
+            raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them apart")
+    title, own_size, sizes = _sizes(comparisons)
+    header = ["model", *title, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
+    baseline = [
+        f"{escaped(first.baseline.manifest['model'])} (baseline)",
+        *own_size,
+        _cell(statistics[0], "ppl_baseline"),
+        *[NOTHING] * 4,
+    ]
+    rows = [
+        [
+            escaped(c.name),
+            *size,
+            _cell(s, "ppl_candidate"),
+            _cell(s, "ppl_ratio"),
+            _cell(s, "kl_mean"),
+            _cell(s, "kl_p99"),
+            _cell(s, "same_top", percent=True),
+        ]
+        for c, s, size in zip(comparisons, statistics, sizes, strict=True)
+    ]
+    table = [header, ["---", *["---:"] * (len(header) - 1)], baseline, *rows]
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join(lines) + f"\n\n{_method(comparisons, statistics)}\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line.
+
+    >>> escaped("a|b <i> Q4_K_M")
+    'a&#124;b &#60;i&#62; Q4\\\\_K\\\\_M'
+    """
+    plain = harmless(str(text)).translate(ENTITIES)
+    return LINK_STARTS.sub(lambda found: f"&#{ord(found[0])};", plain)
+
+
+def code(text: str) -> str:
+    """Text as inline code, whatever backticks it holds."""
+    plain = harmless(text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
+    space = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{fence}{space}{plain}{space}{fence}"
+
+
+def _cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str:
+    """``12.74 ± 0.31``; four digits where there is no error; a dash where there is no value."""
+    value, error = statistics.get(name), statistics.get(f"{name}_stderr")
+    if value is None:
+        return NOTHING
+    if error is not None:
+        return with_error(Estimate(value, error, 0, 0), percent=percent)
+    return f"{100 * value:.4g}%" if percent else f"{value:.4g}"
+
+
+def _sizes(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[list[str]]]:
+    """Title, baseline's and candidates' cells: bits per weight where any candidate says so, else size, else nothing."""
+    first = comparisons[0].baseline.manifest
+    for key, own_key, title in (
+        ("bits_per_weight", "bits_per_weight", "bits per weight"),
+        ("bytes", "weight_bytes", "size"),
+    ):
+        values = [c.manifest.get(key) for c in comparisons]
+        if any(v is not None for v in values):
+            return [title], [_size(key, first.get(own_key))], [[_size(key, v)] for v in values]
+    return [], [], [[] for _ in comparisons]
+
+
+def _size(key: str, value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if key == "bits_per_weight":
+        return f"{value:.2f}"
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+
+
+def _method(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
+    """One paragraph on one line: rule, text, plan, engines, what ± means, commands."""
+    m, s = comparisons[0].baseline.manifest, statistics[0]
+    text = f"{escaped(m['corpus'])} (sha256 {escaped(m['corpus_sha256'][:12])})"
+    parts = [
+        f"Method: {escaped(_rule(m))} on {text}, plan {escaped(comparisons[0].baseline.plan_digest[:12])}, "
+        f"{s['targets']:,} targets in {s['groups']:,} {escaped(m.get('stderr_groups', 'groups'))}.",
+        _engines(comparisons),
+        "± is one standard error over those groups; that of the ratio is paired. KL is KL(baseline‖candidate).",
+    ]
+    if said := noise_words(comparisons[0], s):
+        parts.append(escaped(said[:1].upper() + said[1:]) + ".")
+    commands = list(dict.fromkeys(_command(c) for c in comparisons))
+    given = [code(command) for command in commands if command]
+    return " ".join(parts + ([f"Command: {', '.join(given)}"] if given else []))
+
+
+def _rule(manifest: Mapping[str, Any]) -> str:
+    settings = manifest.get("method_settings", {})
+    labels = dict(SETTINGS)
+    ordered = [name for name, _ in SETTINGS if name in settings] + sorted(settings.keys() - labels.keys())
+    given = ", ".join(f"{labels.get(name, name)} {settings[name]}" for name in ordered)
+    return f"{manifest['method']} ({given})" if given else str(manifest["method"])
+
+
+def _engines(comparisons: Sequence[Comparison]) -> str:
+    sides = {"baseline": comparisons[0].baseline} | {f"candidate {c.name}": c.candidate for c in comparisons}
+    engines = {side: _engine(run) for side, run in sides.items()}
+    if len(set(engines.values())) == 1:
+        return f"Engine: {escaped(engines['baseline'])}."
+    return "Engines: " + "; ".join(f"{escaped(side)}: {escaped(engine)}" for side, engine in engines.items()) + "."
+
+
+def _engine(run: Run) -> str:
+    m = run.manifest
+    versions = m.get("versions", {})
+    version = versions.get(m["engine"]) or versions.get(f"{m['engine']}-cpu")
+    named = m["engine"] + (f" {version}" if version else "")
+    ours = f", scoremode {versions['scoremode']}" if "scoremode" in versions else ""
+    return f"{named}, {m['dtype']}, head {m['head']}{ours}"
+
+
+def _command(c: Comparison) -> str:
+    command = c.manifest.get("command") or ""
+    return command if isinstance(command, str) else shlex.join(command)
+
+
+def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
+    """The ``model-index`` block of a model card's metadata, to be pasted between its two lines of ``---``.
+
+    Only what has a value is written: the hub takes no empty metric.
+    """
+    m = comparison.baseline.manifest
+    corpus, rule = str(m["corpus"]), _rule(m)
+    named, baseline = f"{corpus}, sha256 {m['corpus_sha256'][:12]}", str(m["model"])
+    metrics = (
+        ("perplexity", f"perplexity, {rule}", "ppl_candidate"),
+        ("perplexity_ratio", f"perplexity ratio to {baseline}, {rule}", "ppl_ratio"),
+        ("kl_divergence", f"mean KL divergence from {baseline} in nats, {rule}", "kl_mean"),
+    )
+    lines = [
+        "model-index:",
+        f"  - name: {_quoted(comparison.name)}",
+        "    results:",
+        "      - task:",
+        "          type: text-generation",
+        "        dataset:",
+        f"          type: {_quoted(corpus)}",
+        f"          name: {_quoted(named)}",
+    ]
+    known = [(kind, label, statistics[name]) for kind, label, name in metrics if statistics.get(name) is not None]
+    if not known:
+        raise RunError(f"{comparison.name} has no number that the hub could show", fix="compare on a longer text")
+    lines.append("        metrics:")
+    for kind, label, value in known:
+        lines += [
+            f"          - type: {kind}",
+            f"            name: {_quoted(label)}",
+            f"            value: {_plain(value)}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A JSON string; not in ASCII, because YAML readers do not join the two halves of an escaped pair."""
+    return json.dumps(harmless(text), ensure_ascii=False)
+
+
+def _plain(value: float) -> str:
+    """A number without exponent, which YAML 1.1 would read as a string; six digits."""
+    return np.format_float_positional(value, precision=6, unique=False, fractional=False, trim="0")

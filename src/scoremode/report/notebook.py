@@ -1,0 +1,67 @@
+"""Small tables for notebooks, where the last value of a cell is shown as HTML. Everything in them is escaped.
+
+``install`` teaches runs and comparisons to show themselves; scoremode's own ``__init__`` calls it, because the rooms
+that define them lie below this one and do not import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from scoremode.report.html.charts import escaped
+from scoremode.report.html.numbers import with_error
+from scoremode.report.html.tables import MEASURES, RUN_MEASURES, size_of
+from scoremode.statistics.comparison import Comparison
+from scoremode.store.run import Run
+from scoremode.values import Estimate
+
+
+def install() -> None:
+    """Give Run and Comparison the method that notebooks ask for."""
+    setattr(Run, "_repr_html_", run_table)  # noqa: B010 - a type checker would not let us add a method
+    setattr(Comparison, "_repr_html_", comparison_table)  # noqa: B010
+
+
+def run_table(run: Run) -> str:
+    """What ``Run._repr_html_`` shows: its numbers, then where they came from."""
+    m = run.manifest
+    metrics = m.get("metrics", {})
+    rows: list[tuple[str, str]] = []
+    for name, label, percent in RUN_MEASURES:
+        if stored := metrics.get(name):
+            estimate = Estimate.from_json(stored)
+            rows.append((label, with_error(estimate.value, estimate.stderr, percent=percent)))
+    rows.append(("Tokens", f"{len(run.scores):,}"))
+    rows += _named(
+        m, (("model", "Model"), ("engine", "Engine"), ("dtype", "Dtype"), ("corpus", "Text"), ("method", "Method"))
+    )
+    return _table("scoremode run", rows)
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """What ``Comparison._repr_html_`` shows: the candidate's numbers against the baseline's."""
+    statistics = comparison.statistics()
+    baseline = comparison.baseline.manifest.get("model", "the baseline")
+    rows = [("Baseline perplexity", with_error(statistics.get("ppl_baseline")))]
+    rows += [(m.label, m.cell(statistics)) for m in MEASURES if statistics.get(m.name) is not None]
+    if statistics.get("noise_floor_kl_mean") is not None:
+        rows.append(("Noise floor, KL mean", with_error(statistics["noise_floor_kl_mean"])))
+    if size := size_of(comparison):
+        rows.append(("Size", size))
+    rows.append(("Tokens", f"{len(comparison.groups):,}"))
+    return _table(f"{comparison.name} against {baseline}", rows)
+
+
+def _named(manifest: Any, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(label, escaped(manifest[name])) for name, label in names if manifest.get(name) is not None]
+
+
+def _table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Labels and cells; the cells are HTML already."""
+    lines = "".join(
+        f'<tr><th scope="row" style="text-align:left">{escaped(label)}</th>'
+        f'<td style="text-align:right">{cell}</td></tr>'
+        for label, cell in rows
+    )
+    return f'<table><caption style="text-align:left">{escaped(caption)}</caption><tbody>{lines}</tbody></table>'

@@ -1,0 +1,40 @@
+"""A plan as a table for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+
+from scoremode.report.terminal.console import Facts
+from scoremode.report.terminal.run import method_line
+from scoremode.report.text import shown
+
+
+def plan_table(plan: dict[str, Any]) -> list[Any]:
+    table = Facts()
+    table.line("method", method_line(plan))
+    for note in plan["notes"]:
+        table.line("", Text(note, "yellow"))
+    table.line("text", shown(f"{plan['corpus']}, {plan['documents']:,} documents, {plan['tokens']:,} tokens"))
+    table.line("windows", f"{plan['windows']:,}")
+    table.line("targets", f"{plan['targets']:,} ({100 * plan['coverage']:.1f}% of the tokens covered)")
+    table.line("forward tokens", f"{plan['forward_tokens']:,}")
+    for w in plan["first_windows"]:
+        lead = f"[{w['lead']}] + " if w["lead"] >= 0 else ""
+        line = f"feeds {lead}{w['feeds_from']}…{w['feeds_to'] - 1}, scores {w['scores_from']}…{w['scores_to'] - 1}"
+        table.line("", Text(line, "dim"))
+    memory = plan["memory"]
+    line = ", ".join(
+        f"{name.replace('_', ' ')} {in_bytes(memory[name])}" for name in ("weights", "activations", "logits")
+    )
+    table.line("memory, about", f"{line} (logits whole would be {in_bytes(memory['logits_if_whole'])})")
+    if kept := plan["reference"]:
+        logits = in_bytes(kept["logits_fp16"])
+        table.line("as a reference", f"{in_bytes(kept['total'])} on disk (float16 logits would be {logits})")
+    table.line("plan digest", plan["plan_digest"])
+    return [table]
+
+
+def in_bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

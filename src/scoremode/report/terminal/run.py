@@ -1,0 +1,87 @@
+"""A run as a table for a terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from scoremode.report.terminal.console import Facts
+from scoremode.report.terminal.numbers import basis, with_error
+from scoremode.report.text import context_before, shown, worst_targets
+from scoremode.store.run import Run
+from scoremode.values import Estimate
+
+NUMBERS = (
+    ("perplexity", "perplexity"),
+    ("bits_per_byte", "bits per byte"),
+    ("word_perplexity", "word perplexity"),
+    ("top1_accuracy", "top-1 accuracy"),
+    ("mean_rank", "mean rank"),
+    ("mean_entropy", "entropy (nats)"),
+)
+
+WIDEST = 28  # characters of a number that others are lined up with
+
+
+def run_table(run: Run, worst: int = 8) -> list[Any]:
+    """What ``scoremode ppl`` and ``scoremode show`` print."""
+    m = run.manifest
+    metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS if name in m["metrics"]}
+    table = Facts()
+    shown_metrics = [(name, label) for name, label in NUMBERS if name in metrics]
+    numbers = {name: with_error(metrics[name], percent=name == "top1_accuracy") for name, _ in shown_metrics}
+    wide = max((len(number) for number in numbers.values() if len(number) <= WIDEST), default=0)
+    for name, label in shown_metrics:
+        number = Text(numbers[name].ljust(wide), "bold" * (name == "perplexity"))
+        known = metrics[name].stderr is not None
+        rests_on = basis(metrics[name], m["stderr_groups"], percent=name == "top1_accuracy") if known else ""
+        table.line(label, Text.assemble(number, (f"   {rests_on}", "dim")))
+    first = metrics.get("perplexity")
+    if first is not None and first.stderr is None and math.isfinite(first.value):
+        table.line("", Text(basis(first, m["stderr_groups"]), "yellow"))
+    table.line("", "")
+    covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
+    scored = f"{m['targets']:,} in {m['windows']:,} windows, {covered}"
+    table.line("tokens scored", scored)
+    table.line("method", method_line(m))
+    for note in m["notes"]:
+        table.line("", Text(note, "yellow"))
+    table.line("text", shown(f"{m['corpus']} ({m['corpus_bytes']:,} bytes, sha256 {m['corpus_sha256'][:12]}…)"))
+    table.line("model", shown(f"{m['model']} on {m['engine']}, {m['dtype']}, head {m['head']}, {m['device']}"))
+    speed = m["tokens_per_second"]
+    if speed is not None:
+        table.line("speed", f"{speed:,.0f} tokens/s ({m['forward_tokens']:,} tokens fed in {m['seconds']:.1f} s)")
+    table.line("plan", m["plan_digest"][:16] + "…")
+    parts: list[Any] = [table]
+    if worst:
+        parts += [Text(), Text("worst-predicted tokens", "bold"), worst_table(run, worst)]
+    return parts
+
+
+def method_line(manifest: dict[str, Any] | Any) -> str:
+    settings = manifest["method_settings"]
+    names = (("context_length", "context"), ("stride", "stride"))
+    given = ", ".join(f"{label} {settings[name]}" for name, label in names if name in settings)
+    return f"{manifest['method']} ({given})"
+
+
+def worst_table(run: Run, count: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("in context", no_wrap=True, overflow="crop", max_width=56, justify="right")
+    table.add_column("logprob", justify="right", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("the model expected", no_wrap=True, overflow="ellipsis")
+    for index in worst_targets(run, count):
+        token = shown(str(run.facts.text[index]))
+        before = shown(context_before(run, index, max(8, 50 - len(token))))
+        expected = f"{shown(str(run.facts.top_text[index]))!r} p={math.exp(run.scores.top_logprob[index]):.2f}"
+        table.add_row(
+            Text.assemble((before, "dim"), ("«", "dim"), (token, "bold red"), ("»", "dim")),
+            f"{run.scores.logprob[index]:.2f}",
+            f"{run.scores.rank[index]:,}",
+            Text(expected),
+        )
+    return table

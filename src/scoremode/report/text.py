@@ -1,0 +1,51 @@
+"""Corpus text made safe and short for a terminal: it may hold anything, escape sequences included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scoremode.errors import harmless
+from scoremode.statistics.comparison import Comparison
+from scoremode.store.run import Run
+
+VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def shown(text: str) -> str:
+    """Text on one line, nothing in it that a terminal would obey."""
+    return harmless("".join(VISIBLE.get(c, c) for c in text))
+
+
+def worst_targets(run: Run, count: int) -> list[int]:
+    """Indices of the targets that the model expected least, each token of the text once."""
+    order = run.scores.logprob.argsort(kind="stable")
+    found: dict[int, int] = {}
+    for index in order.tolist():
+        found.setdefault(int(run.facts.token[index]), index)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def context_before(run: Run, index: int, width: int) -> str:
+    """The scored text in front of a target, at most ``width`` characters, from the same document."""
+    facts, pieces = run.facts, []
+    at, size = index - 1, 0
+    while at >= 0 and size < width and facts.token[at] + 1 == facts.token[at + 1]:
+        if facts.document[at] != facts.document[index]:
+            break
+        pieces.append(str(facts.text[at]))
+        size += len(pieces[-1])
+        at -= 1
+    return "".join(reversed(pieces))[-width:]
+
+
+def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
+    """The noise floor in one line: how large, and what was computed otherwise; or why it was not measured."""
+    if comparison.kl is None:
+        return ""  # two finished runs: there is no divergence that it would stand beside
+    floor, words = statistics.get("noise_floor_kl_mean"), comparison.noise_perturbed
+    if floor is None:
+        return f"noise floor: not measured ({words or 'the run does not say why'})"
+    return f"noise floor: KL mean {floor:.2g}" + (f" under: {words}" if words else "")

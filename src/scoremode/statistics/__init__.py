@@ -1,0 +1,1 @@
+"""Scores ─▶ numbers with errors."""

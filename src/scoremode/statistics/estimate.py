@@ -1,0 +1,114 @@
+"""Columns -> numbers with errors, grouped by what is independent (groups.py).
+
+With group g holding s_g over n_g units and h_g = n_g / Σn its share, mean = Σs/Σn and
+
+    variance = Σ (s_g - mean·n_g)² / (1 - h_g) / (Σn)²        equal groups: the usual G/(G-1)
+    degrees of freedom = (Σ h_g²)² / Σ h_g⁴, at most G - 1     equal groups: G - 1
+
+Bounds are Student's t with those degrees of freedom. A few large documents among many small ones decide a mean nearly
+alone, and both lines know it. Fewer than FEWEST groups have no error: None. docs/errors.md shows how often the bounds
+hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scoremode.statistics.groups import FEWEST
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints
+
+LEVEL = 0.95  # of the bounds
+
+
+class GroupSums:
+    """Σ numerator and Σ denominator of each group, of targets that come block by block.
+
+    Terms are added one after the other, so the sums do not depend on how targets are cut into blocks.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.numerator: Floats = np.zeros(groups)
+        self.denominator: Floats = np.zeros(groups)
+        self.n = 0
+
+    def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints) -> None:
+        np.add.at(self.numerator, groups, numerator.astype(np.float64, copy=False))
+        np.add.at(self.denominator, groups, denominator.astype(np.float64, copy=False))
+        self.n += len(groups)
+
+    def estimate(self) -> Estimate:
+        """Σ numerator / Σ denominator over all groups, with their error."""
+        total = float(self.denominator.sum())
+        count = int(np.count_nonzero(self.denominator))
+        if total == 0:
+            return Estimate(math.nan, None, self.n, count)
+        value = float(self.numerator.sum()) / total
+        if count < FEWEST or not math.isfinite(value):
+            return Estimate(value, None, self.n, count)
+        share = self.denominator / total
+        residual = self.numerator - value * self.denominator
+        variance = float((residual**2 / (1 - share)).sum()) / total**2
+        freedom = min(count - 1.0, float((share**2).sum() ** 2 / (share**4).sum()))
+        return bounded(Estimate(value, math.sqrt(variance), self.n, count, freedom))
+
+
+def bounded(e: Estimate) -> Estimate:
+    """The estimate with its bounds: value ± Student's t · stderr."""
+    from scipy.special import stdtrit  # here, because `scoremode --help` must not wait for it
+
+    if e.stderr is None or e.freedom is None:
+        return e
+    reach = float(stdtrit(e.freedom, (1 + LEVEL) / 2)) * e.stderr
+    return replace(e, low=e.value - reach, high=e.value + reach)
+
+
+def moved(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
+    """A growing function of an estimate: the error to first order, the bounds through the function itself."""
+    stderr = None if e.stderr is None else e.stderr * slope
+    low, high = (None if bound is None else to(bound) for bound in (e.low, e.high))
+    return replace(e, value=to(e.value), stderr=stderr, low=low, high=high)
+
+
+def ratio(numerator: Floats, denominator: Floats | Ids | Ints, groups: Ints) -> Estimate:
+    """Σ numerator / Σ denominator over all targets, with the error of its groups."""
+    sums = GroupSums(int(groups.max()) + 1 if len(groups) else 0)
+    sums.add(groups, numerator, denominator)
+    return sums.estimate()
+
+
+def exponential(mean: Estimate) -> Estimate:
+    """exp of an estimate; without an error where it is infinite."""
+    value = _exp(mean.value)
+    if not math.isfinite(value):
+        return Estimate(value, None, mean.n, mean.groups)
+    return moved(mean, _exp, value)
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if not x >= 700 else math.inf
+
+
+def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
+    """Estimates as plain data; JSON has no infinity: what is infinite becomes null, what does not exist is left out."""
+    return {
+        name: {
+            "value": finite(e.value),
+            "stderr": finite(e.stderr),
+            "n": e.n,
+            "groups": e.groups,
+            "freedom": finite(e.freedom),
+            "low": finite(e.low),
+            "high": finite(e.high),
+        }
+        for name, e in estimates.items()
+        if not math.isnan(e.value)
+    }
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,148 @@
+"""Rules that fail a comparison: ``--fail-if "kl_mean > 0.02"``.
+
+rule   = name operator number ["surely"]
+name   = any number that ``statistics.describe`` gives
+surely = fail only where the 95 % bound lies beyond the number: the lower one for > and >=, the upper one for < and <=.
+         Without it the value itself is judged.
+
+What was not measured fails every rule: a gate that could not look has not passed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import OptionError, harmless
+from scoremode.statistics.comparison import FIELDS
+from scoremode.statistics.groups import FEWEST
+
+SURELY = "surely"
+OPERATORS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    ">": (operator.gt, "above"),
+    ">=": (operator.ge, "at or above"),
+    "<": (operator.lt, "below"),
+    "<=": (operator.le, "at or below"),
+}
+SHAPE = re.compile(r"\s*([^\s<>=!]+)\s*([<>=!]+)\s*([^\s<>=!]+)(?:\s+(\S.*?))?\s*")
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+EXAMPLE = "write a rule such as 'kl_mean > 0.02' or 'ppl_ratio >= 1.01 surely'"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What must not be: the gate fails where it is true of a candidate.
+
+    >>> str(parse("kl_mean>2e-2 surely"))
+    'kl_mean > 0.02 surely'
+    """
+
+    name: str
+    operator: str
+    limit: float
+    surely: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.operator} {self.limit:.12g}" + f" {SURELY}" * self.surely
+
+
+def parse(rule: str) -> Rule:
+    """A rule as it is typed.
+
+    >>> parse("same_top < 0.95")
+    Rule(name='same_top', operator='<', limit=0.95, surely=False)
+    """
+    parts = SHAPE.fullmatch(rule)
+    if parts is None:
+        raise OptionError(f"{_quoted(rule)} is not a rule", fix=EXAMPLE)
+    name, sign, number, word = parts.groups()
+    if name not in FIELDS:
+        raise OptionError(f"there is no statistic {_quoted(name)}", fix=_near(name))
+    if sign not in OPERATORS:
+        raise OptionError(f"{_quoted(sign)} cannot be judged", fix=f"use one of {', '.join(OPERATORS)}")
+    if word not in (None, SURELY):
+        raise OptionError(f"{_quoted(word)} behind a rule means nothing", fix=f"only '{SURELY}' may stand there")
+    if word == SURELY and f"{name}_stderr" not in FIELDS:
+        raise OptionError(f"{name} has no error to be sure with", fix=f"leave out '{SURELY}'")
+    return Rule(name, sign, _number(number), surely=word == SURELY)
+
+
+def _number(text: str) -> float:
+    if text.endswith("%") and NUMBER.fullmatch(text[:-1]):
+        raise OptionError(f"{_quoted(text)} is not a number", fix=f"write {float(text[:-1]) / 100:g}")
+    value = float(text) if NUMBER.fullmatch(text) else math.nan
+    if not math.isfinite(value):
+        raise OptionError(f"{_quoted(text)} is not a number", fix="write one such as 0.02")
+    return value
+
+
+def _near(name: str) -> str:
+    plain = name.lower().replace("-", "_")
+    mean = [f"{plain}_mean"] if f"{plain}_mean" in FIELDS else []
+    near = mean or difflib.get_close_matches(plain, FIELDS, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
+
+
+def _quoted(text: str) -> str:
+    return f"'{harmless(text)}'"
+
+
+def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
+    """Why the gate fails for this candidate, in one line; None where it passes.
+
+    >>> check(parse("kl_mean > 0.02"), {"name": "q4", "kl_mean": 0.0312, "kl_mean_stderr": 0.001})
+    'q4: kl_mean is 0.0312, above 0.02'
+    >>> check(parse("kl_mean > 0.02"), {"name": "q8", "kl_mean": 0.0004, "kl_mean_stderr": 0.0001})
+    """
+    who, value = harmless(str(statistics["name"])), statistics.get(rule.name)
+    if value is None:
+        return f"{who}: {rule.name} is not known: {_why_unknown(rule.name, statistics)}"
+    holds, words = OPERATORS[rule.operator]
+    if not rule.surely:
+        failed = holds(value, rule.limit)
+        return f"{who}: {rule.name} is {_shown(value, rule.limit)}, {words} {rule.limit:.12g}" if failed else None
+    side = "low" if rule.operator.startswith(">") else "high"
+    bound = statistics.get(f"{rule.name}_{side}")
+    if bound is None:
+        return f"{who}: {rule.name} cannot be judged '{SURELY}': {_why_unknown(f'{rule.name}_{side}', statistics)}"
+    if not holds(bound, rule.limit):
+        return None
+    low, high = (statistics[f"{rule.name}_{end}"] for end in ("low", "high"))
+    return f"{who}: {rule.name} is {value:.4g} (95 %: {low:.4g} to {high:.4g}), surely {words} {rule.limit:.12g}"
+
+
+def _shown(value: float, limit: float) -> str:
+    """Four digits, or all of them where four would make the value look like the limit, and for a count."""
+    short = f"{value:.4g}"
+    return repr(value) if isinstance(value, int) or (short == f"{limit:.4g}" and value != limit) else short
+
+
+def too_few(groups: int | None, kind: str = "groups") -> str:
+    """Why a number has no error.
+
+    >>> too_few(3, "documents")
+    'too few groups for an error (3 documents, 5 are needed)'
+    """
+    return f"too few groups for an error ({groups or 0} {kind}, {FEWEST} are needed)"
+
+
+def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
+    """The reason behind a None: the first that applies."""
+    infinite = statistics.get("kl_infinite")
+    zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
+    of_kl, of_logprob = name.startswith("kl_"), name.startswith(("ppl", "log_ppl", "delta_logprob", "bits"))
+    reasons = (
+        (name not in statistics, "these statistics do not have it"),
+        (statistics.get("targets") == 0, "there are no targets"),
+        (name.startswith("noise_floor"), "the noise floor was not measured"),
+        (of_kl and infinite is None, "KL was not measured"),
+        (of_kl and infinite, f"targets with infinite KL: {infinite}"),
+        (of_logprob and zero, f"targets with probability zero: {zero}"),
+        (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
+    )
+    return next((reason for applies, reason in reasons if applies), "it has no value")

@@ -1,0 +1,98 @@
+"""What counts as independent, and how much each target counts: decided here, from the plan alone, and kept with a run.
+
+The error of a mean comes from pieces of text that have nothing to do with each other. In order of preference:
+
+pieces known to be separate    documents; where a recipe joins them into one stream, the texts that were joined
+                               (WikiText's articles), if at least FEWEST of them have targets
+stretches of text              equal parts of what there is, each STRETCH tokens long or longer, if there are FEWEST
+too few                        the pieces that are known; estimates over them have no error
+
+Windows are not independent: neighbouring windows of 2,048 tokens of WikiText-2 have a correlation of 0.5, because an
+article goes on from one to the next. docs/errors.md has the measurements behind FEWEST and STRETCH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from scoremode.plan.plan import Plan, TargetBlock
+from scoremode.values import Floats, Ints
+
+FEWEST = 5  # groups; with fewer, nothing useful can be said about how far a number would move
+STRETCH = 1 << 15  # tokens; in shorter stretches of one text, neighbours move together
+
+
+def present(numbers: Iterable[Ints]) -> Ints:
+    """The numbers that occur, ascending, of what comes block by block."""
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.unique(block) for block in numbers)]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouping:
+    """Which targets of a plan belong together."""
+
+    kind: str  # in words, for people
+    count: int
+    of: Callable[[TargetBlock], Ints]  # the group of each target: 0, 1, …
+
+
+def grouping(plan: Plan) -> Grouping:
+    """The groups of a plan's targets."""
+    pieces = _Cut(plan.piece_starts, plan)
+    kind = "documents" if np.array_equal(plan.piece_starts, plan.doc_starts[:-1]) else "joined texts"
+    if pieces.count >= FEWEST:
+        return Grouping(kind, pieces.count, pieces.of)
+    stretches = _Cut(_stretch_starts(plan), plan)
+    if stretches.count >= FEWEST:
+        return Grouping(f"stretches of at least {STRETCH:,} tokens", stretches.count, stretches.of)
+    return Grouping(kind if pieces.count != 1 else kind.removesuffix("s"), pieces.count, pieces.of)
+
+
+class _Cut:
+    """The stream cut at some tokens; parts without a target are not counted."""
+
+    def __init__(self, starts: Ints, plan: Plan) -> None:
+        self.starts = starts
+        self.used = present(self._parts(block) for block in plan.blocks())
+        self.count = len(self.used)
+
+    def _parts(self, block: TargetBlock) -> Ints:
+        parts: Ints = np.searchsorted(self.starts, block.token, side="right").astype(np.int64) - 1
+        return parts
+
+    def of(self, block: TargetBlock) -> Ints:
+        return np.searchsorted(self.used, self._parts(block)).astype(np.int64)
+
+
+def _stretch_starts(plan: Plan) -> Ints:
+    """Each piece in equal stretches, as many as are at least STRETCH tokens long; what no window scores is left out."""
+    begin, end = int(plan.first.min(initial=0)), int(plan.last.max(initial=0))
+    edges = np.unique(np.clip(np.append(plan.piece_starts, len(plan.ids)), begin, end))
+    starts = [
+        first + np.arange(count) * (stop - first) // count
+        for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        for count in (max(1, (stop - first) // STRETCH),)
+    ]
+    found: Ints = np.concatenate([np.zeros(1, np.int64), *starts]).astype(np.int64)
+    return found
+
+
+def groups_of(plan: Plan) -> tuple[str, Ints]:
+    """What counts as independent, in words, and the group of each target (0, 1, …)."""
+    found, groups = grouping(plan), np.empty(plan.targets, np.int64)
+    for block in plan.blocks():
+        groups[block.begin : block.end] = found.of(block)
+    return found.kind, groups
+
+
+def weights_of(plan: Plan, block: TargetBlock | None = None) -> Floats:
+    """How much each target, of a block or of all, counts in the method's mean: a window's mean ``weight`` times."""
+    if plan.average != "window":
+        n = plan.targets if block is None else len(block)
+        return np.broadcast_to(np.float64(1), n)  # ones that take no memory
+    assert plan.weight is not None
+    weights: Floats = (plan.weight / plan.target_counts)[plan.target_window if block is None else block.window]
+    return weights

@@ -1,0 +1,104 @@
+"""A run's scores ─▶ its metrics: perplexity, bits per byte, ranks, entropy, each with its error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from scoremode.plan.plan import Plan, TargetBlock
+from scoremode.statistics.estimate import GroupSums, exponential, moved
+from scoremode.statistics.groups import grouping, present, weights_of
+from scoremode.store.scores import Scores
+from scoremode.text.tokens import Tokens
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints
+
+
+class ScoreRows(Protocol):
+    """Scores that can be asked for piece by piece: in memory, or in a journal."""
+
+    def rows(self, begin: int, end: int) -> Scores: ...
+
+
+def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Estimate]:
+    """Every number that a run carries."""
+    groups = grouping(plan)
+    nll, nats_per_byte, nats_per_word, rank, first, entropy = (GroupSums(groups.count) for _ in range(6))
+    texts = _PerplexityOfTexts(plan) if plan.average == "document" else None
+    bytes_of, words_of = (_units(plan, *of) for of in _counted(tokens))
+    for block in plan.blocks():
+        here, index = scores.rows(block.begin, block.end), groups.of(block)
+        loss, weight, ones = -here.logprob, weights_of(plan, block), np.ones(len(block))
+        nll.add(index, loss * weight, weight)
+        nats_per_byte.add(index, loss, bytes_of(block))
+        nats_per_word.add(index, loss, words_of(block))
+        rank.add(index, here.rank, ones)
+        first.add(index, here.rank == 1, ones)
+        entropy.add(index, here.entropy, ones)
+        if texts:
+            texts.add(block, loss)
+    mean = nll.estimate()
+    return {
+        "perplexity": texts.estimate() if texts else exponential(mean),
+        "mean_nll": mean,
+        "bits_per_byte": moved(nats_per_byte.estimate(), lambda nats: nats / math.log(2), 1 / math.log(2)),
+        "word_perplexity": exponential(nats_per_word.estimate()),
+        "mean_rank": rank.estimate(),
+        "top1_accuracy": first.estimate(),
+        "mean_entropy": entropy.estimate(),
+    }
+
+
+class _PerplexityOfTexts:
+    """Arithmetic mean over documents of exp(mean nll of the document)."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.documents = present(block.document for block in plan.blocks())
+        self.nll = GroupSums(len(self.documents))
+
+    def add(self, block: TargetBlock, nll: Floats) -> None:
+        self.nll.add(np.searchsorted(self.documents, block.document), nll, np.ones(len(nll)))
+
+    def estimate(self) -> Estimate:
+        with np.errstate(over="ignore"):
+            each = np.exp(self.nll.numerator / self.nll.denominator)
+        texts = GroupSums(len(each))
+        texts.add(np.arange(len(each)), each, np.ones(len(each)))
+        return replace(texts.estimate(), n=self.nll.n)
+
+
+def _counted(tokens: Tokens) -> tuple[tuple[Ids, Ints], tuple[Ids, Ints]]:
+    """Bytes and words: of each token, and of each document's source."""
+    return (tokens.byte_len, tokens.doc_bytes), (tokens.word_starts, tokens.doc_words)
+
+
+def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBlock], Ids | Floats]:
+    """Bytes or words of each target: of the scored text, or, in lm-eval-rolling, of the whole source documents."""
+    if plan.method != "lm-eval-rolling" or plan.mask is not None:
+        return lambda block: of_token[block.token]
+    seen: Bools = np.zeros(len(of_document), np.bool_)
+
+    def at_first_targets(block: TargetBlock) -> Floats:
+        """A document counts once, at its first target."""
+        share = np.zeros(len(block))
+        documents, firsts = np.unique(block.document, return_index=True)
+        new = ~seen[documents]
+        share[firsts[new]] = of_document[documents[new]]
+        seen[documents] = True
+        return share
+
+    return at_first_targets
+
+
+def llamacpp_stderr(logprob: Floats) -> float | None:
+    """The error that llama.cpp prints beside its perplexity: every token taken as independent."""
+    n = len(logprob)
+    if n < 2:
+        return None
+    nll = -logprob
+    mean = float(nll.mean())
+    variance = float((nll**2).mean()) - mean**2
+    return math.exp(mean) * math.sqrt(max(0.0, variance) / (n - 1))

@@ -1,0 +1,205 @@
+"""Files that a user names for results: checked before the work begins, and never written over something else.
+
+what the name leads to          what happens
+nothing, or an empty file       written; it takes its name when it is whole
+a link                          its target is written, the link stays
+a device, a FIFO, /dev/stdout   written to as it is, never replaced
+a folder, a disk, a socket      refused
+a file in a run or reference    refused
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scoremode.errors import InputError, RunError
+from scoremode.store import runs
+from scoremode.store.files import write_atomically
+from scoremode.store.reference_writer import is_reference
+from scoremode.text.json_files import read_object
+
+REPORT_MARK = b'<meta name="generator" content="scoremode'
+MARK_WITHIN = 1024  # bytes from the beginning of a report
+MOST_LINKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that may be written. ``str()`` names it as the user did, and says where a link leads."""
+
+    name: str  # as it was given
+    flag: str  # that it was given with
+    path: Path  # what is written: the target of a link
+    is_stream: bool = False  # a device, a FIFO or an open file of ours: written to, never replaced
+    is_link: bool = False
+    descriptor: int | None = None  # of /dev/stdout and the like
+
+    def __str__(self) -> str:
+        return f"{self.name} (a link to {self.path})" if self.is_link else self.name
+
+    @property
+    def exists(self) -> bool:
+        """Is there something to lose? An empty file is not."""
+        return not self.is_stream and holds_something(self.path)
+
+    def write(self, data: bytes) -> None:
+        """Write all of it; RunError where that fails. A plain file takes its name when it is whole."""
+        if self.is_stream:
+            with self.stream() as write:
+                write(data)
+            return
+        try:
+            write_atomically(self.path, data)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    @contextmanager
+    def stream(self) -> Iterator[Callable[[bytes], None]]:
+        """A function that writes to a device, a FIFO or an open file of ours, as they are; RunError where it fails."""
+        with suppress(OSError, ValueError, AttributeError):  # no standard output to put in order
+            sys.stdout.flush()
+        try:
+            if self.descriptor is not None:  # a second open file would begin at 0 and write over what was printed
+                handle = os.dup(self.descriptor)
+            else:
+                handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+        def write(data: bytes) -> None:
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[os.write(handle, rest) :]
+                except BrokenPipeError:
+                    raise  # the reader left, which is no error of ours
+                except OSError as error:
+                    raise self._refusal(error) from None
+
+        try:
+            yield write
+        finally:
+            os.close(handle)
+
+    def _refusal(self, error: OSError) -> RunError:
+        return RunError(f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}")
+
+    def announce(self, line: str, *, quiet: bool = False) -> None:
+        """Print that it was written. Not on standard output where that holds facts for machines, or the results."""
+        if not (quiet or self.is_stream):
+            print(line)
+        elif self.is_link or not quiet:
+            print(line.strip(), file=sys.stderr)
+
+
+def holds_something(path: Path) -> bool:
+    """Is there a file that is not empty?"""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def check_output(name: str | Path, flag: str, *, made_later: str | Path | None = None) -> Output:
+    """The file that a user named, or an error. ``made_later`` is a folder that will be there by then.
+
+    >>> check_output("/dev/null", "-o").is_stream
+    True
+    >>> check_output("/", "-o")
+    Traceback (most recent call last):
+    ...
+    scoremode.errors.InputError: / is a folder; give a file name to -o
+    """
+    text, another = os.fspath(name), f"give another file to {flag}"
+    if not text or "\0" in text:
+        raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
+    if (descriptor := _own_descriptor(text)) is not None:
+        return Output(text, flag, Path(text), is_stream=True, descriptor=_require_open(descriptor, text, another))
+    path = Path(os.path.realpath(text))
+    mode: int | None = None
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise InputError(f"{text} cannot be used ({error.strerror})", fix=another) from None
+    is_link = os.path.islink(text)
+    path = path if is_link else Path(text)  # messages name a file as the user did
+    later = None if made_later is None else Path(os.path.realpath(made_later))
+    if text.endswith(os.sep) or path.absolute() == later or (mode is not None and stat.S_ISDIR(mode)):
+        raise InputError(f"{text} is a folder", fix=f"give a file name to {flag}")
+    if mode is not None and (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+        return Output(text, flag, path, is_stream=True, is_link=is_link)
+    if mode is not None and not stat.S_ISREG(mode):
+        kind = "a link in a circle" if stat.S_ISLNK(mode) else "a block device or a socket"
+        raise InputError(f"{text} is {kind}", fix=another)
+    will_be_there = later is not None and Path(os.path.realpath(path.parent)) in (later, *later.parents)
+    _check_folder(path.parent, text, another, made_later=will_be_there)
+    if mode is not None and not os.access(path, os.W_OK):
+        raise InputError(f"{text} may not be written", fix=another)
+    return Output(text, flag, path, is_link=is_link)
+
+
+def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
+    """As ``check_output``, for an HTML report: an older report may be replaced, any other file may not."""
+    output = check_output(name, flag, made_later=made_later)
+    if output.exists:
+        try:
+            with output.path.open("rb") as file:
+                beginning = file.read(MARK_WITHIN)
+        except OSError as error:
+            raise InputError(f"{name} exists and cannot be read ({error.strerror})", fix="give another name") from None
+        if REPORT_MARK not in beginning:
+            raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
+    return output
+
+
+def _own_descriptor(text: str) -> int | None:
+    """The number of the open file of ours that a name like /dev/stdout leads to."""
+    path = os.path.abspath(text)
+    for _ in range(MOST_LINKS):
+        if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
+            return int(found[1])
+        if not os.path.islink(path):
+            return None
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    return None
+
+
+def _require_open(descriptor: int, text: str, fix: str) -> int:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        raise InputError(f"{text} is closed", fix=fix) from None
+    return descriptor
+
+
+def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> None:
+    if not folder.is_dir():
+        if made_later and not os.path.lexists(folder):
+            return
+        raise InputError(f"there is no folder {folder}", fix="make it first, or " + fix)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"the folder {folder} may not be written", fix=fix)
+    if _is_ours(folder):
+        raise InputError(f"{text} lies in a run or reference of scoremode, where nothing else may be written", fix=fix)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Is the folder a run or a reference, finished or not? A scores.parquet alone may be anybody's."""
+    manifest = folder / runs.MANIFEST
+    if (folder / runs.JOURNAL).exists() or (manifest.exists() and (folder / runs.SCORES).exists()):
+        return True
+    if is_reference(folder):
+        return True
+    try:
+        return isinstance(read_object(manifest).get("identity"), dict)
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,243 @@
+"""A finished reference: a baseline's final hidden states for every target, bit for bit, and its head."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import InputError, RunError, harmless
+from scoremode.plan.comparable import Outline, difference
+from scoremode.store.cache import remembered_sha256
+from scoremode.store.reference_format import (
+    DATA_START,
+    HEAD,
+    RAW_DTYPES,
+    Layout,
+    head_header,
+    head_size,
+    made_again,
+    misfit,
+    read_manifest,
+    shard_name,
+)
+from scoremode.values import Raw
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+CHUNK = 1 << 20
+
+
+def bytes_of(rows: Raw) -> memoryview:
+    """The memory of an array as bytes, not copied where it lies in one piece."""
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+
+
+def read_rows(folder: Path, layout: Layout, first: int, count: int) -> Raw:
+    """Rows as an array of their own. Read, not mapped: a mapped file that is cut short kills the process."""
+    rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype])
+    for shard, offset, before, n in layout.pieces(first, count):
+        path = folder / shard_name(shard)
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(offset)
+                whole = fill(file, bytes_of(rows[before : before + n]))
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({error.strerror})", fix=made_again(folder)) from None
+        if not whole:
+            raise RunError(f"{path} was cut short", fix=made_again(folder))
+    return rows
+
+
+def fill(file: Any, place: memoryview) -> bool:
+    """Read until the place is full; False where the file ends before."""
+    at = 0
+    while at < len(place):
+        got = file.readinto(place[at:])
+        if not got:
+            return False
+        at += got
+    return True
+
+
+# ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A finished reference. Rows are read when they are asked for; nothing is read whole.
+
+    >>> reference = Reference.open("ref")            # doctest: +SKIP
+    >>> reference.rows(0, 512).shape                 # doctest: +SKIP
+    (512, 4096)
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    layout: Layout
+
+    @staticmethod
+    def open(folder: str | Path, verify: bool = True, progress: Progress | None = None) -> Reference:
+        """The reference in this folder. Sizes and headers are always checked, hashes once for each content."""
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        layout = Layout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
+        head = manifest["head"]
+        files = [
+            (entry["file"], entry["sha256"], layout.shard_size(shard), layout.shard_header(shard))
+            for shard, entry in enumerate(manifest["shards"])
+        ]
+        files.append((HEAD, head["sha256"], head_size(head, layout.width), head_header(head, layout.width)))
+        for name, _, size, header in files:
+            reason = misfit(folder / name, size, header)
+            if reason:
+                raise RunError(f"{folder / name} {reason}", fix=made_again(folder))
+        if verify:
+            _verify(folder, [(name, sha256, size) for name, sha256, size, _ in files], progress)
+        return Reference(folder, manifest, layout)
+
+    @property
+    def targets(self) -> int:
+        return self.layout.targets
+
+    @property
+    def width(self) -> int:
+        return self.layout.width
+
+    @property
+    def dtype(self) -> str:
+        """Of the states."""
+        return self.layout.dtype
+
+    @property
+    def plan_digest(self) -> str:
+        return str(self.manifest["plan_digest"])
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer's fingerprint."""
+        return str(self.manifest["tokenizer"])
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids that get a probability; rows of the head behind them are padding."""
+        return int(self.manifest["vocabulary"])
+
+    @property
+    def head_dtype(self) -> str:
+        return str(self.manifest["head"]["dtype"])
+
+    @property
+    def bias_dtype(self) -> str | None:
+        name = self.manifest["head"]["bias_dtype"]
+        return None if name is None else str(name)
+
+    @property
+    def scale(self) -> float:
+        return float(self.manifest["head"]["scale"])
+
+    @property
+    def softcap(self) -> float | None:
+        cap = self.manifest["head"]["softcap"]
+        return None if cap is None else float(cap)
+
+    def rows(self, first: int, count: int) -> Raw:
+        """The states (count, width) of consecutive targets, raw, as an array of the caller's own."""
+        if first < 0 or count < 0 or first + count > self.targets:
+            raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
+        return read_rows(self.folder, self.layout, first, count)
+
+    def head_weight(self) -> Raw:
+        """The head's matrix (padded vocabulary, width), raw and mapped: what is not looked at is not read.
+
+        Changes stay in memory and never reach the file (torch complains of arrays that cannot be changed at all).
+        """
+        shape = (self.manifest["head"]["rows"], self.width)
+        return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head_dtype], "c", DATA_START, shape)
+
+    def head_bias(self) -> Raw | None:
+        """The head's bias (padded vocabulary,), raw; None where the model has none."""
+        if self.bias_dtype is None:
+            return None
+        head = self.manifest["head"]
+        at = DATA_START + head["rows"] * self.width * RAW_DTYPES[head["dtype"]].itemsize
+        return np.fromfile(self.folder / HEAD, RAW_DTYPES[self.bias_dtype], head["rows"], offset=at)
+
+
+def _verify(folder: Path, files: list[tuple[str, str, int]], progress: Progress | None) -> None:
+    total, done = sum(size for _, _, size in files), 0
+    for name, sha256, size in files:
+        try:
+            found = remembered_sha256(folder / name)
+        except OSError as error:
+            raise RunError(f"{folder / name} cannot be read ({error.strerror})", fix=made_again(folder)) from None
+        if found != sha256:
+            raise RunError(f"{folder / name} was changed after the reference was made", fix=made_again(folder))
+        done += size
+        if progress:
+            progress(done, total)
+
+
+# ── sizes, and what may be compared ──────────────────────────────────────────────────────────────────────────────────
+def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
+    """What a reference will take on disk, and what keeping float16 logits instead would take.
+
+    >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
+    8192000
+    """
+    item = RAW_DTYPES[dtype].itemsize
+    states, head = targets * width * item, vocabulary * width * item
+    return {"states": states, "head": head, "total": states + head, "logits_fp16": targets * vocabulary * 2}
+
+
+def require_comparable(
+    reference: Mapping[str, Any],
+    *,
+    plan_digest: str,
+    tokenizer: str,
+    vocabulary: int,
+    method: str,
+    method_settings: Mapping[str, Any] | None = None,
+    corpus_sha256: str | None = None,
+) -> None:
+    """Refuse a candidate whose distributions do not answer the same questions as the reference's.
+
+    ``reference`` is a reference's manifest. Where settings and text of both are known, the reason names them.
+    """
+    kept = Outline(
+        reference["tokenizer"],
+        reference["vocabulary"],
+        reference["plan_digest"],
+        reference["method"],
+        reference.get("method_settings"),
+        reference.get("corpus_sha256"),
+    )
+    found = difference(kept, Outline(tokenizer, vocabulary, plan_digest, method, method_settings, corpus_sha256))
+    if found is None:
+        return
+    again = _same_question(reference)
+    fixes = {
+        "tokenizer": f"give a candidate with the reference's tokenizer, or compare bits per byte: {again}",
+        "vocabulary": f"make a reference of a model with {vocabulary} ids: "
+        f"scoremode reference MODEL --corpus {_corpus(reference)} --out ref/",
+        "text": f"score the same: {again}",
+        "plan": f"score as the reference was: {again}",
+    }
+    raise InputError(found.reason, fix=fixes[found.kind])
+
+
+def _corpus(reference: Mapping[str, Any]) -> str:
+    return shlex.quote(harmless(reference["corpus"])) if reference.get("corpus") else "…"
+
+
+def _same_question(reference: Mapping[str, Any]) -> str:
+    """The command that scores a candidate on the reference's plan."""
+    settings = reference.get("method_settings") or {}
+    words = ["scoremode ppl CANDIDATE --corpus", _corpus(reference), "--method", harmless(str(reference["method"]))]
+    for name in ("context_length", "stride", "max_windows"):
+        if type(settings.get(name)) is int:
+            words += ["--" + name.replace("_", "-"), str(settings[name])]
+    return " ".join(words)

@@ -1,0 +1,277 @@
+"""The files of a reference: which row stands where, what its manifest says, and how both are checked.
+
+Everything is read as if a stranger had written it: types, ranges, sizes, and names that follow from their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import RunError, harmless
+from scoremode.store.sealed import (
+    Kind,
+    each,
+    flag,
+    is_sealed,
+    line,
+    mapping,
+    number,
+    one_of,
+    optional,
+    record,
+    sha256,
+    text,
+    unusable,
+    whole,
+)
+from scoremode.text.json_files import read_object
+
+FORMAT = 2
+REFERENCE, HEAD, PARTIAL, ROWS = "reference.json", "head.safetensors", "partial.reference.json", "partial.rows"
+HEAD_IN_THE_MAKING = ".head.safetensors.partial"
+SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
+
+RAW_DTYPES: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+}
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+DATA_START = 512
+"""Every file's header is padded to here: rows stay aligned, and a header can be written after its rows are counted."""
+MOST_ROWS, WIDEST = 1 << 48, 1 << 24
+
+
+# ── geometry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which row stands in which file, and where."""
+
+    targets: int
+    width: int
+    dtype: str
+    rows_per_shard: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * RAW_DTYPES[self.dtype].itemsize
+
+    @property
+    def shards(self) -> int:
+        return -(-self.targets // self.rows_per_shard)
+
+    def shard_rows(self, shard: int) -> int:
+        return min(self.rows_per_shard, self.targets - shard * self.rows_per_shard)
+
+    def shard_size(self, shard: int) -> int:
+        return DATA_START + self.shard_rows(shard) * self.row_bytes
+
+    def shard_header(self, shard: int) -> bytes:
+        return _header([("states", self.dtype, (self.shard_rows(shard), self.width))])
+
+    def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """The shards that rows lie in: (shard, byte offset in its file, rows before this piece, rows of this piece)."""
+        before = 0
+        while before < count:
+            shard, row = divmod(first + before, self.rows_per_shard)
+            rows = min(count - before, self.rows_per_shard - row)
+            yield shard, DATA_START + row * self.row_bytes, before, rows
+            before += rows
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("targets", "width", "dtype", "rows_per_shard")}
+
+
+def shard_name(shard: int) -> str:
+    return f"states-{shard:05d}.safetensors"
+
+
+def is_own_name(name: str) -> bool:
+    """Is this the name of a file that a reference adds to its run folder?"""
+    return name in {REFERENCE, HEAD, PARTIAL, ROWS, HEAD_IN_THE_MAKING} or SHARD_NAME.fullmatch(name) is not None
+
+
+def _header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """The safetensors header of (name, dtype, shape)…, one behind the other, padded with spaces."""
+    described, at = {}, 0
+    for name, dtype, shape in tensors:
+        end = at + math.prod(shape) * RAW_DTYPES[dtype].itemsize
+        described[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    written = json.dumps(described, separators=(",", ":")).encode()
+    assert len(written) <= DATA_START - 8, "a header that does not fit its place"
+    return struct.pack("<Q", DATA_START - 8) + written.ljust(DATA_START - 8)
+
+
+def head_header(head: Mapping[str, Any], width: int) -> bytes:
+    bias = [("bias", head["bias_dtype"], (head["rows"],))] if head["has_bias"] else []
+    return _header([("weight", head["dtype"], (head["rows"], width)), *bias])
+
+
+def head_size(head: Mapping[str, Any], width: int) -> int:
+    size = DATA_START + int(head["rows"]) * width * RAW_DTYPES[head["dtype"]].itemsize
+    return size + (head["rows"] * RAW_DTYPES[head["bias_dtype"]].itemsize if head["has_bias"] else 0)
+
+
+# ── manifests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+dtype = one_of(*RAW_DTYPES)
+factor = number(least=1e-300, most=1e30)  # wilder is damage
+HEAD_FIELDS: dict[str, Kind] = {
+    "file": one_of(HEAD),
+    "rows": whole(1, 1 << 32),
+    "vocabulary": whole(1, 1 << 32),
+    "dtype": dtype,
+    "has_bias": flag,
+    "bias_dtype": optional(dtype),
+    "scale": factor,
+    "softcap": optional(factor),
+}
+LAYOUT_FIELDS: dict[str, Kind] = {
+    "targets": whole(0, MOST_ROWS),
+    "width": whole(1, WIDEST),
+    "rows_per_shard": whole(1, MOST_ROWS),
+    "dtype": dtype,
+}
+FIELDS: dict[str, Kind] = {
+    **LAYOUT_FIELDS,
+    "format": whole(FORMAT, FORMAT),
+    "plan_digest": text,
+    "method": text,
+    "model_fingerprint": text,
+    "tokenizer": text,
+    "engine": mapping(),
+    "identity": mapping(),
+    "vocabulary": whole(1, 1 << 32),
+    "shards": each(record({"file": text, "rows": whole(1, MOST_ROWS), "sha256": sha256})),
+    "head": record({**HEAD_FIELDS, "sha256": sha256}),
+}
+MORE: dict[str, Kind] = {"method_settings": mapping(), "corpus": line, "corpus_sha256": text}
+PARTIAL_FIELDS: dict[str, Kind] = {
+    "format": whole(FORMAT, FORMAT),
+    "ready": flag,
+    "identity": mapping(),
+    "layout": mapping(),
+}
+
+
+def made_again(folder: Path) -> str:
+    made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
+    return f"copy the folder again, or remove it and make it again: {made}"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a finished reference, every entry of its kind; RunError if there is none or it was changed."""
+    path = folder / REFERENCE
+    if not path.exists():
+        if (folder / PARTIAL).exists():
+            raise RunError(f"{folder} holds an unfinished reference", fix="run the same command again to resume")
+        made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
+        raise RunError(f"{folder} is not a reference", fix=f"make one: {made}")
+    try:
+        manifest = read_object(path)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=made_again(folder)) from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror})", fix=made_again(folder)) from None
+    known = manifest.get("format")
+    if type(known) is int and known != FORMAT:
+        raise RunError(
+            f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="make the reference again"
+        )
+    if not is_sealed(manifest):
+        raise RunError(f"{path} was changed after the reference was made", fix=made_again(folder))
+    wrong = wrong_entry(manifest)
+    if wrong is not None:
+        raise RunError(f"{path} is damaged ({harmless(wrong)})", fix=made_again(folder))
+    return manifest
+
+
+def wrong_entry(manifest: Mapping[str, Any]) -> str | None:
+    """What a reference's manifest cannot say; None if every entry that is read has its type and range."""
+    unfit = unusable(manifest, FIELDS, MORE)
+    if unfit is not None:
+        return f"no usable {unfit}"
+    layout = Layout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
+    if len(manifest["shards"]) != layout.shards:
+        return "its list of files does not cover the targets"
+    for shard, entry in enumerate(manifest["shards"]):
+        # names follow from their numbers, so that no manifest can point out of its folder
+        if entry["file"] != shard_name(shard) or entry["rows"] != layout.shard_rows(shard):
+            return f"file {shard} is not {shard_name(shard)} with {layout.shard_rows(shard)} rows"
+    if manifest["vocabulary"] > manifest["head"]["vocabulary"]:
+        return "no usable vocabulary"
+    return wrong_head(manifest["head"])
+
+
+def wrong_head(head: Any) -> str | None:
+    """What a head cannot be; None if it fits its own description."""
+    if not record(HEAD_FIELDS)(head):
+        return "no usable head"
+    if head["vocabulary"] > head["rows"]:
+        return "its head has fewer rows than ids"
+    if head["has_bias"] != (head["bias_dtype"] is not None):
+        return "has_bias and bias_dtype disagree"
+    return None
+
+
+def read_partial(folder: Path) -> dict[str, Any] | None:
+    """What an unfinished reference says of itself; None if none was begun."""
+    path = folder / PARTIAL
+    if not path.exists():
+        return None
+    try:
+        known = read_object(path)
+        reason = unusable(known, PARTIAL_FIELDS)
+        reason = f"no usable {reason}" if reason else None if is_sealed(known) else "it was changed"
+    except (ValueError, OSError) as error:
+        reason = str(error)
+    if reason:
+        raise RunError(f"{path} is damaged ({harmless(reason)})", fix="start again with --fresh")
+    return known
+
+
+def identity_in(folder: Path) -> dict[str, Any] | None:
+    """Whose reference lies in a folder, finished or not, damaged elsewhere or not; None if nothing says so."""
+    for name in (REFERENCE, PARTIAL):
+        with suppress(ValueError, OSError):
+            identity = read_object(folder / name).get("identity")
+            if isinstance(identity, dict):
+                return identity
+    return None
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def misfit(path: Path, size: int, header: bytes) -> str | None:
+    """What is wrong with a file, without reading it whole; None if nothing is."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return "is not a file"
+        if found.st_size != size:
+            how = "was cut short" if found.st_size < size else "is too long"
+            return f"{how} ({found.st_size} bytes instead of {size})"
+        with path.open("rb") as file:
+            return None if file.read(DATA_START) == header else "does not have the shape that the reference says"
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def head_fits(folder: Path, head: Any, width: int) -> bool:
+    """Was the head of an unfinished reference written whole?"""
+    if wrong_head(head) is not None:
+        return False
+    return misfit(folder / HEAD, head_size(head, width), head_header(head, width)) is None

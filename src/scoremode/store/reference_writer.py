@@ -1,0 +1,460 @@
+"""References: a baseline's final hidden states for every target, bit for bit, and its head once.
+
+DIR/states-00000.safetensors, …   tensor "states" (rows, width) of consecutive targets, in plan order
+DIR/head.safetensors              tensor "weight" (padded vocabulary, width), and "bias" where the model has one
+DIR/reference.json                what was kept, of whom, the sha256 of every file; written last, so it means complete
+DIR/partial.reference.json        while unfinished: whose states these are, and their geometry
+DIR/partial.rows                  while unfinished: which rows are in, each write with a checksum
+
+Rows are raw: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patterns.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from scoremode.errors import EngineError, InputError, RunError, harmless
+from scoremode.store.files import write_atomically
+from scoremode.store.reference import CHUNK, Progress, Reference, bytes_of, read_rows
+from scoremode.store.reference_format import (
+    DATA_START,
+    FORMAT,
+    HEAD,
+    HEAD_IN_THE_MAKING,
+    MOST_ROWS,
+    PARTIAL,
+    RAW_DTYPES,
+    REFERENCE,
+    ROWS,
+    SHARD_NAME,
+    WIDEST,
+    Layout,
+    head_fits,
+    head_header,
+    identity_in,
+    is_own_name,
+    misfit,
+    read_partial,
+    shard_name,
+    wrong_entry,
+    wrong_head,
+)
+from scoremode.store.sealed import sealed
+from scoremode.values import Bools, Ints, Raw
+
+SHARD_BYTES = 1 << 30
+
+RECORD = struct.Struct("<QQII")  # first row, rows, crc32 of the rows, crc32 of the three before
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+# ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class StatesWriter:
+    """Fills a reference in any order, and goes on where a killed process stopped.
+
+    Call ``write`` and ``flush`` before the scores of a window are put into the journal. When going on, windows of the
+    journal whose rows are not whole here must be scored again: ``journal.done &= writer.windows_in(offsets)``.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        targets: int,
+        width: int,
+        dtype: str,
+        identity: Mapping[str, Any],
+        shard_bytes: int = SHARD_BYTES,
+        progress: Progress | None = None,
+    ) -> None:
+        if dtype not in RAW_DTYPES:
+            raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
+        assert 0 <= targets <= MOST_ROWS, "no such number of targets"
+        assert 0 < width <= WIDEST, "no such width"
+        self.folder = Path(folder)
+        row_bytes = width * RAW_DTYPES[dtype].itemsize
+        self.layout = Layout(targets, width, dtype, max(1, shard_bytes // row_bytes))
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity, sort_keys=True, allow_nan=False))
+        self.present: Bools = np.zeros(targets, dtype=np.bool_)
+        self.head: dict[str, Any] | None = None  # what write_head was given, known again after a kill
+        self.resumed = False
+        self._pending: list[bytes] = []
+        self._shard: tuple[int, BinaryIO] | None = None  # the shard written last: the next window is most often there
+        with _disk_errors(self.folder):
+            _require_free(self.folder)
+            self._require_same_if_finished()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._rows = (self.folder / ROWS).open("a+b", buffering=0)
+        try:
+            self._begin_or_go_on(progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_same_if_finished(self) -> None:
+        if not (self.folder / REFERENCE).exists():
+            return
+        found = Reference.open(self.folder)
+        if found.manifest["identity"] != self.identity or found.layout != self.layout:
+            raise RunError(
+                f"{self.folder} holds another reference, finished", fix="give another --out, or --fresh to replace it"
+            )
+
+    def _take_up_finished(self) -> None:
+        """Make a finished reference an unfinished one that lacks nothing.
+
+        Its run may not be finished: a kill between reference.json and the run's own manifest must not cost the states.
+        """
+        found = Reference.open(self.folder, verify=False)  # verified before the lock was taken
+        self.head = {name: value for name, value in found.manifest["head"].items() if name != "sha256"}
+        self._rows.truncate(0)
+        for shard in range(self.layout.shards):
+            first, count = shard * self.layout.rows_per_shard, self.layout.shard_rows(shard)
+            self._record(first, count, self._checksum(first, count))
+        self.flush()
+        with _disk_errors(self.folder):
+            self._note(ready=True)
+            (self.folder / REFERENCE).unlink()
+        self.resumed = True
+
+    def _begin_or_go_on(self, progress: Progress | None) -> None:
+        if (self.folder / REFERENCE).exists():
+            self._take_up_finished()
+            return
+        known = read_partial(self.folder)
+        if known is None or not known["ready"]:  # nothing was kept so far: at most, room was made for it
+            self._begin()
+            return
+        mine = {**self.identity, **self.layout.as_json()}
+        theirs = {**known["identity"], **known["layout"]}
+        differing = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+        if differing:
+            raise RunError(
+                f"{self.folder} holds another unfinished reference (it differs in: {harmless(', '.join(differing))})",
+                fix="give another --out, or --fresh to replace it",
+            )
+        for shard in range(self.layout.shards):
+            path = self.folder / shard_name(shard)
+            reason = misfit(path, self.layout.shard_size(shard), self.layout.shard_header(shard))
+            if reason:
+                raise RunError(f"{path} {reason}", fix="start again with --fresh")
+        self.resumed = True
+        self._read_records(progress)
+        if head_fits(self.folder, known.get("head"), self.layout.width):
+            self.head = known["head"]
+
+    def _begin(self) -> None:
+        """Make room for every row now, so that a disk too small is known before an hour of scoring."""
+        for path in self.folder.iterdir():
+            if SHARD_NAME.fullmatch(path.name):
+                path.unlink()
+        needed = sum(self.layout.shard_size(shard) for shard in range(self.layout.shards))
+        try:
+            with _disk_errors(self.folder, needed):
+                self._rows.truncate(0)
+                self._note(ready=False)
+                for shard in range(self.layout.shards):
+                    path = self.folder / shard_name(shard)
+                    _make_room(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
+                self._note(ready=True)
+        except BaseException:
+            discard(self.folder)
+            raise
+
+    def _note(self, *, ready: bool) -> None:
+        known = {"format": FORMAT, "ready": ready, "identity": self.identity, "layout": self.layout.as_json()}
+        write_atomically(self.folder / PARTIAL, json.dumps(sealed({**known, "head": self.head})).encode())
+
+    def _read_records(self, progress: Progress | None) -> None:
+        """Which rows are in: those whose bytes are still the ones that were written."""
+        self._rows.seek(0)
+        data = self._rows.read() or b""
+        records, at = [], 0
+        while at + RECORD.size <= len(data):
+            first, count, checksum, own = RECORD.unpack_from(data, at)
+            if own != zlib.crc32(data[at : at + RECORD.size - 4]) or first + count > self.layout.targets:
+                break  # torn by a kill; nothing was appended behind it
+            records.append((first, count, checksum))
+            at += RECORD.size
+        self._rows.truncate(at)
+        total, done = sum(count for _, count, _ in records) * self.layout.row_bytes, 0
+        for first, count, checksum in records:  # a later write of the same rows has the last word
+            self.present[first : first + count] = self._checksum(first, count) == checksum
+            done += count * self.layout.row_bytes
+            if progress:
+                progress(done, total)
+
+    def _checksum(self, first: int, count: int) -> int:
+        checksum, step = 0, max(1, CHUNK // self.layout.row_bytes)
+        for at in range(first, first + count, step):
+            rows = read_rows(self.folder, self.layout, at, min(step, first + count - at))
+            checksum = zlib.crc32(bytes_of(rows), checksum)
+        return checksum
+
+    def has(self, first: int, count: int) -> bool:
+        """Are these rows in?"""
+        return bool(self.present[first : first + count].all())
+
+    def windows_in(self, target_offsets: Ints) -> Bools:
+        """Of windows that begin at these targets (a plan's ``target_offsets``): those whose rows are all in."""
+        holes = np.concatenate([[0], np.cumsum(~self.present, dtype=np.int64)])
+        whole: Bools = holes[target_offsets[1:]] == holes[target_offsets[:-1]]
+        return whole
+
+    def write(self, first_target: int, rows: Raw) -> None:
+        """Keep the states of consecutive targets, bit for bit."""
+        raw, layout = RAW_DTYPES[self.layout.dtype], self.layout
+        if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
+            raise EngineError(
+                f"the engine gave states of {rows.dtype} {rows.shape}, not {layout.dtype} as {raw} (n, {layout.width})",
+                fix="this is a fault of the engine",
+            )
+        if not 0 <= first_target <= first_target + len(rows) <= layout.targets:
+            raise EngineError(
+                f"the engine gave states of targets {first_target} to {first_target + len(rows)} of {layout.targets}",
+                fix="this is a fault of the engine",
+            )
+        data = bytes_of(rows)
+        with _disk_errors(self.folder):
+            for shard, offset, before, n in layout.pieces(first_target, len(rows)):
+                begin = before * layout.row_bytes
+                _write_at(self._opened(shard), data[begin : begin + n * layout.row_bytes], offset)
+        self._record(first_target, len(rows), zlib.crc32(data))
+
+    def _record(self, first: int, count: int, checksum: int) -> None:
+        body = RECORD.pack(first, count, checksum, 0)[:-4]
+        self._pending.append(body + struct.pack("<I", zlib.crc32(body)))
+        self.present[first : first + count] = True
+
+    def _opened(self, shard: int) -> int:
+        if self._shard is None or self._shard[0] != shard:
+            self._close_shard()
+            self._shard = (shard, (self.folder / shard_name(shard)).open("r+b", buffering=0))
+        return self._shard[1].fileno()
+
+    def flush(self) -> None:
+        """Note what was written. The rows are with the operating system already: a kill from here on loses none."""
+        records = b"".join(self._pending)
+        with _disk_errors(self.folder):
+            end = self._rows.seek(0, os.SEEK_END)
+            if self._rows.write(records) != len(records):
+                self._rows.truncate(end)  # a torn record would hide those behind it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._pending.clear()
+
+    def write_head(
+        self,
+        weight: Raw | Iterable[Raw],
+        bias: Raw | None,
+        *,
+        scale: float,
+        softcap: float | None,
+        vocabulary: int,
+    ) -> None:
+        """Keep the head: its matrix (padded vocabulary, width), whole or as blocks of rows, and its bias."""
+        making = self.folder / HEAD_IN_THE_MAKING
+        blocks = [weight] if isinstance(weight, np.ndarray) else weight
+        try:
+            with _disk_errors(self.folder), making.open("wb", buffering=0) as file:
+                head = self._write_blocks(file.fileno(), blocks, bias)
+                head |= {"vocabulary": int(vocabulary), "scale": float(scale), "softcap": softcap and float(softcap)}
+                assert wrong_head(head) is None, f"a head that cannot be kept: {wrong_head(head)}"
+                os.fsync(file.fileno())
+                os.replace(making, self.folder / HEAD)
+                self.head = head
+                self._note(ready=True)
+        finally:
+            making.unlink(missing_ok=True)
+
+    def _write_blocks(self, file: int, blocks: Iterable[Raw], bias: Raw | None) -> dict[str, Any]:
+        """Write a matrix block by block, its bias behind it, and the header, which counts the rows, at the end."""
+        rows, dtype, at = 0, "", DATA_START
+        for block in blocks:
+            dtype = dtype or _dtype_of(block)
+            assert block.shape == (len(block), self.layout.width), "a head as wide as the states"
+            assert _dtype_of(block) == dtype, "a head of one dtype"
+            _write_at(file, bytes_of(block), at)
+            rows, at = rows + len(block), at + block.nbytes
+        assert rows, "a head without rows"
+        if bias is not None:
+            assert bias.shape == (rows,), "a bias has one number a row"
+            _write_at(file, bytes_of(bias), at)
+        bias_dtype = None if bias is None else _dtype_of(bias)
+        head = {"file": HEAD, "rows": rows, "dtype": dtype, "has_bias": bias is not None, "bias_dtype": bias_dtype}
+        _write_at(file, memoryview(head_header(head, self.layout.width)), 0)
+        return head
+
+    def finish(self, manifest: Mapping[str, Any], progress: Progress | None = None) -> Reference:
+        """Hash every file, write reference.json, and open what is now complete.
+
+        ``manifest`` has at least plan_digest, method, model_fingerprint, tokenizer (its fingerprint) and engine (a
+        dict of facts); method_settings, corpus and corpus_sha256 make later refusals say more.
+        """
+        self.flush()
+        missing = np.flatnonzero(~self.present)
+        if len(missing):
+            raise RunError(
+                f"{self.folder} lacks the states of {len(missing)} targets, the first is {missing[0]}",
+                fix="repeat the command; it goes on",
+            )
+        assert self.head is not None, "write_head comes before finish"
+        self._close_shard()
+        names = [*map(shard_name, range(self.layout.shards)), HEAD]
+        with _disk_errors(self.folder):
+            hashes = _hash_files([self.folder / name for name in names], progress)
+            complete = self._complete(manifest, hashes)
+            assert wrong_entry(complete) is None, f"a manifest that could not be read again: {wrong_entry(complete)}"
+            write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
+            self.close()
+            for name in (ROWS, PARTIAL):
+                (self.folder / name).unlink(missing_ok=True)
+        return Reference.open(self.folder, verify=False)
+
+    def _complete(self, manifest: Mapping[str, Any], hashes: dict[str, str]) -> dict[str, Any]:
+        assert self.head is not None
+        names = [shard_name(shard) for shard in range(self.layout.shards)]
+        complete = {
+            "vocabulary": self.head["vocabulary"],
+            **manifest,
+            "format": FORMAT,
+            **self.layout.as_json(),
+            "shards": [
+                {"file": name, "rows": self.layout.shard_rows(shard), "sha256": hashes[name]}
+                for shard, name in enumerate(names)
+            ],
+            "head": {**self.head, "sha256": hashes[HEAD]},
+            "identity": self.identity,
+        }
+        return sealed(json.loads(json.dumps(complete, allow_nan=False)))  # as it will be read: tuples are lists
+
+    def _close_shard(self) -> None:
+        if self._shard is not None:
+            self._shard[1].close()
+            self._shard = None
+
+    def close(self) -> None:
+        """Let go of the files; what was flushed is kept."""
+        self._close_shard()
+        self._rows.close()
+
+    def __enter__(self) -> StatesWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_reference(folder: Path) -> bool:
+    """Does the folder hold a reference, finished or not, that says whose it is?"""
+    return identity_in(folder) is not None
+
+
+def discard(folder: Path) -> None:
+    """Remove a reference's own files, finished or not; nothing if no reference is there. The caller holds the folder.
+
+    Before anything goes, a note says that nothing is kept here; it goes last. Wherever a kill falls, what is left is
+    known to be ours, and the next writer begins anew.
+    """
+    if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
+        return
+    nothing = {"format": FORMAT, "ready": False, "identity": identity_in(folder) or {}, "layout": {}}
+    with suppress(OSError):  # a full disk must not keep us from making room
+        write_atomically(folder / PARTIAL, json.dumps(sealed(nothing)).encode())
+    for name in (REFERENCE, ROWS):
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda p: p.name == PARTIAL):
+        if is_own_name(path.name):
+            path.unlink(missing_ok=True)
+
+
+def discard_others(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Remove the reference of another run, which was being replaced when its replacement was killed."""
+    if identity_in(folder) != identity:
+        discard(folder)
+
+
+def _require_free(folder: Path) -> None:
+    """Refuse a file in the folder's place, and files of our names that are not ours."""
+    if not folder.is_dir():
+        if folder.exists():
+            raise RunError(f"{folder} is a file", fix="give a folder to --out")
+        return
+    foreign = sorted(p.name for p in folder.iterdir() if p.name == HEAD or SHARD_NAME.fullmatch(p.name))
+    if foreign and not any((folder / name).exists() for name in (REFERENCE, PARTIAL)):
+        raise RunError(f"{folder} is not a reference: it holds {foreign[0]}", fix="give a new or empty folder to --out")
+
+
+def _make_room(path: Path, header: bytes, size: int) -> None:
+    """A file of this size whose place on the disk is taken: writing into it cannot find the disk full."""
+    with path.open("wb", buffering=0) as file:
+        _write_at(file.fileno(), memoryview(header), 0)
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except (AttributeError, OSError) as error:  # not every system and file system can; a full disk shows later then
+            if isinstance(error, OSError) and error.errno not in NO_PREALLOCATION:
+                raise
+            file.truncate(size)
+        os.fsync(file.fileno())
+
+
+def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
+    """All of it. Written, not mapped: a full disk must be an error, and under a mapping it kills the process."""
+    at = 0
+    while at < len(data):
+        at += os.pwrite(descriptor, data[at : at + (1 << 30)], offset + at)
+
+
+def _dtype_of(rows: Raw) -> str:
+    for name, raw in RAW_DTYPES.items():
+        if rows.dtype == raw:
+            return name
+    raise EngineError(f"the engine gave a head of {rows.dtype}", fix="this is a fault of the engine")
+
+
+def _hash_files(paths: list[Path], progress: Progress | None) -> dict[str, str]:
+    """The sha256 of each file, by name, once what is hashed is on the disk."""
+    total, done, hashes = sum(path.stat().st_size for path in paths), 0, {}
+    for path in paths:
+        hasher = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())
+            while chunk := file.read(CHUNK):
+                hasher.update(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(done, total)
+        hashes[path.name] = hasher.hexdigest()
+    return hashes
+
+
+@contextmanager
+def _disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
+    """What the disk refuses, in one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise RunError(
+                f"{folder} cannot be written ({error.strerror or error})", fix="give another --out"
+            ) from None
+        sizes = ""
+        with suppress(OSError):
+            free = f"{shutil.disk_usage(folder).free / 1e9:.2f} GB free"
+            sizes = f" ({free})" if needed is None else f" (the states take {needed / 1e9:.2f} GB, {free})"
+        fix = "free some space and repeat the command: it goes on, or give another --out"
+        raise RunError(f"the disk of {folder} is full{sizes}", fix=fix) from None

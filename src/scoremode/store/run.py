@@ -1,0 +1,75 @@
+"""A run: scores plus where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import RunError
+from scoremode.store.columns import to_arrow
+from scoremode.store.scores import Scores, TargetFacts
+from scoremode.values import Estimate, Floats
+
+NOT_SHOWN = ("metrics", "identity", "format", "scores_sha256", "seal")  # parts of a manifest that are for programs
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Scores plus where they came from.
+
+    >>> run = sm.ppl("smollm2-135m", text="The quick brown fox")   # doctest: +SKIP
+    >>> run.perplexity                                             # doctest: +SKIP
+    """
+
+    plan_digest: str
+    scores: Scores
+    facts: TargetFacts
+    manifest: Mapping[str, Any]  # model, tokenizer, corpus, method, engine, hardware, timings, metrics
+    path: str | None = None  # the folder it is kept in
+    cached: bool = False  # read from that folder instead of computed
+    kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), where it was scored against a baseline
+
+    def _estimate(self, name: str) -> Estimate:
+        if name not in self.manifest["metrics"]:
+            raise RunError(f"this run has no {name}", fix="it scored no whole word or byte: give a longer text")
+        return Estimate.from_json(self.manifest["metrics"][name])
+
+    @property
+    def perplexity(self) -> Estimate:
+        return self._estimate("perplexity")
+
+    @property
+    def mean_nll(self) -> Estimate:
+        """Nats a target, averaged as the method says: perplexity is its exponential (but for mean-of-texts)."""
+        return self._estimate("mean_nll")
+
+    @property
+    def bits_per_byte(self) -> Estimate:
+        return self._estimate("bits_per_byte")
+
+    @property
+    def word_perplexity(self) -> Estimate:
+        return self._estimate("word_perplexity")
+
+    @property
+    def mean_rank(self) -> Estimate:
+        return self._estimate("mean_rank")
+
+    @property
+    def top1_accuracy(self) -> Estimate:
+        return self._estimate("top1_accuracy")
+
+    def to_arrow(self) -> Any:
+        """Every column, one row per target, as a ``pyarrow.Table``."""
+        return to_arrow(self.scores, self.facts, self.kl)
+
+    def summary(self) -> dict[str, Any]:
+        """What ``--json`` prints: numbers first, then what makes them reproducible."""
+        metrics = self.manifest["metrics"]
+        numbers: dict[str, Any] = {name: metrics[name]["value"] for name in ("perplexity", "mean_nll")}
+        for name in metrics:
+            numbers[name] = metrics[name]["value"]
+            numbers[f"{name}_stderr"] = metrics[name]["stderr"]
+        rest = {name: value for name, value in self.manifest.items() if name not in NOT_SHOWN}
+        return {**numbers, **rest, "cached": self.cached, "run": self.path}

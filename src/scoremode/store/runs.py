@@ -1,0 +1,298 @@
+"""Run folders: who may write into one, and what lies in it.
+
+DIR/partial.journal   while scoring: what is done so far (journal.py); written first, it says whose folder this is
+DIR/scores.parquet    one row per target
+DIR/manifest.json     what was scored, by whom, how, and the numbers; holds the sha256 of scores.parquet and a seal
+DIR/.lock             while a process writes here
+
+Order of writing: journal, columns, manifest, then the journal is removed. Order of --fresh: a new journal replaces the
+old one, then the manifest goes, then the columns, then a reference's files. Wherever a kill falls, the folder holds a
+whole run, or a journal of the run that is to come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from scoremode.errors import RunError, harmless
+from scoremode.store import columns, journal
+from scoremode.store.cache import cache_folder
+from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
+from scoremode.store.locks import Lock
+from scoremode.store.reference_format import is_own_name
+from scoremode.store.reference_writer import discard, discard_others, is_reference
+from scoremode.store.run import Run
+from scoremode.store.run_format import (
+    FIELDS,
+    FORMAT,
+    JOURNAL,
+    MANIFEST,
+    MORE,
+    SCORES,
+    read_manifest,
+    require_columns,
+    wrong_column,
+)
+from scoremode.store.scores import Scores, TargetFacts
+from scoremode.store.sealed import sealed, unusable
+from scoremode.text.json_files import read_object
+
+__all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed", "default_folder", "is_run", "load"]
+
+LOCK = ".lock"
+OURS = {MANIFEST, SCORES, JOURNAL}
+WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
+
+
+def default_folder(identity: dict[str, Any], kind: str = "runs") -> Path:
+    """Where a run goes that was given no folder: the same question finds the same place again."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / kind / digest[:20]
+
+
+# ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Claim:
+    """A folder for one run: its finished run, or else the right to write into it until ``release``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: dict[str, Any],
+        finished: Run | None,
+        lock: Lock | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        self.folder, self.identity, self.finished = folder, identity, finished
+        self._lock, self._fresh = lock, fresh
+
+    def begin(self) -> None:
+        """Make the folder this run's own. To be called when the engine is open and can score.
+
+        What ``fresh`` replaces is removed here and not before: an engine that does not start costs no finished run.
+        """
+        assert self._lock is not None, "a folder that is held"
+        fresh, self._fresh = self._fresh, False
+        path, mine = self.folder / JOURNAL, journal.first_line(self.identity)
+        if fresh or not path.exists() or journal.look(path).identity != self.identity:
+            write_atomically(path, mine)
+        for name in (MANIFEST, SCORES):
+            (self.folder / name).unlink(missing_ok=True)
+        if fresh:
+            discard(self.folder)
+        else:
+            discard_others(self.folder, self.identity)
+        for left in self.folder.glob(TEMPORARY):  # what a kill left of files that were being written
+            left.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Let other processes in. Nothing if the folder is not held."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+@contextmanager
+def claimed(folder: Path, identity: dict[str, Any], *, fresh: bool = False, waits: bool = False) -> Iterator[Claim]:
+    """The folder for this run, held inside the block unless the run in it is finished already.
+
+    A folder that holds something else is never touched, unless it is a run and ``fresh`` says to replace it. If
+    another process holds the folder: a RunError, or with ``waits`` one line on standard error and patience; the run
+    that the other one finished meanwhile is then used.
+    """
+    claim = _claim(folder, identity, fresh=fresh, waits=waits)
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) -> Claim:
+    _require_possible(folder)
+    found = _look(folder, identity, fresh=fresh)  # refuses before anything is made or locked
+    if found is not None:
+        return Claim(folder, identity, found)
+    _make(folder)
+    lock, waited = Lock(folder / LOCK), False
+
+    def say() -> None:
+        nonlocal waited
+        waited = True
+        print(WAITING, file=sys.stderr, flush=True)
+
+    if not lock.acquire(waiting=say if waits else None):
+        raise RunError(f"another process is scoring into {folder}", fix="wait for it, or give another --out")
+    try:
+        if waited and fresh:
+            with suppress(RunError):  # scored while we waited: as fresh as can be
+                found = _finished(folder, identity)
+        found = found or _look(folder, identity, fresh=fresh)  # all may have changed until the lock was taken
+    except BaseException:
+        lock.release()
+        raise
+    if found is not None:
+        lock.release()
+        return Claim(folder, identity, found)
+    return Claim(folder, identity, None, lock, fresh=fresh)
+
+
+def _require_possible(folder: Path) -> None:
+    """Refuse what can be no folder, before anything else fails over it."""
+    try:
+        if "\0" in str(folder):
+            raise RunError(f"{harmless(str(folder))} has a NUL in it", fix="give another --out")
+        os.fsencode(folder)
+        is_file = folder.exists() and not folder.is_dir()
+    except UnicodeEncodeError:
+        raise RunError(f"{harmless(str(folder))} cannot be a file's name", fix="give another --out") from None
+    except OSError as error:
+        raise RunError(f"{harmless(str(folder))} cannot be read ({error.strerror})", fix="give another --out") from None
+    if is_file:
+        raise RunError(f"{folder} is a file", fix="give a folder to --out")
+
+
+def _look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
+    """The finished run in a folder; None if this run may be scored into it; RunError if it may not."""
+    present = _names_in(folder)
+    if not present:
+        return None
+    _require_ours(folder, present)
+    if fresh:
+        return None
+    found = journal.look(folder / JOURNAL) if JOURNAL in present else None
+    replacing = found is not None and found.identity == identity
+    if MANIFEST in present:
+        try:
+            return _finished(folder, identity)
+        except RunError:
+            if not replacing:
+                raise
+            return None  # --fresh was killed before it removed the run that it replaces
+    if found is not None and not replacing:
+        _require_no_other(folder, found, identity)
+    if found is None and SCORES in present:
+        raise RunError(f"{folder} holds {SCORES} without its manifest", fix="score again with --fresh")
+    return None
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror})", fix="give another --out") from None
+
+
+def _require_no_other(folder: Path, found: journal.Found, identity: dict[str, Any]) -> None:
+    """Refuse an unfinished run of another question. One that holds no score yet is nobody's loss."""
+    mine = journal.first_line(identity)
+    if found.older:
+        raise RunError(
+            f"{folder} holds an unfinished run of another version of scoremode",
+            fix="give another --out, or --fresh to score it again",
+        )
+    if found.begun is not None and (found.identity is not None or mine.startswith(found.begun)):
+        return
+    if found.identity is None:
+        raise RunError(f"{folder / JOURNAL} is damaged (its first line cannot be read)", fix="score again with --fresh")
+    _require_same(folder, found.identity, identity)
+
+
+def _require_ours(folder: Path, present: set[str]) -> None:
+    """Refuse a folder that anything but scoremode wrote, so that nobody's file is ever overwritten.
+
+    A file that a crash or a disk damaged is still ours if nothing but our own names stands beside it.
+    """
+    foreign = sorted(name for name in present - OURS if not is_own_name(name))
+    ours = journal.look(folder / JOURNAL).ours if JOURNAL in present else False
+    known = (ours and (not foreign or journal.read_identity(folder / JOURNAL) is not None)) or (
+        MANIFEST in present and _looks_ours(folder / MANIFEST)
+    )
+    known = known or is_reference(folder)
+    damaged = not foreign and SCORES in present and (MANIFEST in present or wrong_column(folder / SCORES) is None)
+    if not known and not damaged:
+        name = foreign[0] if foreign else sorted(present)[0]
+        raise RunError(f"{folder} is not a run: it holds {harmless(name)}", fix="give a new or empty folder to --out")
+
+
+def _looks_ours(path: Path) -> bool:
+    try:
+        identity = read_object(path).get("identity")
+    except (ValueError, OSError):
+        return False
+    return isinstance(identity, dict) and {"model", "plan", "engine"} <= identity.keys()
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made ({error.strerror})", fix="give another --out") from None
+
+
+def _finished(folder: Path, identity: dict[str, Any]) -> Run:
+    run = load(folder)
+    _require_same(folder, dict(run.manifest["identity"]), identity)
+    return Run(run.plan_digest, run.scores, run.facts, run.manifest, run.path, cached=True, kl=run.kl)
+
+
+def _require_same(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+    differing = sorted(k for k in known.keys() | wanted.keys() if known.get(k) != wanted.get(k))
+    if differing:
+        raise RunError(
+            f"{folder} holds another run (it differs in: {harmless(', '.join(differing))})",
+            fix="give another --out, or --fresh to replace it",
+        )
+
+
+# ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+def is_run(folder: str | Path) -> bool:
+    """Does a finished run lie there?"""
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def load(folder: str | Path) -> Run:
+    """A finished run, checked against its seal and its hashes.
+
+    >>> load("runs/base").perplexity   # doctest: +SKIP
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    require_columns(folder / SCORES, manifest)
+    return _opened(folder, manifest)
+
+
+def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
+    """The run of a folder whose columns stay on disk until they are asked for; but for KL, which comparisons need."""
+    stored = columns.ColumnFile(folder / SCORES)
+    if stored.rows != manifest["targets"]:
+        raise RunError(
+            f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix="score again with --fresh"
+        )
+    return Run(
+        plan_digest=manifest["plan_digest"],
+        scores=Scores.on_disk(stored),
+        facts=TargetFacts.on_disk(stored),
+        manifest=manifest,
+        path=str(folder),
+        kl=stored.read("kl") if "kl" in stored.names else None,
+    )
+
+
+def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any], targets: int) -> Run:
+    """Write the columns, then the manifest with its seal, then drop the journal."""
+    columns.write(folder / SCORES, blocks)
+    sha256 = file_sha256(folder / SCORES)
+    whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
+    whole = sealed(json.loads(json.dumps(whole, allow_nan=False)))  # as it will be read: tuples are lists
+    wrong = unusable(whole, FIELDS, MORE)
+    assert wrong is None, f"a manifest without a usable {wrong}: it could not be read again"
+    write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
+    (folder / JOURNAL).unlink(missing_ok=True)
+    return _opened(folder, whole)

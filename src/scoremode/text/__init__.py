@@ -1,0 +1,1 @@
+"""text ─▶ Tokens: corpora, documents, tokenizers."""

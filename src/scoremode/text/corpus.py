@@ -1,0 +1,328 @@
+"""Named or local text -> Corpus: rows that can be read again and again, with a sha256.
+
+A corpus never holds its text: each pass reads the source anew, so a long file is in memory once, in the step that
+needs it. What the rows *are* to each other is the corpus's layout, because recipes treat them differently:
+
+layout      rows                                       example
+text        one document, verbatim                     notes.txt, --text, stdin
+lines       the lines of one long text                 wikitext2
+documents   texts that have nothing to do with         python-docs, several files, .jsonl, .parquet, --dataset
+            each other
+chat        conversations (lists of messages)          .jsonl rows with "messages"
+mixed       parts that keep a layout of their own      wikitext2 with anything else
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from scoremode.arguments import path_text, require_text, whole_number
+from scoremode.errors import CorpusError, OptionError
+from scoremode.text.files import (
+    NAMED,
+    Message,
+    Row,
+    RowsOf,
+    check_readable,
+    checked_row,
+    decode,
+    is_text,
+    kind_of_rows,
+    lines_of,
+    parquet_column,
+    parquet_rows,
+    read_text,
+    rows_of_file,
+    text_field,
+    unchanged,
+)
+
+__all__ = ["Corpus", "Layout", "Message", "Row", "Spec", "is_text", "load", "names_a_text", "specs_of"]
+
+Layout = Literal["text", "lines", "documents", "chat", "mixed"]
+
+WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the hub's rows have "" there
+BYTE_ORDER_MARK = "\ufeff"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text with a name and a sha256. ``rows()`` starts a new pass over the source."""
+
+    name: str
+    layout: Layout
+    rows: RowsOf
+    sha256: str  # of the text itself ("text"), of the parts' sha256 ("mixed"), else of the rows as JSON lines
+    row_count: int
+    byte_count: int
+    parts: tuple[Corpus, ...] = ()  # where several texts were named: each of them
+    notes: tuple[str, ...] = ()  # what a reader of the result should know of the text
+
+    def texts(self) -> Iterator[str]:
+        """The rows of a corpus that is not a chat."""
+        assert self.layout != "chat", "chat rows become text through a chat template"
+        return cast(Iterator[str], self.rows())
+
+
+Spec = str | os.PathLike[str]
+
+
+def load(
+    spec: Spec | Sequence[Spec] | Corpus | None = None,
+    *,
+    text: str | None = None,
+    field: str | None = None,
+    num_samples: int | None = None,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    split: str | None = None,
+) -> Corpus:
+    """The corpus that a user named: one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
+
+    >>> load(text="The quick brown fox").sha256[:12]
+    '5cac4f980fed'
+    """
+    strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
+    for name, value in strings.items():
+        if value is not None:
+            require_text(name, value)
+        if value == "":
+            example = ', as in --text "The quick brown fox"' if name == "text" else ""
+            raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
+    num_samples = whole_number("num_samples", num_samples)
+    if isinstance(spec, Corpus):
+        return _as_it_is(spec, num_samples=num_samples, **strings)
+    specs = specs_of(spec)
+    given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
+    if len(given) != 1:
+        what = " and ".join(given) + " were given together" if given else "no text was given"
+        raise CorpusError(what, fix="give one of --corpus NAME-or-FILE…, --text TEXT, --dataset NAME")
+    if text is not None and not is_text(text):
+        raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
+    if not dataset and (dataset_config or split):
+        flag = "--dataset-config" if dataset_config else "--split"
+        raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
+    if num_samples is not None and num_samples < 1:
+        raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
+    if dataset:
+        sources = [_hub_dataset(dataset, dataset_config, split, field)]
+    elif specs:
+        sources = [_one(name, field) for name in specs]
+    else:
+        sources = [("text", "text", lambda: iter([text or ""]))]
+    if field is not None and not dataset and not any(_has_rows(name) for name in specs):
+        raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
+    return _single(*sources[0], num_samples) if len(sources) == 1 else _together(sources, num_samples)
+
+
+Source = tuple[str, Layout, RowsOf]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _as_it_is(corpus: Corpus, **others: object) -> Corpus:
+    given = [_flag(name) for name, value in others.items() if value is not None]
+    if given:
+        raise OptionError(f"{given[0]} does not apply to a Corpus that is loaded already", fix="give it to load()")
+    return corpus
+
+
+def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
+    """What was named, as a list of strings."""
+    if spec is None:
+        return []
+    several = spec if isinstance(spec, list | tuple) else [spec]
+    specs = [path_text("corpus", one) for one in several]
+    if "" in specs:
+        raise CorpusError("--corpus is empty", fix="give a name or a file")
+    if specs.count("-") > 1:
+        raise CorpusError("- was given twice, and standard input can be read only once", fix="give it once")
+    return specs
+
+
+def names_a_text(spec: str) -> bool:
+    """Is this the name of a corpus, or a file that is there? A model's name or folder is not.
+
+    >>> [names_a_text(spec) for spec in ("wikitext2", "-", "some/model")]
+    [True, True, False]
+    """
+    return spec in (*NAMED, "-") or spec.startswith("wikitext2:") or (os.path.exists(spec) and not os.path.isdir(spec))
+
+
+# ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────
+def _single(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
+    """One text; the first ``count`` rows of it, of a plain text its first lines, newlines kept, still one document."""
+    if count is None:
+        return _measured(name, layout, rows)
+    if layout == "text":
+        return _measured(name, layout, lambda: iter(["".join(islice(lines_of(cast(str, next(rows()))), count))]))
+    return _measured(name, layout, lambda: islice(rows(), count))
+
+
+def _together(sources: Sequence[Source], count: int | None) -> Corpus:
+    """Several texts, in the order given; the first ``count`` rows of all of them, where a plain text is one row.
+
+    Texts that are documents anyway become rows of one corpus. The lines of WikiText do not: they are one text, and a
+    corpus that has them keeps its parts apart.
+    """
+    layouts = {layout for _, layout, _ in sources}
+    if "chat" in layouts and len(layouts) > 1:
+        raise CorpusError("chat files and text files were given together", fix="score them in separate runs")
+    layout: Layout = "chat" if "chat" in layouts else "mixed" if "lines" in layouts else "documents"
+    hasher, parts, left = hashlib.sha256(), [], count
+    for name, own, rows in sources:
+        if left == 0:
+            fix = f"leave {name} out, or give a larger --num-samples"
+            raise CorpusError(f"--num-samples {count} takes nothing of {name}", fix=fix)
+        taken = rows if left is None else _first(rows, left)
+        part = _measured(name, own, taken, None if layout == "mixed" else hasher)
+        if layout == "mixed":
+            hasher.update(json.dumps([part.layout, part.sha256]).encode() + b"\n")
+        parts.append(part)
+        left = None if left is None else left - part.row_count
+
+    def all_rows() -> Iterator[Row]:
+        for part in parts:
+            yield from part.rows()
+
+    return Corpus(
+        name="+".join(part.name for part in parts),
+        layout=layout,
+        rows=all_rows,
+        sha256=hasher.hexdigest(),
+        row_count=sum(part.row_count for part in parts),
+        byte_count=sum(part.byte_count for part in parts),
+        parts=tuple(parts),
+        notes=tuple(note for part in parts for note in part.notes),
+    )
+
+
+def _first(rows: RowsOf, count: int) -> RowsOf:
+    return lambda: islice(rows(), count)
+
+
+def _measured(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
+    """A corpus from one pass over its rows; ``together`` is the hasher of the corpus that it is a part of."""
+    hasher, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
+    for row in rows():
+        data = row.encode() if isinstance(row, str) else json.dumps(row, ensure_ascii=False, sort_keys=True).encode()
+        is_row = layout != "text" or together is not None  # a plain text alone is hashed as it is
+        line = json.dumps(row, ensure_ascii=False).encode() + b"\n" if is_row else b""
+        hasher.update(data if layout == "text" else line)
+        if together is not None:
+            together.update(line)
+        row_count, byte_count = row_count + 1, byte_count + len(data)
+        marked = marked or (layout == "text" and str(row).startswith(BYTE_ORDER_MARK))
+    if byte_count == 0:
+        raise CorpusError(f"{name} holds no text", fix="give a file with at least two tokens of text")
+    corpus = Corpus(name, layout, rows, hasher.hexdigest(), row_count, byte_count)
+    note = f"{name} begins with a byte order mark, which is scored as part of the text"
+    return replace(corpus, notes=(note,)) if marked else corpus
+
+
+# ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
+def _one(spec: str, field: str | None) -> Source:
+    if spec == "wikitext2":
+        return "wikitext2", "lines", _wikitext2_from_hub()
+    if spec.startswith("wikitext2:"):
+        return "wikitext2", "lines", _wikitext2_from_file(Path(spec.removeprefix("wikitext2:")))
+    if spec == "python-docs":
+        return "python-docs", "documents", _python_docs
+    if spec == "-":
+        text = _standard_input()  # cannot be read twice, so it is kept
+        return "stdin", "text", lambda: iter([text])
+    path = Path(spec)
+    check_readable(path)
+    if _has_rows(spec):
+        return path.name, *rows_of_file(path, field)
+    return path.name, "text", unchanged(path, lambda: iter([read_text(path)]))
+
+
+def _has_rows(spec: str) -> bool:
+    return not spec.startswith("wikitext2:") and spec.lower().endswith((".jsonl", ".ndjson", ".parquet"))
+
+
+def _standard_input() -> str:
+    fix = "pipe a text into it, as in: scoremode ppl MODEL --corpus - < notes.txt"
+    if sys.stdin is None:
+        raise CorpusError("standard input is closed", fix=fix)
+    try:
+        data = sys.stdin.buffer.read()
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"standard input cannot be read ({error})", fix=fix) from None
+    return decode(data, "standard input")
+
+
+def _python_docs() -> Iterator[Row]:
+    """The prose of Python's own reference topics: on every machine that can run scoremode."""
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name]
+
+
+def _wikitext2_from_file(path: Path) -> RowsOf:
+    """A local wiki.test.raw (or the hub's parquet) as the rows that the hub gives."""
+    check_readable(path)
+    if path.suffix.lower() == ".parquet":
+        column = parquet_column(path, "text")
+        return unchanged(path, lambda: parquet_rows(path, column))
+
+    def rows() -> Iterator[Row]:
+        for line in lines_of(read_text(path)):
+            yield line if line.strip() else ""
+
+    return unchanged(path, rows)
+
+
+def _wikitext2_from_hub() -> RowsOf:
+    from huggingface_hub import hf_hub_download
+
+    from scoremode.text.hub import quiet, why_not
+
+    file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
+    try:
+        with quiet():
+            path = hf_hub_download(*file, repo_type="dataset")
+    except Exception as error:  # the hub client raises many kinds; all of them mean "no file"
+        reason, _ = why_not(error)
+        raise CorpusError(
+            f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
+            fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",
+        ) from None
+    return lambda: parquet_rows(Path(path), "text")
+
+
+def _hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> Source:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install 'scoremode[datasets]'") from None
+    try:
+        rows: Any = load_dataset(name, config, split=split or "test")
+    except Exception as error:
+        reason = str(error).split("\n")[0][:200]
+        raise CorpusError(
+            f"dataset {name} could not be loaded ({type(error).__name__}: {reason})",
+            fix="check --dataset, --dataset-config and --split, or save its rows as .jsonl and give --corpus FILE",
+        ) from None
+    if not len(rows):
+        raise CorpusError(f"dataset {name} has no rows", fix="choose another --split")
+    column = field or text_field(dict(rows[0]), f"dataset {name}")
+
+    def read() -> Iterator[Row]:
+        for number, row in enumerate(rows, 1):
+            yield checked_row(row, column, f"{name} row {number}")
+
+    label = ":".join(part for part in (name, config, split or "test") if part)
+    return label, *kind_of_rows(read, name)

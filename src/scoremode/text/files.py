@@ -1,0 +1,326 @@
+"""Files that anybody may have written -> text and rows, or one line that says what is wrong, and where.
+
+Nothing here holds a file for longer than a pass over it. A file that changes between two passes is refused: its sha256
+would belong to another text than its tokens.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from scoremode.errors import CorpusError, did_you_mean
+from scoremode.text import json_files
+
+Message = dict[str, Any]
+Row = str | list[Message]
+RowsOf = Callable[[], Iterator[Row]]
+RowKind = Literal["documents", "chat"]
+
+NAMED = ("wikitext2", "python-docs")
+ROWS_LIKE = 'use rows like {"text": "…"}'
+MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
+HALF_PAIR = "{} is not UTF-8 (it holds half a surrogate pair)"
+# the first bytes of files that hold text only after something else has opened them
+PACKED = {
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"PK\x03\x04": ("zip", "unzip"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
+    b"\xfd7zXZ\x00": ("xz", "unxz"),
+    b"BZh91AY&SY": ("bzip2", "bunzip2"),
+}
+
+
+# ── any file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def check_readable(path: Path) -> None:
+    """Refuse what is not a file with something in it. Nothing is opened: opening a pipe could wait for ever."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _missing(path) from None
+    except ValueError:  # a name with a NUL in it
+        raise CorpusError(f"'{path}' cannot be the name of a file", fix="check the path") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CorpusError(f"{path} is a symbolic link that leads back to itself", fix="name the file") from None
+        what = f"{path} cannot be read ({error.strerror})"
+        raise CorpusError(what, fix="check the path and its permissions") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise CorpusError(f"{path} is a folder", fix="name the files in it")
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        fix = "give it as standard input, with --corpus -, or save it to a file first"
+        raise CorpusError(f"{path} is a pipe, which can be read only once", fix=fix)
+    if not stat.S_ISREG(found.st_mode):
+        raise CorpusError(f"{path} is a device, not a file", fix="give a file, or --corpus - for standard input")
+    if not os.access(path, os.R_OK):
+        raise CorpusError(f"{path} cannot be read", fix="check its permissions")
+    if found.st_size == 0:
+        raise CorpusError(f"{path} is empty", fix="give a file with at least two tokens of text")
+    _check_unpacked(path)
+
+
+def _missing(path: Path) -> CorpusError:
+    name = str(path)
+    if path.is_symlink():
+        return CorpusError(f"{name} is a symbolic link to a file that is not there", fix="check where it points")
+    fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
+    return CorpusError(f"there is no corpus or file '{name}'", fix=fix)
+
+
+def _check_unpacked(path: Path) -> None:
+    with path.open("rb") as file:
+        begins = file.read(16)
+    for magic, (kind, command) in PACKED.items():
+        if begins.startswith(magic):
+            raise CorpusError(f"{path} is compressed ({kind})", fix=f"unpack it first, with {command}")
+
+
+def unchanged(path: Path, rows: RowsOf) -> RowsOf:
+    """The same rows; each pass is refused if the file is no longer the one that was found here."""
+
+    def stamp() -> tuple[int, ...]:
+        now = path.stat()
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+    first = stamp()
+
+    def check() -> None:
+        if stamp() != first:
+            raise CorpusError(f"{path} was changed while it was read", fix="run the same command again")
+
+    def checked() -> Iterator[Row]:
+        check()
+        yield from rows()
+        check()
+
+    return checked
+
+
+# ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def read_text(path: Path) -> str:
+    """The file's text, verbatim. Mapped, not read, so that bytes and text are not both held in memory."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return decode(memoryview(data), str(path))
+
+
+def decode(data: bytes | memoryview, name: str) -> str:
+    """UTF-8 without a NUL, or a refusal with the place of the first bad byte."""
+    try:
+        text = str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        before = bytes(data[: error.start])
+        line, byte = before.count(b"\n") + 1, error.start
+        bad = error.object[error.start]
+        del error.object  # holds the mapped file open
+        message = f"{name} is not UTF-8: byte 0x{bad:02x} at offset {byte}, line {line}"
+    else:
+        return _without_nul(text, name)
+    finally:
+        if isinstance(data, memoryview):
+            data.release()
+    raise CorpusError(message, fix=f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt")
+
+
+def _without_nul(text: str, name: str) -> str:
+    """UTF-16 without a mark at its start is valid UTF-8 where it holds English: only its NUL bytes give it away."""
+    at = text.find("\0")
+    if at < 0:
+        return text
+    offset, line = len(text[:at].encode()), text.count("\n", 0, at) + 1
+    raise CorpusError(
+        f"{name} holds a NUL byte at offset {offset}, line {line}: it is UTF-16, or not text",
+        fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt",
+    )
+
+
+def lines_of(text: str) -> Iterator[str]:
+    """Lines with their newlines; nothing else ends a line."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def is_text(value: str) -> bool:
+    """Can this be written as UTF-8? Half a surrogate pair, as a shell or JSON may bring it, cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in value) if not value.isascii() else True
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def rows_of_file(path: Path, field: str | None) -> tuple[RowKind, RowsOf]:
+    """The rows of a .jsonl, .ndjson or .parquet file, and whether they are texts or conversations."""
+    if path.suffix.lower() == ".parquet":
+        column = parquet_column(path, field)
+        return kind_of_rows(unchanged(path, lambda: parquet_rows(path, column)), str(path))
+    return kind_of_rows(unchanged(path, lambda: _jsonl_rows(path, field)), str(path))
+
+
+def kind_of_rows(rows: RowsOf, name: str) -> tuple[RowKind, RowsOf]:
+    """Chat or text, by what the first row holds; a row of the other kind is refused when it comes."""
+    first = next(rows(), None)
+    if first is None:
+        raise CorpusError(f"{name} holds no rows", fix="give a file with at least one row")
+    kind, expected = type(first), "text" if isinstance(first, str) else "a list of messages"
+
+    def checked() -> Iterator[Row]:
+        for number, row in enumerate(rows(), 1):
+            if type(row) is not kind:
+                raise CorpusError(
+                    f"{name}: row {number} is not {expected} as the first is", fix="separate the two kinds"
+                )
+            yield row
+
+    return "documents" if kind is str else "chat", checked
+
+
+def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{path} line {number}"
+            try:
+                value = json_files.parse(line, constants=True)
+            except ValueError as error:
+                raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
+            if not isinstance(value, dict):
+                raise CorpusError(f"{where} is not a JSON object", fix=ROWS_LIKE)
+            yield checked_row(value, field or text_field(value, where), where)
+
+
+def text_field(row: dict[str, Any], where: str) -> str:
+    """The field that holds the text, where the user did not choose one."""
+    for name in ("messages", "text", "content", "page"):
+        if name in row:
+            return name
+    raise CorpusError(f"{where} has no field 'text'", fix=_choose(row))
+
+
+def checked_row(row: dict[str, Any], field: str, where: str) -> Row:
+    """A row's text or conversation."""
+    if field not in row:
+        raise CorpusError(f"{where} has no field '{field}'", fix=_choose(row))
+    value = row[field]
+    if isinstance(value, str) and field != "messages":
+        if not is_text(value):
+            raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row")
+        return value
+    if isinstance(value, list):
+        _check_messages(value, f"{where}: field '{field}'")
+        return value
+    raise CorpusError(
+        f"{where}: field '{field}' is {_kind(value)}, neither text nor a list of messages", fix="choose another --field"
+    )
+
+
+def _choose(names: Iterable[str]) -> str:
+    known = list(names)
+    if not known:
+        return ROWS_LIKE
+    shown = ", ".join(str(name)[:40] for name in known[:20])
+    return f"choose one with --field ({shown}{', …' if len(known) > 20 else ''})"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+    return names.get(type(value), f"of type {type(value).__name__}")
+
+
+# ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_messages(messages: list[Any], where: str) -> None:
+    """Refuse a conversation that a chat template would print wrongly, instead of failing: null is "None" to most."""
+    if not messages:
+        raise CorpusError(f"{where} is an empty list of messages", fix="fix or remove the row")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict):
+            what = f"{where} holds {_kind(message)} where a message should be"
+            raise CorpusError(what, fix=f"{MESSAGES_LIKE}, or choose another --field")
+        wrong = _wrong_role(message) or _wrong_content(message)
+        if wrong:
+            raise CorpusError(f"{where}, message {number} {wrong}", fix=MESSAGES_LIKE)
+    try:
+        json.dumps(messages, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row") from None
+    except (TypeError, ValueError) as error:  # a Parquet file may hold dates and bytes
+        raise CorpusError(f"{where} holds a value that a message cannot have ({error})", fix=MESSAGES_LIKE) from None
+
+
+def _wrong_role(message: Message) -> str | None:
+    if "role" not in message:
+        return "has no role"
+    role = message["role"]
+    if not isinstance(role, str):
+        return f"has a role that is {_kind(role)}"
+    return None if role.strip() else "has an empty role"
+
+
+def _wrong_content(message: Message) -> str | None:
+    if "content" not in message:
+        return "has no content"
+    content = message["content"]
+    if isinstance(content, str):
+        return None
+    if not isinstance(content, list):
+        return f"has content that is {_kind(content)}, not text"
+    if not content:
+        return "has content that is an empty list"
+    good = all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content)
+    return None if good else 'has a part that is not {"type": "text", "text": "…"}'
+
+
+# ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def parquet_column(path: Path, field: str | None) -> str:
+    """The column that holds the text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        names = pq.read_schema(path).names
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorpusError(f"{path} is not a Parquet file ({error})", fix="check the file") from None
+    if field is None:
+        field = text_field(dict.fromkeys(names), str(path))
+    if field not in names:
+        raise CorpusError(f"{path} has no column '{field}'", fix=_choose(names))
+    if names.count(field) > 1:
+        raise CorpusError(f"{path} has more than one column '{field}'", fix="rename one of them")
+    return field
+
+
+def parquet_rows(path: Path, column: str) -> Iterator[Row]:
+    """The rows of one column."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                if batch.num_columns != 1:
+                    raise CorpusError(f"{path}: the column '{column}' cannot be read alone", fix="rename it")
+                for value in batch.column(0):
+                    number += 1
+                    where = f"{path} row {number}"
+                    yield checked_row({column: _python_value(value, where)}, column, where)
+    except (pa.ArrowException, OSError) as error:
+        raise CorpusError(f"{path} is damaged after row {number} ({error})", fix="get the file again") from None
+
+
+def _python_value(value: Any, where: str) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        raise CorpusError(
+            f"{where} is not UTF-8: byte 0x{bad:02x} at offset {error.start} of the text", fix="fix or remove the row"
+        ) from None

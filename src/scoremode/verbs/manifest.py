@@ -1,0 +1,99 @@
+"""The manifest of a run: its numbers, and everything another person needs to get them again."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.base import EngineFacts
+from scoremode.plan.plan import Plan
+from scoremode.statistics.estimate import as_json
+from scoremode.statistics.groups import grouping
+from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
+from scoremode.store.redaction import without_secrets
+from scoremode.values import Floats
+from scoremode.verbs.question import Question, library_versions
+
+
+def describe(
+    asked: Question, engine: EngineFacts, scores: ScoreRows, seconds: float, identity: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest: the numbers, and everything another person needs to get them again."""
+    plan, facts = asked.plan, asked.subject.facts
+    zero = sum(int(np.isneginf(logprob).sum()) for logprob in logprobs_of(plan, scores))
+    of_model = [*engine.notes, *_unnamed_ids(asked, engine)]
+    notes = [*plan.notes, *of_model] + ([f"{zero} targets have probability zero"] if zero else [])
+    if passed_over := engine.settings.get("head_kernel_note"):
+        notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
+    if facts and facts.left_out:
+        notes.append(f"not counted as weights: {', '.join(facts.left_out)}")
+    return {
+        "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
+        "windows": len(plan),
+        "forward_tokens": plan.forward_tokens,
+        "method": plan.method,
+        "method_settings": dict(plan.settings),
+        "notes": notes,
+        "model_notes": of_model,
+        "coverage": plan.coverage,
+        "stderr_groups": grouping(plan).kind,
+        **_error_of_llamacpp(plan, scores),
+        "plan_digest": plan.digest,
+        "corpus": asked.corpus.name,
+        "corpus_sha256": asked.corpus.sha256,
+        "corpus_rows": asked.corpus.row_count,
+        "corpus_bytes": asked.corpus.byte_count,
+        "documents": asked.tokens.documents,
+        "tokens": len(asked.tokens),
+        "tokenizer": asked.tokens.tokenizer.fingerprint,
+        "model": asked.subject.name,
+        "model_fingerprint": asked.subject.fingerprint,
+        "model_revision": facts.revision if facts else None,
+        "model_files": facts.files if facts else {},
+        "weight_bytes": facts.weight_bytes if facts else None,
+        "bits_per_weight": facts.bits_per_weight if facts else None,
+        "engine": engine.engine,
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "head": engine.head,
+        "engine_settings": without_secrets(engine.settings),
+        "versions": {**library_versions(), **engine.versions, "python": platform.python_version()},
+        "hardware": {"machine": platform.machine(), "processor": processor_name(), "system": platform.system()},
+        "seconds": seconds,
+        "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
+        "identity": identity,
+    }
+
+
+def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
+    """Ids of the model that the tokenizer does not have: what they are given, the others lack."""
+    unnamed = engine.vocabulary - asked.tokens.tokenizer.size
+    if asked.subject.facts is None or unnamed <= 0:
+        return []
+    return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
+
+
+def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:
+    for block in plan.blocks():
+        yield scores.rows(block.begin, block.end).logprob
+
+
+def _error_of_llamacpp(plan: Plan, scores: ScoreRows) -> dict[str, float | None]:
+    if plan.method != "llamacpp":
+        return {}
+    return {"perplexity_stderr_llamacpp": llamacpp_stderr(np.concatenate(list(logprobs_of(plan, scores))))}
+
+
+def processor_name() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,427 @@
+"""P(target | prompt): the joined text is encoded, cut at the prompt's last character, and the rest is scored.
+
+The boundary is the hard part, because "…is" + "Paris" is not the token sequence of "…is Paris". Where a token spans
+the cut, everything from that token on is scored, on the condition that the token begins with the prompt's part of it:
+
+prompt  "The capital of Fran"       target  "ce is Paris"
+tokens  The| capital| of| France| is| Paris
+                       ^ spans: P( France| is| Paris) / P(a token that begins with " Fran")
+
+Tokens that cover less than the prompt's part are not in that condition: it is about the next token alone.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.base import Engine, EngineOptions, gather_options
+from scoremode.engines.registry import chosen_settings, engine_name, find_subject, open_engine
+from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
+from scoremode.models.subject import Subject
+from scoremode.plan.making import plan_of_pairs
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
+from scoremode.store.redaction import without_secrets
+from scoremode.text.corpus import is_text
+from scoremode.values import Ids
+from scoremode.verbs.question import numbers_version
+from scoremode.verbs.scoring import Progress, check_answers, check_fits
+
+LEADING_SPACE = ("as-given", "add")
+SPANNING = ("constrain", "refuse")
+USUAL_LENGTH = 8192  # tokens that vLLM is started for where a model could take many more and longer prompts may come
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One token of a target."""
+
+    id: int
+    text: str
+    logprob: float  # nats
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceScore:
+    """What the model thinks of a target behind a prompt."""
+
+    prompt: str
+    target: str  # as it was scored, with the space that was added where one was
+    log_prob: float  # nats: the sum over tokens, less the condition where a token spans the boundary
+    prob: float
+    perplexity: float  # exp(-log_prob / tokens)
+    boundary: str  # "clean" or "spanning"
+    tokens: tuple[TokenScore, ...]
+    leading_space: str = "as-given"
+    condition: str = ""  # the prompt's part of the spanning token
+    condition_log_prob: float = 0.0  # nats, of all tokens that begin with it
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; what is not finite becomes None, because JSON has no infinity."""
+        value = asdict(self)
+        value["tokens"] = [{**t, "logprob": _finite(t["logprob"])} for t in value["tokens"]]
+        return {k: _finite(v) if isinstance(v, float) else v for k, v in value.items()}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> SequenceScore:
+        """The result that ``as_json`` wrote."""
+        unbounded = {"log_prob": -math.inf, "perplexity": math.inf}
+        tokens = tuple(
+            TokenScore(t["id"], t["text"], -math.inf if t["logprob"] is None else t["logprob"], t["rank"])
+            for t in value["tokens"]
+        )
+        known: dict[str, Any] = {k: unbounded.get(k) if v is None else v for k, v in value.items()}
+        return SequenceScore(**{**known, "tokens": tokens})
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPair:
+    """A prompt and its target as tokens, cut at the boundary."""
+
+    prompt: str
+    target: str
+    ids: Ids  # (n,) prompt and target
+    texts: tuple[str, ...]  # of the tokens from ``first`` on
+    first: int  # index of the first scored token
+    condition: str
+
+    @property
+    def fed(self) -> int:
+        """Tokens that the model is given: the last one is only scored."""
+        return len(self.ids) - 1
+
+
+def longest_of(pairs: Iterable[EncodedPair]) -> int:
+    """Tokens of the longest window that scoring these pairs will feed."""
+    return max((pair.fed for pair in pairs), default=0)
+
+
+class SequenceProbability:
+    """A model held ready to answer P(target | prompt). Its engine starts with the first question.
+
+    >>> with SequenceProbability("table:uniform") as lm:
+    ...     round(lm.get_log_prob("ab", "cd")[0].log_prob, 6)
+    -11.090355
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        engine: str | Engine | None = None,
+        options: EngineOptions | None = None,
+        tokenizer: str | None = None,
+        leading_space: str = "as-given",
+        spanning: str = "constrain",
+        add_bos: bool = False,
+        **engine_options: Any,
+    ) -> None:
+        if leading_space not in LEADING_SPACE:
+            raise OptionError(f"--leading-space {leading_space} is not known", fix="give as-given or add")
+        if spanning not in SPANNING:
+            raise OptionError(f"--spanning {spanning} is not known", fix="give constrain or refuse")
+        options = gather_options(options, engine_options)
+        if engine_options:
+            raise TypeError(f"SequenceProbability has no argument {next(iter(engine_options))!r}")
+        self.subject: Subject = find_subject(
+            model, tokenizer=tokenizer, trust_remote_code=bool(options.trust_remote_code)
+        )
+        self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
+        self.options = replace(options, shares_prompts=True)
+        self._room: int | None = None  # tokens that vLLM was started for; None: no limit of ours
+        self._given = engine if isinstance(engine, Engine) else None
+        self._engine: Engine | None = self._given
+        if isinstance(engine, Engine):
+            self.engine_name = engine.facts.engine  # only the caller knows what it is: never taken for another
+            self.settings: dict[str, Any] = {"instance": uuid.uuid4().hex, **engine.facts.settings}
+        else:
+            self.engine_name = engine_name(engine, self.subject)
+            self.settings = chosen_settings(self.subject, self.engine_name, self.options)
+
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def engine(self) -> Engine:
+        """The engine; started here if it is not running."""
+        return self._engine or self.open()
+
+    def open(self, longest: int | None = None) -> Engine:
+        """Start the engine, ready for ``longest`` tokens. One that is running and ready for them is kept.
+
+        vLLM reserves memory for the longest prompt, so it is started again when a longer one comes.
+        """
+        context = self.subject.context_length
+        if self._engine is not None and self._room is not None and longest is not None and longest > self._room:
+            doubled = 2 * self._room if context is None else min(2 * self._room, context)
+            longest = max(longest, doubled)
+            print(f"scoremode: vLLM starts again, for prompts of up to {longest} tokens", file=sys.stderr)
+            self.close()
+        if self._engine is None:
+            room = self._usual_length if longest is None else longest
+            self._engine = open_engine(self.subject, self.engine_name, self.options, room)
+            self._room = room if self.engine_name == "vllm" and self._chosen_length is None else None
+        return self._engine
+
+    def close(self) -> None:
+        """Stop the engine, unless the caller brought it. The next question starts it again."""
+        engine, self._engine, self._room = self._engine, self._given, None
+        if engine is not None and self._given is None:
+            engine.close()
+
+    def __enter__(self) -> SequenceProbability:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _usual_length(self) -> int:
+        return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
+
+    @property
+    def _chosen_length(self) -> int | None:
+        """The longest prompt that the user told vLLM to take."""
+        other = dict(self.options.engine_args or ()).get("max_model_len")
+        return other if isinstance(other, int) else self.options.max_model_len
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for stored results to be these; known before the engine is started."""
+        return {
+            "model": self.subject.fingerprint,
+            "tokenizer": self.subject.tokenizer.facts.fingerprint,
+            "engine": self.engine_name,
+            "settings": without_secrets(self.settings),
+            **numbers_version(),
+            "boundary": {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos},
+        }
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def get_log_prob(
+        self, prompts: str | Sequence[str], targets: str | Sequence[str], progress: Progress | None = None
+    ) -> list[SequenceScore]:
+        """One result for each pair, in the order given. A single prompt serves all targets, and the other way round."""
+        pairs = self.encode(_paired(prompts, targets))
+        if self._engine is None:
+            self.open(max(longest_of(pairs), self._usual_length))  # more questions may come
+        return self.score(pairs, progress)
+
+    def encode(self, pairs: Iterable[tuple[str, str]]) -> list[EncodedPair]:
+        """Pairs as tokens. What cannot be scored is refused here, before an engine is started."""
+        found: list[EncodedPair] = []
+        for number, (prompt, target) in enumerate(pairs, 1):
+            try:
+                found.append(self._encode(prompt, target))
+                self._check_fits(found[-1])
+            except (InputError, BoundaryError) as error:
+                if number > 1:
+                    raise type(error)(f"pair {number}: {error.message}", fix=error.fix) from None
+                raise
+        return found
+
+    def score(self, pairs: Sequence[EncodedPair], progress: Progress | None = None) -> list[SequenceScore]:
+        """One result for each pair that ``encode`` made, in the order given."""
+        if not pairs:
+            return []
+        engine = self.open(longest_of(pairs))
+        numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(p.prompt for p in pairs))}
+        groups = np.array([numbers[p.prompt] for p in pairs], dtype=np.int64)
+        plan = plan_of_pairs([(p.ids, p.first) for p in pairs], groups)
+        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
+        answers = _answers(engine, plan, progress)
+        conditions = self._conditions(engine, pairs)
+        return [
+            self._result(pair, answer, condition)
+            for pair, answer, condition in zip(pairs, answers, conditions, strict=True)
+        ]
+
+    def as_scored(self, target: str) -> str:
+        """The target with the space that ``leading_space`` puts in front of it."""
+        return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
+
+    def _check_fits(self, pair: EncodedPair) -> None:
+        """Refuse what the model cannot take."""
+        facts = self._given.facts if self._given is not None else None
+        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
+        largest = int(pair.ids.max())
+        if vocabulary is not None and largest >= vocabulary:
+            raise ModelError(
+                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
+                fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
+            )
+        chosen = self._chosen_length if self.engine_name == "vllm" and facts is None else None
+        limit = chosen or (facts.context_length if facts else self.subject.context_length)
+        if limit is not None and pair.fed > limit:
+            what = f"--max-model-len {limit}" if chosen else f"the model's context of {limit}"
+            fix = "shorten the prompt" + (", or give a larger --max-model-len" if chosen else "")
+            raise ModelError(f"a prompt and its target feed {pair.fed} tokens, more than {what}", fix=fix)
+
+    # ── the boundary ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _encode(self, prompt: str, target: str) -> EncodedPair:
+        if not target:
+            raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
+        if not is_text(prompt + target):
+            raise InputError("a prompt or target is not UTF-8", fix="give text in UTF-8")
+        target = self.as_scored(target)
+        text, cut = prompt + target, len(prompt)
+        specials, encoding = self._without_trailing_specials(text)
+        ids = np.concatenate([specials, encoding.ids]).astype(np.int32)
+        own = int(np.searchsorted(encoding.char_end, cut, side="right"))  # the first token that reaches past the cut
+        if own == len(encoding.ids):
+            raise InputError(f"the target {target!r} has no token of its own", fix="give a longer target")
+        first = own + len(specials)
+        if first == 0:
+            where = "the prompt is empty" if not prompt else "the prompt has no token of its own"
+            raise InputError(
+                f"{where} and this tokenizer adds no BOS, so the first token has no context",
+                fix="give a prompt, or --add-bos",
+            )
+        begins = int(encoding.touches[own])
+        condition = text[begins:cut]
+        if condition and self.spanning == "refuse":
+            raise BoundaryError(
+                f"the token {text[begins : int(encoding.char_end[own])]!r} spans the end of the prompt {prompt!r}",
+                fix="move the boundary, as in a target that begins with the space, or use --spanning constrain",
+            )
+        spans = zip(encoding.char_start[own:].tolist(), encoding.char_end[own:].tolist(), strict=True)
+        texts = [text[a:b] for a, b in spans]
+        texts[0] = condition + texts[0][len(condition) :] if condition else texts[0]
+        return EncodedPair(prompt, target, ids, tuple(texts), first, condition)
+
+    def _without_trailing_specials(self, text: str) -> tuple[Ids, Any]:
+        """Special tokens that go in front, and the text's own encoding: an EOS behind the target is no part of it."""
+        tokenizer = self.subject.tokenizer
+        plain, full = tokenizer.encode(text, special=False), tokenizer.encode(text, special=True)
+        front = next((i for i in range(len(full.ids) - len(plain.ids) + 1) if _begins(full.ids[i:], plain.ids)), None)
+        if front is None:
+            raise ModelError("this tokenizer changes its tokens when it adds special ones", fix="use another tokenizer")
+        specials = full.ids[:front]
+        if self.add_bos and not len(specials):
+            if tokenizer.facts.bos is None:
+                raise OptionError("--add-bos: this tokenizer has no BOS", fix="leave --add-bos out")
+            specials = np.array([tokenizer.facts.bos], dtype=np.int32)
+        return specials, plain
+
+    # ── the scores ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _conditions(self, engine: Engine, pairs: Sequence[EncodedPair]) -> list[float]:
+        """log P(the next token begins with the prompt's part), 0 where the boundary is clean."""
+        logs = [0.0] * len(pairs)
+        asked = [(i, p) for i, p in enumerate(pairs) if p.condition]
+        windows = []
+        for _, pair in asked:
+            allowed = self._beginning_with(pair.condition.encode(), int(pair.ids[pair.first]))
+            rows = np.array([pair.first - 1], dtype=np.int32)
+            windows.append(Window(pair.ids[: pair.first], rows, allowed[None, :]))
+        for (i, pair), answers in zip(asked, _answers(engine, WindowList(tuple(windows))), strict=True):
+            logs[i] = _no_more_than_certain(float(np.logaddexp.reduce(answers.logprob[0])))
+            if logs[i] == -math.inf:
+                raise BoundaryError(
+                    f"the model gives {pair.condition!r} at the end of the prompt {pair.prompt!r} probability zero, so "
+                    "nothing follows from it",
+                    fix="move the boundary to the beginning of that token",
+                )
+        return logs
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        return self.subject.tokenizer.pieces()
+
+    def _beginning_with(self, beginning: bytes, spanning_token: int) -> Ids:
+        allowed = [i for i, piece in enumerate(self._pieces) if piece.startswith(beginning)]
+        if spanning_token not in allowed:
+            raise BoundaryError(
+                f"a token spans the end of the prompt at {beginning.decode('utf-8', 'replace')!r}, inside a character",
+                fix="move the boundary to a whole character or word",
+            )
+        return np.array(allowed, dtype=np.int32)
+
+    def _result(self, pair: EncodedPair, answers: Answers, condition_log_prob: float) -> SequenceScore:
+        logprobs, ranks = answers.logprob[:, 0].tolist(), answers.rank[:, 0].tolist()
+        ids = pair.ids[pair.first :].tolist()
+        log_prob = _no_more_than_certain(math.fsum(logprobs) - condition_log_prob)
+        per_token = -log_prob / len(ids)
+        return SequenceScore(
+            prompt=pair.prompt,
+            target=pair.target,
+            log_prob=log_prob,
+            prob=math.exp(log_prob),
+            perplexity=math.exp(per_token) if per_token < 700 else math.inf,
+            boundary="spanning" if pair.condition else "clean",
+            tokens=tuple(TokenScore(i, t, lp, r) for i, t, lp, r in zip(ids, pair.texts, logprobs, ranks, strict=True)),
+            leading_space=self.leading_space,
+            condition=pair.condition,
+            condition_log_prob=condition_log_prob,
+        )
+
+
+def _answers(engine: Engine, source: WindowSource, progress: Progress | None = None) -> list[Answers]:
+    """The answers of every window, in order: all of them, and all of them numbers."""
+    if not len(source):
+        return []
+    found: dict[int, Answers] = {}
+    lengths = source.lengths
+    fed, total = 0, int(lengths.sum())
+    for index, answers in engine.score(source, np.zeros(len(source), dtype=np.bool_)):
+        check_answers(index, source.window(index), answers)
+        found[index] = answers
+        fed += int(lengths[index])
+        if progress:
+            progress(fed, total)
+    missing = len(source) - len(found)
+    if missing:
+        raise EngineError(f"the engine left {missing} of {len(source)} windows without an answer", fix="run it again")
+    return [found[i] for i in range(len(source))]
+
+
+def _no_more_than_certain(log_prob: float) -> float:
+    """Rounding may carry a sum a little above 0. ``min(0.0, nan)`` would be 0, that is: certain."""
+    if math.isnan(log_prob):
+        raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+    return min(0.0, log_prob)
+
+
+def _begins(ids: Ids, with_ids: Ids) -> bool:
+    return len(ids) >= len(with_ids) and bool((ids[: len(with_ids)] == with_ids).all())
+
+
+def _paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+    left = [prompts] if isinstance(prompts, str) else list(prompts)
+    right = [targets] if isinstance(targets, str) else list(targets)
+    if isinstance(prompts, str):
+        left = left * len(right)
+    elif isinstance(targets, str):
+        right = right * len(left)
+    if len(left) != len(right):
+        raise InputError(f"{len(left)} prompts and {len(right)} targets do not pair up", fix="give one target a prompt")
+    if not left:
+        raise InputError("no prompt and target were given", fix="give at least one pair")
+    yield from zip(left, right, strict=True)
+
+
+def prob(
+    model: str,
+    *,
+    prompt: str | Sequence[str],
+    targets: str | Sequence[str],
+    **settings: Any,
+) -> list[SequenceScore]:
+    """P(target | prompt) for one prompt and several targets, or for pairs. ``settings`` as in SequenceProbability.
+
+    >>> import scoremode as sm
+    >>> [round(s.log_prob, 6) for s in sm.prob("table:uniform", prompt="ab", targets=["c", "de"])]
+    [-5.545177, -11.090355]
+    """
+    with SequenceProbability(model, **settings) as lm:
+        pairs = lm.encode(_paired(prompt, targets))
+        lm.open(longest_of(pairs))
+        return lm.score(pairs)

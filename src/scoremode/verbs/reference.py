@@ -1,0 +1,96 @@
+"""``scoremode reference``: score a text with a baseline and keep its hidden states for comparisons."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scoremode.engines.base import Engine, EngineOptions, gather_options
+from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype
+from scoremode.plan.plan import Plan
+from scoremode.store import runs
+from scoremode.store.reference import Reference
+from scoremode.store.reference_writer import StatesWriter
+from scoremode.store.run import Run
+from scoremode.text.corpus import Corpus, specs_of
+from scoremode.values import Bools
+from scoremode.verbs.question import ask
+from scoremode.verbs.scoring import Answered, Progress, Side, check_fits, score_into
+
+
+def reference(
+    model: str,
+    out: str | Path | None = None,
+    *,
+    engine: str | None = None,
+    options: EngineOptions | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+    **question: Any,
+) -> Run:
+    """Score a text with a baseline, and keep its final hidden states for later comparisons.
+
+    ``question`` is what :func:`scoremode.verbs.question.ask` takes, and by name what EngineOptions has.
+    Without ``out`` the reference lies in the cache folder; the run's ``path`` says where.
+
+    >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
+    256 ± ?
+    """
+    options = gather_options(options, question)
+    asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
+    side = Side.of(asked, engine, options, None if out is None else Path(out), kind="references", keeps="states")
+    with side.claimed(fresh=fresh) as claim:
+        if claim.finished is not None:
+            Reference.open(side.folder)  # refuses files that were cut or edited since
+            return claim.finished
+        with closing(side.open()) as worker:
+            return _keep(side, worker, claim, _repeatable(question), progress)
+
+
+def _keep(
+    side: Side, worker: Engine, claim: runs.Claim, question: dict[str, Any] | None, progress: Progress | None
+) -> Run:
+    head, plan = worker.stored_head(), side.asked.plan
+    width, dtype = head.weight.shape[1], states_dtype(worker, head)
+    check_fits(plan, worker.facts.vocabulary, worker.facts.context_length)
+    claim.begin()
+    with StatesWriter(side.folder, targets=plan.targets, width=width, dtype=dtype, identity=side.identity) as writer:
+
+        def complete(manifest: dict[str, Any]) -> None:
+            writer.write_head(
+                head.weight, head.bias, scale=head.scale, softcap=head.softcap, vocabulary=head.vocabulary
+            )
+            names = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer")
+            facts = {name: manifest[name] for name in (*names, "corpus", "corpus_sha256")}
+            engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
+            stored = StoredBaseline(writer.finish({**facts, "engine": engine}), plan)
+            manifest.update(noise_facts(noise_floor(worker, plan, stored)))
+
+        return score_into(
+            side.asked,
+            worker,
+            claim,
+            progress,
+            answered=partial(_keeping, writer),
+            more={"question": question},
+            before_saving=complete,
+            kept=writer.windows_in(plan.target_offsets),  # a journal may know windows whose states a kill cut short
+        )
+
+
+def _keeping(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
+    for index, answers, states in engine.score_with_states(plan, done):
+        writer.write(int(plan.target_offsets[index]), states)
+        writer.flush()
+        yield index, answers, None
+
+
+def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
+    """What was asked, where it can be asked again from names and files; None for a text that was piped in."""
+    corpus = question.get("corpus")
+    if isinstance(corpus, Corpus) or "-" in specs_of(corpus):
+        return None
+    named = {} if corpus is None else {"corpus": specs_of(corpus)}
+    return {name: value for name, value in question.items() if value is not None and value is not False} | named

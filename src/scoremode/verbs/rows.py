@@ -1,0 +1,70 @@
+"""Where each target stands in its text, and the words that ids stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from scoremode.plan.plan import TargetBlock
+from scoremode.statistics.groups import Grouping, grouping, weights_of
+from scoremode.store.columns import Rows
+from scoremode.store.journal import Journal
+from scoremode.store.scores import Scores, TargetFacts
+from scoremode.text.tokenizer import TextTokenizer
+from scoremode.values import Ids
+from scoremode.verbs.question import Question
+
+
+def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
+    words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
+    for block in asked.plan.blocks():
+        scores = journal.rows(block.begin, block.end)
+        kl = None if journal.kl is None else journal.kl[block.begin : block.end]
+        yield Rows(scores, target_facts(asked, block, scores, words, groups), kl)
+
+
+class Words:
+    """What ids stand for, each decoded once."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def of(self, ids: Ids) -> Any:
+        return np.array([*map(self._word, ids.tolist()), None], dtype=object)[:-1]  # None: never an array of characters
+
+    def _word(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self.tokenizer.decode([token])
+        return self._known[token]
+
+
+def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:
+    """Where each target of a block stands in the text, what it is independent of, and the words that ids stand for."""
+    tokens, index = asked.tokens, block.token
+    return TargetFacts(
+        window=block.window,
+        document=block.document,
+        token=index,
+        id=tokens.ids[index],
+        byte_len=tokens.byte_len[index],
+        word_starts=tokens.word_starts[index],
+        group=groups.of(block),
+        weight=weights_of(asked.plan, block),
+        text=_source_pieces(asked, block, words),
+        top_text=words.of(scores.top),
+    )
+
+
+def _source_pieces(asked: Question, block: TargetBlock, words: Words) -> Any:
+    """The characters of the source behind each target; the token's own name where it has none."""
+    pieces = np.empty(len(block), dtype=object)
+    starts, ends = asked.tokens.char_start_of(block.token), asked.tokens.char_end[block.token]
+    for i, (d, begin, end) in enumerate(zip(block.document.tolist(), starts.tolist(), ends.tolist(), strict=True)):
+        pieces[i] = asked.documents[d].text[begin:end]
+    empty = np.flatnonzero(ends == starts)
+    if len(empty):
+        pieces[empty] = words.of(asked.tokens.ids[block.token[empty]])
+    return pieces

@@ -1,0 +1,180 @@
+"""The loop: every window once, every score a number, nothing lost; the result is kept as a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.base import Engine, EngineOptions
+from scoremode.engines.registry import chosen_settings, engine_name, open_engine
+from scoremode.errors import EngineError, ModelError
+from scoremode.plan.plan import Plan
+from scoremode.plan.windows import Answers, Window
+from scoremode.store import runs
+from scoremode.store.journal import Journal
+from scoremode.store.run import Run
+from scoremode.values import Bools, Floats
+from scoremode.verbs.manifest import describe
+from scoremode.verbs.question import Question, identify
+from scoremode.verbs.rows import rows_to_keep
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One model of a comparison, before it is loaded."""
+
+    asked: Question
+    engine: str
+    options: EngineOptions
+    identity: dict[str, Any]
+    folder: Path
+    cached: bool  # is the folder the cache's, where other processes may ask the same?
+
+    @staticmethod
+    def of(
+        asked: Question,
+        engine: str | None,
+        options: EngineOptions,
+        folder: Path | None,
+        *,
+        kind: str = "runs",
+        **more: Any,
+    ) -> Side:
+        """``more`` is part of what makes a stored run this one; ``kind`` is the part of the cache that it lies in."""
+        name = engine_name(engine, asked.subject)
+        identity = identify(asked, name, {**chosen_settings(asked.subject, name, options), **more})
+        place = runs.default_folder(identity, kind) if folder is None else folder
+        return Side(asked, name, options, identity, place, folder is None)
+
+    def claimed(self, *, fresh: bool) -> AbstractContextManager[runs.Claim]:
+        """The folder of this side's run, held; in the cache, after whoever scores the same."""
+        return runs.claimed(self.folder, self.identity, fresh=fresh, waits=self.cached)
+
+    def open(self) -> Engine:
+        longest = int(self.asked.plan.lengths.max())
+        return open_engine(self.asked.subject, self.engine, self.options, longest=longest)
+
+
+Progress = Callable[[int, int], None]
+"""Called with forward tokens done and forward tokens in all."""
+
+
+def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
+    """Refuse a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
+    largest = max(int(plan.ids.max(initial=0)), int(plan.lead.max(initial=-1)))
+    if vocabulary is not None and largest >= vocabulary:
+        raise ModelError(
+            f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
+            fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
+        )
+    longest = int(plan.lengths.max(initial=0))
+    if context is not None and longest > context:
+        raise ModelError(
+            f"a window of {longest} tokens is longer than the model's context of {context}",
+            fix="shorten the prompt" if plan.method == "sequence" else f"give --context-length {context}",
+        )
+
+
+Answered = Iterator[tuple[int, Answers, Floats | None]]
+"""Windows as an engine answers them, each with its divergence from a baseline where there is one."""
+
+
+def plain_answers(engine: Engine, plan: Plan, done: Bools) -> Answered:
+    for index, answers in engine.score(plan, done):
+        yield index, answers, None
+
+
+def score_plan(
+    plan: Plan,
+    engine: Engine,
+    journal: Journal,
+    progress: Progress | None = None,
+    answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
+) -> None:
+    """Score every target of a plan that fits into the journal; what it already has is not computed again."""
+    total = plan.forward_tokens
+    fed = int(plan.lengths[journal.done].sum())
+    if progress:
+        progress(fed, total)
+    before = time.perf_counter()
+    for index, answers, kl in answered(engine, plan, journal.done.copy()):
+        window = plan.window(index)
+        check_answers(index, window, answers)
+        check_divergence(index, kl)
+        now = time.perf_counter()
+        journal.add(index, answers, now - before, kl)
+        before = now
+        fed += len(window.ids)
+        if progress:
+            progress(fed, total)
+    missing = int((~journal.done).sum())
+    if missing:
+        raise EngineError(f"the engine left {missing} of {len(plan)} windows without an answer", fix="run it again")
+
+
+def check_divergence(index: int, kl: Floats | None) -> None:
+    """Infinite is a divergence, NaN and less than nothing are not."""
+    if kl is not None and not (kl >= 0).all():
+        raise EngineError(f"the divergence in window {index} is not a number", fix="this is a fault of the engine")
+
+
+def check_answers(index: int, window: Window, answers: Answers) -> None:
+    """One number for each target, none of them NaN; minus infinity is a probability of zero, and allowed."""
+    if answers.logprob.shape != window.targets.shape:
+        raise EngineError(
+            f"window {index} asked for {window.targets.shape} scores and got {answers.logprob.shape}",
+            fix="this is a fault of the engine",
+        )
+    for column in (answers.logprob, answers.entropy, answers.top_logprob):
+        bad = np.isnan(column) | (column == np.inf)
+        if bad.any():
+            row = int(np.argwhere(bad)[0][0])
+            raise EngineError(
+                f"the model gives NaN in window {index} at token {int(window.rows[row]) + 1}",
+                fix="try --dtype float32; if it stays, the weights are damaged",
+            )
+
+
+def score_into(
+    asked: Question,
+    engine: Engine,
+    claim: runs.Claim,
+    progress: Progress | None = None,
+    *,
+    answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
+    with_kl: bool = False,
+    more: dict[str, Any] | None = None,
+    before_saving: Callable[[dict[str, Any]], None] | None = None,
+    kept: Bools | None = None,
+) -> Run:
+    """Score a question with an open engine into a folder that was claimed.
+
+    ``more`` is added to the manifest; ``before_saving`` is given it when all is scored and nothing is finished yet.
+    ``kept`` (windows,) says which windows have all that is kept of them beside their scores: the others are scored
+    again, even if the journal knows their scores.
+    """
+    check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
+    claim.begin()
+    journal = Journal(
+        claim.folder / runs.JOURNAL,
+        claim.identity,
+        asked.plan,
+        with_kl=with_kl,
+        vocabulary=engine.facts.vocabulary,
+    )
+    try:
+        for window in () if kept is None else np.flatnonzero(journal.done & ~kept).tolist():
+            journal.forget(window)
+        score_plan(asked.plan, engine, journal, progress, answered)
+        manifest = {**describe(asked, engine.facts, journal, journal.seconds, claim.identity), **(more or {})}
+        if before_saving:
+            before_saving(manifest)
+        return runs.save(claim.folder, rows_to_keep(asked, journal), manifest, asked.plan.targets)
+    finally:
+        journal.close()

@@ -1,0 +1,108 @@
+"""The import graph of scoremode, read from the source: every arrow, those of imports inside functions included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import scoremode
+
+HOUSE = Path(scoremode.__file__).parent
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("errors", "values", "arguments"),
+    ("text", "head"),
+    ("plan",),
+    ("store",),
+    ("models", "statistics"),
+    ("engines",),
+    ("verbs",),
+    ("report",),
+    ("cli",),
+    ("__init__", "__main__"),
+)
+"""Rooms from the ground up. A room imports from itself and from lower floors; rooms of one floor do not know each
+other, but for the ground floor, whose files may."""
+
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def files() -> list[Path]:
+    return sorted(HOUSE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """``store.runs`` of store/runs.py, ``store`` of store/__init__.py."""
+    parts = path.relative_to(HOUSE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def room_of(name: str) -> str:
+    return name.split(".", maxsplit=1)[0]
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Full names of everything that a piece of code imports, wherever in it the import stands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports here are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def arrows() -> dict[str, set[str]]:
+    """Every file of the house, and the files that it imports."""
+    known = {name_of(path) for path in files()}
+    found: dict[str, set[str]] = {}
+    for path in files():
+        own, targets = name_of(path), set()
+        for full in imported(ast.parse(path.read_text())):
+            parts = full.split(".")
+            if parts[0] != "scoremode" or len(parts) == 1:
+                continue
+            names = [".".join(parts[1:length]) for length in range(len(parts), 1, -1)]
+            target = next((name for name in names if name in known), None)
+            if target is not None and target != own:
+                targets.add(target)
+        found[own] = targets
+    return found
+
+
+def upward(graph: dict[str, set[str]]) -> list[str]:
+    """Arrows to a higher floor, or to another room of the same floor."""
+    return sorted(
+        f"{own} -> {target}"
+        for own, targets in graph.items()
+        for target in targets
+        if room_of(own) != room_of(target)
+        and (FLOOR[room_of(target)] > FLOOR[room_of(own)] or 0 < FLOOR[room_of(target)] == FLOOR[room_of(own)])
+    )
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of files that import each other, directly or by way of others (Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            group = stack[stack.index(node) :]
+            del stack[len(stack) - len(group) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return found

@@ -1,0 +1,166 @@
+"""Bits a weight, from headers written by hand, by make_checkpoints' library, and by people who mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from scoremode.errors import ModelError
+from scoremode.models.facts import inspect
+from scoremode.models.safetensors import bits_per_weight, read_header, stored_bytes
+
+INT4 = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
+
+
+def saved(folder: Path, **tensors: torch.Tensor) -> Any:
+    save_file({name.replace("__", "."): t for name, t in tensors.items()}, folder / "model.safetensors")
+    return read_header(folder / "model.safetensors")
+
+
+def write_header(path: Path, header: object, data: bytes = b"") -> Path:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+    return path
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 32), (torch.bfloat16, 16), (torch.float8_e4m3fn, 8)])
+def test_plain_weights_take_the_bits_of_their_dtype(tmp_path: Path, dtype: torch.dtype, bits: int) -> None:
+    found = saved(tmp_path, a__weight=torch.zeros(6, 8, dtype=dtype), a__bias=torch.zeros(6, dtype=dtype))
+    assert bits_per_weight(found) == bits
+    assert stored_bytes(found.values()) == 54 * bits // 8
+
+
+def test_packed_weights_are_counted_by_their_shape_not_by_their_padding(tmp_path: Path) -> None:
+    """3 rows of 12 weights: 2 integers of 8 weights each a row, the second half empty."""
+    found = saved(
+        tmp_path,
+        a__weight_packed=torch.zeros(3, 2, dtype=torch.int32),
+        a__weight_shape=torch.tensor([3, 12]),
+        a__weight_scale=torch.zeros(3, 1, dtype=torch.bfloat16),
+    )
+    assert bits_per_weight(found, INT4) == 8 * (24 + 16 + 6) / 36
+
+
+def test_scales_and_zero_points_are_bits_but_no_weights(tmp_path: Path) -> None:
+    found = saved(
+        tmp_path,
+        embed__weight=torch.zeros(5, 8),
+        a__weight=torch.zeros(4, 8, dtype=torch.int8),
+        a__weight_scale=torch.zeros(4, 1),
+        a__weight_zero_point=torch.zeros(4, 1, dtype=torch.int8),
+    )
+    assert bits_per_weight(found, INT4) == 8 * (160 + 32 + 16 + 4) / 72
+
+
+def test_packed_floats_of_four_bits_have_no_shape_beside_them(tmp_path: Path) -> None:
+    found = saved(
+        tmp_path,
+        a__weight_packed=torch.zeros(4, 16, dtype=torch.uint8),
+        a__weight_scale=torch.zeros(4, 2, dtype=torch.float8_e4m3fn),
+        a__weight_global_scale=torch.zeros(1),
+    )
+    assert bits_per_weight(found, INT4) == 8 * (64 + 8 + 4) / 128
+
+
+def test_gptq_says_its_bits_in_one_place(tmp_path: Path) -> None:
+    found = saved(
+        tmp_path,
+        a__qweight=torch.zeros(8, 16, dtype=torch.int32),
+        a__qzeros=torch.zeros(1, 2, dtype=torch.int32),
+        a__scales=torch.zeros(1, 16, dtype=torch.float16),
+        a__g_idx=torch.zeros(64, dtype=torch.int32),
+    )
+    assert bits_per_weight(found, {"quant_method": "gptq", "bits": 4}) == 8 * (512 + 8 + 32 + 256) / 1024
+    assert bits_per_weight(found, {"quant_method": "gptq"}) is None
+
+
+def test_masks_and_positions_are_no_weights(tmp_path: Path) -> None:
+    found = saved(tmp_path, a__weight=torch.zeros(64), a__position_ids=torch.zeros(16, dtype=torch.int64))
+    assert bits_per_weight(found) == 8 * (256 + 128) / 64
+
+
+@pytest.mark.parametrize(
+    "config",
+    [None, {}, {"config_groups": 3}, {"config_groups": {"a": None}}, {"bits": "4"}, {"bits": -4}, {"bits": True}],
+)
+def test_what_is_not_understood_gives_no_number(tmp_path: Path, config: object) -> None:
+    found = saved(tmp_path, a__weight_packed=torch.zeros(3, 2, dtype=torch.int32), b__weight=torch.zeros(4))
+    assert bits_per_weight(found, config) is None
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(8, dtype=torch.int16), torch.zeros(8, dtype=torch.uint8)])
+def test_an_unknown_format_of_integers_gives_no_number(tmp_path: Path, tensor: torch.Tensor) -> None:
+    assert bits_per_weight(saved(tmp_path, a__trellis=tensor, b__weight=torch.zeros(4)), INT4) is None
+
+
+def test_layers_of_different_bits_are_counted_by_their_shapes(tmp_path: Path) -> None:
+    mixed = {"config_groups": {n: {"weights": {"num_bits": n}} for n in (4, 8)}}
+    packed = {"a__weight_packed": torch.zeros(2, 1, dtype=torch.int32)}
+    assert bits_per_weight(saved(tmp_path, **packed), mixed) is None
+    assert bits_per_weight(saved(tmp_path, **packed, a__weight_shape=torch.tensor([2, 8])), mixed) == 8 * 24 / 16
+
+
+@pytest.mark.parametrize("shape", [[2**62, 2**62], [3, 4000], [-3, -8]])
+def test_a_shape_that_cannot_be_gives_no_wrong_number(tmp_path: Path, shape: list[int]) -> None:
+    packed = torch.zeros(3, 1, dtype=torch.int32)
+    found = saved(tmp_path, a__weight_packed=packed, a__weight_shape=torch.tensor(shape))
+    assert bits_per_weight(found, INT4) in (None, 8 * (12 + 16) / 24)
+
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"[" * 100_000,
+        b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 8]}}',
+        [],
+        {"a": None},
+        {"a": {**ENTRY, "dtype": 3}},
+        {"a": {**ENTRY, "shape": [3]}},
+        {"a": {**ENTRY, "shape": [-2]}},
+        {"a": {**ENTRY, "shape": [2.0]}},
+        {"a": {**ENTRY, "shape": [True, 2]}},
+        {"a": {**ENTRY, "shape": [2**63 - 1] * 1000}},
+        {"a": {**ENTRY, "shape": None}},
+        {"a": {**ENTRY, "data_offsets": [0]}},
+        {"a": {**ENTRY, "data_offsets": [8, 0]}},
+        {"a": {**ENTRY, "data_offsets": ["0", "8"]}},
+        {"a": ENTRY, "b": ENTRY},
+        {"a": {**ENTRY, "data_offsets": [8, 16]}},
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused_in_one_line(tmp_path: Path, header: object) -> None:
+    path = write_header(tmp_path / "model.safetensors", header, bytes(16))
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        read_header(path)
+
+
+def test_more_than_the_file_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"cut short: \d+ bytes of \d+"):
+        read_header(write_header(tmp_path / "a.safetensors", {"a": ENTRY}, bytes(7)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_file_or_one_clear_line(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    path = write_header(tmp_path_factory.getbasetemp() / "any.safetensors", raw, bytes(8))
+    with contextlib.suppress(ModelError):  # and no other kind
+        bits_per_weight(read_header(path))
+
+
+@pytest.mark.parametrize(("said", "bits"), [(4.5, 4.5), (None, 32), ("4", 32), (-1, 32), (True, 32), (1e999, 32)])
+def test_a_checkpoint_that_emulates_says_its_bits_itself(tmp_path: Path, said: object, bits: float) -> None:
+    saved(tmp_path, a__weight=torch.zeros(4))
+    (tmp_path / "config.json").write_text(json.dumps({"bits_per_weight": said}))
+    assert inspect(str(tmp_path)).bits_per_weight == bits

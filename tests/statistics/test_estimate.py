@@ -1,0 +1,155 @@
+"""Numbers and their errors, against closed forms and against a simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from scoremode.plan.making import make_plan
+from scoremode.plan.plan import Plan
+from scoremode.plan.recipes import find_method
+from scoremode.statistics.estimate import as_json, exponential, ratio
+from scoremode.statistics.run import all_metrics, llamacpp_stderr
+from scoremode.store.scores import Scores
+from scoremode.text.tokens import Tokens
+from scoremode.values import Estimate, Floats
+from tests.plan.test_recipes import tokens_of
+
+
+def scored(tokens: Tokens, plan: Plan, logprob: Floats) -> Scores:
+    n = plan.targets
+    return Scores(logprob, np.ones(n, np.int64), np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+
+
+def test_a_ratio_of_equal_groups_is_the_mean_with_its_usual_error() -> None:
+    values = np.array([1.0, 2.0, 3.0, 4.0, 6.0])
+    estimate = ratio(values, np.ones(5), np.arange(5))
+    assert estimate.value == 3.2
+    assert estimate.stderr is not None
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert math.isclose(estimate.stderr, values.std(ddof=1) / math.sqrt(5))
+    assert estimate.freedom == 4
+    assert math.isclose(estimate.high - 3.2, 2.776445 * estimate.stderr, rel_tol=1e-6)  # Student's t, 4 degrees
+    assert math.isclose(3.2 - estimate.low, estimate.high - 3.2)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_too_few_groups_have_no_error_instead_of_a_wrong_one(groups: int) -> None:
+    estimate = ratio(np.arange(1, groups + 1).astype(np.float64), np.ones(groups), np.arange(groups))
+    assert estimate.value == (groups + 1) / 2
+    assert (estimate.stderr, estimate.low, estimate.high, estimate.groups) == (None, None, None, groups)
+
+
+def test_a_group_without_units_is_not_counted() -> None:
+    estimate = ratio(np.array([1.0, 2.0, 3.0, 4.0, 0.0]), np.array([1, 1, 1, 1, 0]), np.arange(5))
+    assert (estimate.groups, estimate.stderr) == (4, None)
+
+
+def test_one_large_group_among_small_ones_leaves_few_degrees_of_freedom() -> None:
+    """60 documents of which one has half of the text: nearly everything hangs on that one."""
+    sizes = np.array([5900.0, *[100.0] * 59])
+    even = ratio(np.full(60, 100.0), np.full(60, 100.0), np.arange(60))
+    uneven = ratio(sizes * 2, sizes, np.arange(60))
+    assert even.freedom == 59
+    assert uneven.freedom is not None
+    assert uneven.freedom < 1.1
+
+
+def test_bounds_of_a_perplexity_are_those_of_its_logarithm() -> None:
+    mean = ratio(np.array([1.0, 2.0, 3.0, 4.0, 6.0]), np.ones(5), np.arange(5))
+    ppl = exponential(mean)
+    assert mean.low is not None
+    assert mean.high is not None
+    assert (ppl.low, ppl.high) == (math.exp(mean.low), math.exp(mean.high))
+    assert ppl.low is not None
+    assert ppl.low > 0
+
+
+def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
+    """100 documents of 50 equal tokens: the error must be that of 100 draws, not of 5,000."""
+    generator = np.random.default_rng(0)
+    levels = generator.normal(size=100)
+    groups = np.repeat(np.arange(100), 50)
+    grouped = ratio(levels[groups], np.ones(5000), groups)
+    alone = ratio(levels[groups], np.ones(5000), np.arange(5000))
+    assert grouped.stderr is not None
+    assert alone.stderr is not None
+    assert math.isclose(grouped.stderr, levels.std(ddof=1) / 10, rel_tol=1e-9)
+    assert grouped.stderr > 6 * alone.stderr
+
+
+def test_bounds_hold_the_truth_about_as_often_as_they_should() -> None:
+    """Simulated unequal documents: the bounds hold the true mean in about 95 of 100 worlds, few documents or many."""
+    generator = np.random.default_rng(1)
+    for documents in (5, 40):
+        covered = 0
+        for _ in range(400):
+            sizes = generator.integers(5, 40, size=documents)
+            groups = np.repeat(np.arange(documents), sizes)
+            values = 3 + generator.normal(size=documents)[groups] + generator.normal(size=len(groups))
+            estimate = ratio(values, np.ones(len(groups)), groups)
+            assert estimate.low is not None
+            assert estimate.high is not None
+            covered += estimate.low <= 3 <= estimate.high
+        assert 0.925 <= covered / 400 <= 0.98, documents
+
+
+def test_hf_stride_weights_window_means() -> None:
+    tokens = tokens_of(7)
+    plan = make_plan(find_method("hf-stride"), tokens, context_length=4, stride=2)
+    logprob = -np.array([1.0, 2.0, 3.0, 10.0, 20.0, 100.0])
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, logprob))
+    assert math.isclose(metrics["mean_nll"].value, (3 * 2.0 + 1 * 15.0 + 0 * 100.0) / 4)
+    assert math.isclose(metrics["perplexity"].value, math.exp(5.25))
+
+
+def test_mean_of_texts_averages_perplexities_not_logs() -> None:
+    tokens = tokens_of(2, 3, 1, 1, 1)
+    plan = make_plan(find_method("mean-of-texts"), tokens, context_length=8)
+    logprob = -np.log(np.array([2.0, 2.0, 8.0, 8.0, 8.0, 5.0, 5.0, 5.0]))
+    estimate = all_metrics(plan, tokens, scored(tokens, plan, logprob))["perplexity"]
+    assert math.isclose(estimate.value, 5.0)
+    assert estimate.stderr is not None
+    assert math.isclose(estimate.stderr, math.sqrt(18 / 4 / 5))
+    assert (estimate.n, estimate.groups) == (8, 5)
+
+
+def test_bits_per_byte_counts_the_bytes_of_the_targets() -> None:
+    tokens = tokens_of(9)
+    plan = make_plan(find_method("gptq"), tokens, context_length=4)
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(6, -2 * math.log(2))))
+    assert math.isclose(metrics["bits_per_byte"].value, 2.0)
+
+
+def test_lm_eval_rolling_divides_by_the_words_and_bytes_of_the_source() -> None:
+    from dataclasses import replace
+
+    tokens = replace(tokens_of(4, 4), doc_bytes=np.array([100, 60]), doc_words=np.array([10, 6]))
+    plan = make_plan(find_method("lm-eval-rolling"), tokens, context_length=8)
+    metrics = all_metrics(plan, tokens, scored(tokens, plan, np.full(8, -4.0)))
+    assert math.isclose(metrics["bits_per_byte"].value, 32 / 160 / math.log(2))
+    assert math.isclose(metrics["word_perplexity"].value, math.exp(32 / 16))
+
+
+def test_llamacpp_error_takes_tokens_as_independent() -> None:
+    logprob = -np.array([1.0, 2.0, 4.0])
+    n = len(logprob)
+    scores = Scores(logprob, np.ones(n, np.int64), np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
+    expected = math.exp(7 / 3) * math.sqrt(((1 + 4 + 16) / 3 - (7 / 3) ** 2) / 2)
+    assert llamacpp_stderr(scores.logprob) == pytest.approx(expected)
+
+
+def test_a_probability_of_zero_is_infinite_perplexity_and_null_in_json() -> None:
+    estimate = exponential(ratio(np.array([1.0, np.inf]), np.ones(2), np.arange(2)))
+    assert estimate.value == math.inf
+    assert estimate.stderr is None
+    assert as_json({"p": estimate})["p"]["value"] is None
+
+
+def test_an_estimate_prints_with_its_error() -> None:
+    assert repr(Estimate(12.5, 0.25, 10, 2)) == "12.5 ± 0.25"
+    assert repr(Estimate(12.5, None, 10, 1)) == "12.5 ± ?"
+    assert float(Estimate(12.5, None, 10, 1)) == 12.5

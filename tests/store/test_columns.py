@@ -1,0 +1,93 @@
+"""Columns on disk: read when they are asked for, in blocks of one size however the file was written."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import scoremode as sm
+from scoremode.errors import RunError
+from scoremode.store import columns
+from scoremode.store.columns import ColumnFile, Rows
+from scoremode.store.runs import SCORES
+
+TEXT = "Thé quick brown fox jumps over the lazy dog. " * 20
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> sm.Run:
+    return sm.ppl("table:uniform", text=TEXT, context_length=32, stride=16, out=tmp_path / "run")
+
+
+def test_a_column_is_read_once_and_only_when_asked_for(run: sm.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    read = ColumnFile.read
+
+    def counting(self: ColumnFile, name: str) -> object:
+        asked.append(name)
+        return read(self, name)
+
+    monkeypatch.setattr(ColumnFile, "read", counting)
+    assert len(run.scores) == len(TEXT.encode()) - 1
+    assert asked == []
+    assert run.scores.logprob is run.scores.logprob
+    assert run.facts.text[0] == "h"
+    assert asked == ["logprob", "text"]
+    with pytest.raises(AttributeError, match="no column 'nothing'"):
+        _ = run.scores.nothing  # type: ignore[attr-defined]
+
+
+def test_a_run_outlives_its_folder(run: sm.Run, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "run")
+    assert "".join(run.facts.text[3:9]) == TEXT[3:9]
+    assert (run.scores.rank >= 1).all()
+
+
+@pytest.mark.parametrize("row_group", [5, 7, 64, 10_000])
+def test_blocks_have_one_size_whatever_the_row_groups(
+    run: sm.Run, tmp_path: Path, row_group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(run.to_arrow(), tmp_path / "again.parquet", row_group_size=row_group)
+    monkeypatch.setattr(columns, "BLOCK", 50)
+    blocks = list(ColumnFile(tmp_path / "again.parquet").blocks(["token", "text"]))
+    n = len(run.scores)
+    assert [len(token) for token, _ in blocks] == [50] * (n // 50) + [n % 50] * (n % 50 > 0)
+    assert np.array_equal(np.concatenate([token for token, _ in blocks]), run.facts.token)
+    assert "".join(np.concatenate([text for _, text in blocks])) == "".join(run.facts.text)
+
+
+def test_stored_columns_can_be_copied_and_sent(run: sm.Run) -> None:
+    for copy in (replace(run.scores), pickle.loads(pickle.dumps(run.scores))):
+        assert [name for name, c in copy.columns() if not np.array_equal(c, getattr(run.scores, name))] == []
+    changed = replace(run.scores, logprob=np.zeros(len(run.scores)))
+    assert (changed.logprob == 0).all()
+    assert np.array_equal(changed.rank, run.scores.rank)
+
+
+def test_what_fails_while_writing_leaves_the_old_file(run: sm.Run, tmp_path: Path) -> None:
+    path = tmp_path / "run" / SCORES
+    before = path.read_bytes()
+
+    def blocks() -> object:
+        yield Rows(run.scores, run.facts, None)
+        raise RuntimeError("the power went")
+
+    with pytest.raises(RuntimeError):
+        columns.write(path, blocks())  # type: ignore[arg-type]
+    assert path.read_bytes() == before
+    assert {p.name for p in path.parent.iterdir()} == {SCORES, "manifest.json"}
+
+
+def test_a_file_without_a_column_is_refused(run: sm.Run, tmp_path: Path) -> None:
+    pq.write_table(run.to_arrow().drop_columns(["entropy"]), tmp_path / "less.parquet")
+    with pytest.raises(RunError, match="no column entropy"):
+        ColumnFile(tmp_path / "less.parquet")
+    (tmp_path / "other.parquet").write_bytes(b"not a table")
+    with pytest.raises(RunError, match="cannot be read"):
+        ColumnFile(tmp_path / "other.parquet")

@@ -1,0 +1,200 @@
+"""The journal: what was written whole comes back, what was torn is scored again."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.engines.table.engine import TableEngine
+from scoremode.errors import EngineError, RunError
+from scoremode.plan.making import make_plan
+from scoremode.plan.plan import Plan
+from scoremode.plan.recipes import find_method
+from scoremode.store.journal import COLUMNS, KL, ROUNDING, Journal, header, read_identity
+from scoremode.store.records import MAGIC, RecordFile
+from tests.plan.test_recipes import tokens_of
+
+IDENTITY: dict[str, Any] = {"model": "m", "plan": "p"}
+
+
+def small_plan() -> Plan:
+    return make_plan(find_method("sliding-once"), tokens_of(12, 9), context_length=6, stride=3)
+
+
+def filled(path: Path, plan: Plan, windows: int) -> Journal:
+    journal = Journal(path, IDENTITY, plan)
+    engine = TableEngine(np.random.default_rng(0).normal(size=(1, 1000)))
+    for index, answers in engine.score(plan, journal.done.copy()):
+        if index < windows:
+            journal.add(index, answers, 0.5)
+    return journal
+
+
+def test_what_was_written_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    plan = small_plan()
+    first = filled(tmp_path / "j", plan, len(plan))
+    written = first.rows(0, plan.targets)
+    first.close()
+    again = Journal(tmp_path / "j", IDENTITY, plan)
+    assert again.done.all()
+    assert again.seconds == 0.5 * len(plan)
+    read = again.rows(0, plan.targets)
+    for name, column in written.columns():
+        assert np.array_equal(column, getattr(read, name)), name
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20, 60])
+def test_a_torn_tail_is_cut_off_and_only_it(tmp_path: Path, cut: int) -> None:
+    plan = small_plan()
+    filled(tmp_path / "j", plan, 3).close()
+    data = (tmp_path / "j").read_bytes()
+    (tmp_path / "j").write_bytes(data[:-cut])
+    journal = Journal(tmp_path / "j", IDENTITY, plan)
+    assert journal.done.tolist()[:3] == [True, True, False]
+    journal.close()
+    filled(tmp_path / "j", plan, len(plan)).close()
+    assert Journal(tmp_path / "j", IDENTITY, plan).done.all()
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    plan = small_plan()
+    filled(tmp_path / "j", plan, 2).close()
+    data = bytearray((tmp_path / "j").read_bytes())
+    data[-5] ^= 1
+    (tmp_path / "j").write_bytes(bytes(data))
+    assert Journal(tmp_path / "j", IDENTITY, plan).done.tolist()[:2] == [True, False]
+
+
+def test_scores_not_yet_there_are_nan_not_zero(tmp_path: Path) -> None:
+    journal = filled(tmp_path / "j", small_plan(), 1)
+    scores = journal.rows(0, journal.plan.targets)
+    assert np.isnan(scores.logprob).sum() == journal.plan.targets - journal.plan.target_counts[0]
+
+
+# ── what no engine gives ─────────────────────────────────────────────────────────────────────────────────────────────
+POSSIBLE = {"logprob": -3.0, "rank": 4, "entropy": 2.0, "top": 7, "top_logprob": -1.0, "kl": 0.5}
+
+
+def body_of(plan: Plan, window: int, seconds: float = 0.5, **changes: float) -> bytes:
+    """A record whose first target has one value replaced."""
+    packed = struct.pack("<d", seconds)
+    for name, dtype in (*COLUMNS, KL):
+        column = np.full(int(plan.target_counts[window]), POSSIBLE[name], dtype)
+        column[0] = changes.get(name, POSSIBLE[name])
+        packed += column.tobytes()
+    return packed
+
+
+def with_records(path: Path, *records: tuple[int, bytes]) -> Path:
+    file = RecordFile(path, header(IDENTITY))
+    for number, body in records:
+        file.append(number, body)
+    file.close()
+    return path
+
+
+def opened(path: Path, plan: Plan) -> Journal:
+    return Journal(path, IDENTITY, plan, with_kl=True, vocabulary=1000)
+
+
+@pytest.mark.parametrize("changes", [{}, {"logprob": -np.inf}, {"kl": np.inf}, {"logprob": ROUNDING}, {"rank": 1000}])
+def test_what_an_engine_may_give_is_resumed(tmp_path: Path, changes: dict[str, float]) -> None:
+    plan = small_plan()
+    assert opened(with_records(tmp_path / "j", (0, body_of(plan, 0, **changes))), plan).done[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"logprob": 5.0}, "logprob is 5"),
+        ({"logprob": 2e-4}, "logprob is 0.0002"),
+        ({"logprob": np.nan}, "logprob is nan"),
+        ({"logprob": np.inf}, "logprob is inf"),
+        ({"rank": 0}, "rank is 0"),
+        ({"rank": -1}, "rank is -1"),
+        ({"rank": 1001}, "rank is 1001"),
+        ({"entropy": np.nan}, "entropy is nan"),
+        ({"entropy": -0.1}, "entropy is -0.1"),
+        ({"entropy": np.inf}, "entropy is inf"),
+        ({"top": -1}, "top is -1"),
+        ({"top": 1000}, "top is 1000"),
+        ({"top_logprob": 0.5}, "top logprob is 0.5"),
+        ({"top_logprob": -np.inf}, "top logprob is -inf"),
+        ({"kl": -1e-9}, "kl is -1e-09"),
+        ({"kl": np.nan}, "kl is nan"),
+        ({"seconds": np.nan}, "impossible time"),
+        ({"seconds": -1.0}, "impossible time"),
+    ],
+)
+def test_impossible_content_under_a_right_checksum_is_refused(
+    tmp_path: Path, changes: dict[str, float], said: str
+) -> None:
+    plan = small_plan()
+    path = with_records(tmp_path / "j", (0, body_of(plan, 0, **changes)))
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=said) as caught:
+        opened(path, plan)
+    assert "--fresh" in caught.value.fix
+    assert path.read_bytes() == before, "what is refused is not thrown away"
+
+
+def test_windows_that_cannot_be_there_are_refused(tmp_path: Path) -> None:
+    plan = small_plan()
+    body = body_of(plan, 0)
+    cases = {
+        "window 0 twice": [(0, body), (0, body)],
+        "wrong length": [(0, body[:-8])],
+        "does not have": [(0, b"")],
+        f"window {len(plan)} of {len(plan)}": [(len(plan), body)],
+    }
+    for number, (said, records) in enumerate(cases.items()):
+        with pytest.raises(RunError, match=said):
+            opened(with_records(tmp_path / str(number), *records), plan)
+
+
+def test_a_window_may_be_scored_again_once_it_was_taken_back(tmp_path: Path) -> None:
+    plan = small_plan()
+    path = with_records(tmp_path / "j", (0, body_of(plan, 0)), (0, b""), (0, body_of(plan, 0, logprob=-9.0)))
+    journal = opened(path, plan)
+    n = int(plan.target_counts[0])
+    assert journal.rows(0, n).logprob.tolist() == [-9.0, *[-3.0] * (n - 1)]
+    journal.forget(0)
+    assert not journal.done[0]
+    assert np.isnan(journal.rows(0, n).logprob).all()
+    journal.close()
+    assert not opened(path, plan).done.any()
+
+
+def test_a_record_under_another_windows_number_is_not_believed(tmp_path: Path) -> None:
+    """Windows of equal length: today's checksum covers the number, so one flipped bit costs the record."""
+    plan = small_plan()
+    filled(tmp_path / "j", plan, 3).close()
+    data = bytearray((tmp_path / "j").read_bytes())
+    last = data.rindex(MAGIC)
+    assert int.from_bytes(data[last + 4 : last + 12], "little") == 2
+    data[last + 4] ^= 1
+    (tmp_path / "j").write_bytes(bytes(data))
+    assert Journal(tmp_path / "j", IDENTITY, plan).done.tolist()[:4] == [True, True, False, False]
+
+
+def test_an_engine_that_answers_twice_or_with_the_impossible_is_found_out(tmp_path: Path) -> None:
+    plan = small_plan()
+    journal = filled(tmp_path / "j", plan, 1)
+    given = dict(TableEngine(np.zeros((1, 1000))).score(plan, np.zeros(len(plan), np.bool_)))
+    with pytest.raises(EngineError, match="twice"):
+        journal.add(0, given[0], 0.5)
+    with pytest.raises(EngineError, match="logprob is 5"):
+        journal.add(1, replace(given[1], logprob=given[1].logprob * 0 + 5), 0.5)
+    assert journal.done.tolist()[:2] == [True, False]
+
+
+def test_the_identity_can_be_read_without_the_plan(tmp_path: Path) -> None:
+    filled(tmp_path / "j", small_plan(), 1).close()
+    assert read_identity(tmp_path / "j") == IDENTITY
+    (tmp_path / "torn").write_bytes(b'{"model": "m"')
+    assert read_identity(tmp_path / "torn") is None

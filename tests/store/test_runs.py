@@ -1,0 +1,212 @@
+"""Run folders: complete or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.engines.table.engine import TableEngine
+from scoremode.errors import ModelError, OptionError, RunError
+from scoremode.store.journal import first_line, header
+from scoremode.store.records import RecordFile
+from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 4
+
+
+def make(folder: Path, text: str = TEXT, **more: object) -> sm.Run:
+    return sm.ppl("table:uniform", text=text, context_length=32, stride=16, out=folder, **more)  # type: ignore[arg-type]
+
+
+def test_a_saved_run_loads_to_the_same_numbers_and_columns(tmp_path: Path) -> None:
+    made = make(tmp_path / "run")
+    loaded = sm.load(tmp_path / "run")
+    assert loaded.perplexity == made.perplexity
+    assert loaded.summary()["plan_digest"] == made.plan_digest
+    for name, column in made.scores.columns():
+        assert np.array_equal(column, getattr(loaded.scores, name))
+    assert loaded.to_arrow().equals(made.to_arrow())
+    assert not (tmp_path / "run" / JOURNAL).exists()
+
+
+def test_the_table_holds_every_target_with_its_text(tmp_path: Path) -> None:
+    table = make(tmp_path / "run").to_arrow()
+    assert table.num_rows == len(TEXT) - 1
+    assert "".join(table.column("text").to_pylist()) == TEXT[1:]
+    assert {"window", "document", "token", "id", "logprob", "rank", "entropy", "top", "top_logprob"} <= set(
+        table.column_names
+    )
+
+
+def test_the_manifest_says_where_the_numbers_come_from(tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / MANIFEST).read_text())
+    for name in (
+        "model",
+        "tokenizer",
+        "corpus_sha256",
+        "plan_digest",
+        "method",
+        "dtype",
+        "engine",
+        "versions",
+        "hardware",
+    ):
+        assert manifest[name], name
+    assert manifest["seconds"] >= 0
+
+
+def test_asking_again_reads_the_run_and_fresh_computes_it(tmp_path: Path) -> None:
+    assert not make(tmp_path / "run").cached
+    assert make(tmp_path / "run").cached
+    assert not make(tmp_path / "run", fresh=True).cached
+
+
+def test_without_a_folder_the_cache_answers_the_second_time() -> None:
+    question = "a text that no other test asks about"
+    assert not sm.ppl("table:uniform", text=question).cached
+    assert sm.ppl("table:uniform", text=question).cached
+
+
+def test_another_question_does_not_overwrite_a_run(tmp_path: Path) -> None:
+    before = make(tmp_path / "run").perplexity
+    with pytest.raises(RunError, match="corpus, plan") as caught:
+        make(tmp_path / "run", text="another text altogether")
+    assert "--fresh" in caught.value.fix
+    assert sm.load(tmp_path / "run").perplexity == before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("dear")
+    for fresh in (False, True):
+        with pytest.raises(RunError, match=r"thesis\.tex"):
+            make(tmp_path, fresh=fresh)
+    assert (tmp_path / "thesis.tex").read_text() == "dear"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("x")
+    with pytest.raises(RunError, match="is a file"):
+        make(tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", ["scores", "manifest", "no scores", "half manifest", "other format"])
+def test_a_damaged_run_is_refused(tmp_path: Path, damage: str) -> None:
+    make(tmp_path / "run")
+    scores, manifest = tmp_path / "run" / SCORES, tmp_path / "run" / MANIFEST
+    if damage == "scores":
+        data = bytearray(scores.read_bytes())
+        data[len(data) // 2] ^= 1
+        scores.write_bytes(bytes(data))
+    elif damage == "no scores":
+        scores.unlink()
+    elif damage == "manifest":
+        manifest.write_text("{}")
+    elif damage == "half manifest":
+        manifest.write_bytes(manifest.read_bytes()[:100])
+    else:
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+    with pytest.raises(RunError) as caught:
+        sm.load(tmp_path / "run")
+    assert caught.value.fix
+    assert not make(tmp_path / "run", fresh=True).cached, "--fresh must be able to replace it"
+
+
+def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
+    identity = {"model": "m", "plan": "p", "engine": "e"}
+    records = RecordFile(tmp_path / JOURNAL, header(identity))
+    records.append(0, b"something scored")
+    records.close()
+    with pytest.raises(RunError, match="unfinished"):
+        sm.load(tmp_path)
+    with pytest.raises(RunError, match="another run"):
+        make(tmp_path)
+
+
+def test_a_journal_that_holds_no_score_stands_in_nobodys_way(tmp_path: Path) -> None:
+    """A kill while the engine loads must not reserve the folder for that question."""
+    (tmp_path / JOURNAL).write_bytes(first_line({"model": "m", "plan": "p", "engine": "e"}))
+    assert not make(tmp_path).cached
+
+
+@pytest.mark.parametrize("records", [b"", b"scor" + bytes(60)])
+def test_a_journal_of_the_format_before_is_refused_and_fresh_replaces_it(tmp_path: Path, records: bytes) -> None:
+    (tmp_path / JOURNAL).write_bytes(b'{"model": "m", "plan": "p", "engine": "e"}\n' + records)
+    with pytest.raises(RunError, match="another version of scoremode") as caught:
+        make(tmp_path)
+    assert "--fresh" in caught.value.fix
+    assert not make(tmp_path, fresh=True).cached
+
+
+@pytest.mark.parametrize(
+    "first", [b"[" * 100_000 + b"\n", b"\xff\xfe\n", b"{}\n", b"null\n", b'{"format": 2, "identity": 5}\n', b'{"a": 1']
+)
+def test_a_journal_whose_first_line_is_damaged_is_refused_and_fresh_replaces_it(tmp_path: Path, first: bytes) -> None:
+    (tmp_path / JOURNAL).write_bytes(first + b"scm2" + bytes(60))
+    with pytest.raises(RunError, match="damaged") as caught:
+        make(tmp_path)
+    assert "--fresh" in caught.value.fix
+    assert not make(tmp_path, fresh=True).cached
+
+
+def test_a_folder_under_a_journals_name_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).mkdir()
+    for fresh in (False, True):
+        with pytest.raises(RunError, match="not a run"):
+            make(tmp_path, fresh=fresh)
+
+
+def test_columns_without_a_manifest_are_replaced_by_fresh_alone(tmp_path: Path) -> None:
+    """What an older --fresh left when it was killed; nobody else's Parquet file is taken for it."""
+    make(tmp_path / "run")
+    (tmp_path / "run" / MANIFEST).unlink()
+    with pytest.raises(RunError, match="without its manifest"):
+        make(tmp_path / "run")
+    assert not make(tmp_path / "run", fresh=True).cached
+
+
+def test_a_fresh_run_that_cannot_be_scored_leaves_the_old_one(tmp_path: Path) -> None:
+    before = make(tmp_path / "run").perplexity
+    with pytest.raises(OptionError):
+        make(tmp_path / "run", fresh=True, dtype="float32")
+    with pytest.raises(ModelError):  # found when the engine is open
+        sm.ppl("table:uniform", text=TEXT, engine=TableEngine(np.zeros((1, 9))), out=tmp_path / "run", fresh=True)
+    assert sm.load(tmp_path / "run").perplexity == before
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "half \ud800 of a pair"])
+def test_a_folder_that_cannot_exist_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError) as caught:
+        make(tmp_path / name)
+    assert caught.value.fix
+
+
+def test_a_run_in_format_1_is_refused_and_fresh_replaces_it(tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    path = tmp_path / "run" / MANIFEST
+    manifest = {**json.loads(path.read_text()), "format": 1}
+    del manifest["seal"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match="format 1, this scoremode reads 2; score again"):
+        sm.load(tmp_path / "run")
+    assert not make(tmp_path / "run", fresh=True).cached
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not a run"):
+        sm.load(tmp_path)
+    with pytest.raises(RunError, match="not a run"):
+        sm.load(tmp_path / "absent")
+
+
+def test_infinite_perplexity_survives_the_journey_through_json(tmp_path: Path) -> None:
+    run = sm.ppl("table:successor", text="abd", out=tmp_path / "run")
+    assert run.perplexity.value == float("inf")
+    assert sm.load(tmp_path / "run").perplexity.value == float("inf")
+    assert run.summary()["perplexity"] is None
+    assert "1 targets have probability zero" in run.manifest["notes"]

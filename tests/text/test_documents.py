@@ -1,0 +1,201 @@
+"""What a recipe makes of a corpus's rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from scoremode.errors import OptionError
+from scoremode.plan.recipes import find_method
+from scoremode.text.corpus import Corpus, Layout, load
+from scoremode.text.documents import Arrangement, arrange, detokenised, document, notes_on, prepare, wikitext_pages
+from scoremode.text.tokenizer import ByteTokenizer
+from scoremode.text.tokens import Document
+
+LINES = ["", " = Title = \n", "", " Some text . \n", " = Other = \n"]
+RAW = " \n = Title = \n \n Some text . \n = Other = \n"
+
+
+def corpus_of(layout: Layout, *rows: str) -> Corpus:
+    return Corpus("made", layout, lambda: iter(rows), "0" * 64, len(rows), sum(len(r.encode()) for r in rows))
+
+
+def texts(layout: Layout, arrangement: Arrangement, *rows: str) -> list[str]:
+    return [d.text for d in arrange(corpus_of(layout, *rows), arrangement)]
+
+
+@pytest.mark.parametrize("arrangement", ["join-lines", "join-rows", "pages", "texts"])
+def test_one_text_stays_verbatim(arrangement: Arrangement) -> None:
+    text = " = Title = \n\n a @-@ b \r\n"
+    assert texts("text", arrangement, text) == [text]
+
+
+@pytest.mark.parametrize(
+    ("given", "fed"), [("a\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("a\r\n", "a\r"), ("a \n", "a ")]
+)
+def test_a_raw_file_loses_exactly_one_trailing_newline(given: str, fed: str) -> None:
+    assert texts("text", "raw-file", given) == [fed]
+
+
+@pytest.mark.parametrize("arrangement", ["join-lines", "join-rows"])
+def test_lines_of_a_text_are_joined_with_empty_rows_kept(arrangement: Arrangement) -> None:
+    assert texts("lines", arrangement, *LINES) == ["\n\n".join(LINES)]
+
+
+def test_the_raw_file_of_lines_is_the_original_file() -> None:
+    assert texts("lines", "raw-file", *LINES) == [RAW.removesuffix("\n")]
+
+
+def test_lines_as_pages_begin_at_headings_of_one_sign() -> None:
+    assert [d.text for d in arrange(corpus_of("lines", *LINES), "pages")] == [
+        detokenised(" = Title = \n \n Some text . "),
+        detokenised(" = Other = \n"),
+    ]
+
+
+def test_lines_as_texts_keep_blank_ones_so_that_they_are_counted() -> None:
+    assert texts("lines", "texts", *LINES) == list(LINES)
+
+
+@pytest.mark.parametrize("arrangement", ["join-lines", "pages", "texts"])
+def test_documents_stay_alone(arrangement: Arrangement) -> None:
+    assert texts("documents", arrangement, "one\n", "two") == ["one\n", "two"]
+
+
+def test_rows_of_documents_are_joined_where_the_recipe_joins_rows() -> None:
+    assert texts("documents", "join-rows", "one", "two\n") == ["one\n\ntwo\n"]
+
+
+def test_documents_as_a_raw_file_are_joined_less_one_trailing_newline() -> None:
+    assert texts("documents", "raw-file", "one", "two\n") == ["one\n\ntwo"]
+
+
+# ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_words_are_counted_with_the_empty_ends_as_lm_eval_does() -> None:
+    """re.split on white space gives an empty piece at each end that has some; published numbers counted those."""
+    assert document(" two words \n").source_words == 4
+
+
+def test_bytes_and_words_are_those_of_the_source() -> None:
+    assert document("ab", source="naïve source") == Document("ab", source_bytes=13, source_words=2)
+
+
+# ── WikiText-2 ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_deeper_headings_do_not_begin_a_page() -> None:
+    raw = " = A = \n = = B = = \n text \n = = = C = = = \n"
+    assert wikitext_pages(raw) == [raw]
+
+
+def test_blank_text_before_the_first_heading_is_dropped() -> None:
+    assert wikitext_pages(" \n = A = \n text") == [" = A = \n text"]
+
+
+def test_a_text_without_headings_is_one_page() -> None:
+    assert wikitext_pages("no heading\nhere") == ["no heading\nhere"]
+
+
+def test_the_pages_of_wikitext2_are_those_of_lm_eval(wikitext_file: Path, pages_file: Path) -> None:
+    expected = [json.loads(line)["page"] for line in pages_file.read_text().splitlines()]
+    assert wikitext_pages(wikitext_file.read_text()) == expected
+
+
+def test_the_detokenised_pages_have_the_recorded_hash(wikitext_file: Path) -> None:
+    """Recorded from lm-evaluation-harness 0.4.13's wikitext task, version 2.0."""
+    pages = [d.text for d in arrange(load(f"wikitext2:{wikitext_file}"), "pages")]
+    digest = hashlib.sha256(json.dumps(pages).encode()).hexdigest()
+    assert digest == "a47450211f6b24275a361ae88a7e2832c36d0c9e6f67dfe3cb288563bf18194a"
+
+
+def test_words_and_bytes_of_the_pages_are_those_of_lm_eval(wikitext_file: Path) -> None:
+    found = list(arrange(load(f"wikitext2:{wikitext_file}"), "pages"))
+    totals = (len(found), sum(d.source_words for d in found), sum(d.source_bytes for d in found))
+    assert totals == (62, 241_335, 1_290_527)
+
+
+@pytest.mark.parametrize(
+    ("page", "prose"),
+    [
+        ("the dogs ' tails", "the dogs' tails"),
+        ("well @-@ known", "well-known"),
+        ("1 @,@ 000 @.@ 5", "1,000.5"),
+        ("one , two ; three : four ! five ? six . seven", "one, two; three: four! five? six. seven"),
+        ("( a ) [ b ] { c }", "(a) [b] {c}"),
+        ('he said " yes " and left', 'he said "yes" and left'),
+        ("= = = = Deep = = = =", "==== Deep ===="),
+        (" text . \n \n more", " text.\n\nmore"),
+        ("20 ° C", "20°C"),
+        ("it 's", "it's"),
+        ("of N points", "of 1 points"),
+    ],
+)
+def test_wikitext_is_detokenised(page: str, prose: str) -> None:
+    assert detokenised(page) == prose
+
+
+# ── prepare ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_tokens_belong_to_the_documents_given_beside_them() -> None:
+    documents, tokens = prepare(corpus_of("documents", "ab", "cde"), "join-lines", ByteTokenizer(), special=True)
+    assert [len(d.text) for d in documents] == [2, 3]
+    assert tokens.doc_starts.tolist() == [0, 2, 5]
+
+
+def test_assistant_only_needs_a_chat() -> None:
+    with pytest.raises(OptionError, match="--assistant-only"):
+        prepare(corpus_of("text", "ab"), "join-lines", ByteTokenizer(), special=True, assistant_only=True)
+
+
+def test_chat_rows_go_through_the_template(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
+    documents, _ = prepare(load(str(path)), "join-lines", ByteTokenizer(), special=True)
+    assert [d.text for d in documents] == ["user: Hi\n"]
+
+
+# ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
+def wikitext_and_another(tmp_path: Path) -> tuple[Corpus, Corpus, Corpus]:
+    (tmp_path / "wiki.test.raw").write_text(RAW)
+    (tmp_path / "other.txt").write_text("Another text.\n")
+    wiki, other = f"wikitext2:{tmp_path}/wiki.test.raw", str(tmp_path / "other.txt")
+    return load(wiki), load(other), load([wiki, other])
+
+
+@pytest.mark.parametrize("arrangement", ["join-lines", "pages", "texts"])
+def test_beside_another_text_wikitext_is_arranged_as_it_is_alone(tmp_path: Path, arrangement: Arrangement) -> None:
+    """Its lines were separate documents once: every one of them lost its context, and nothing said so."""
+    wiki, other, both = wikitext_and_another(tmp_path)
+    alone = [*arrange(wiki, arrangement), *arrange(other, arrangement)]
+    assert list(arrange(both, arrangement)) == alone
+    assert (len(list(arrange(both, "join-lines"))), both.layout) == (2, "mixed")
+
+
+def test_recipes_that_join_rows_join_several_texts_too(tmp_path: Path) -> None:
+    _, _, both = wikitext_and_another(tmp_path)
+    (joined,) = arrange(both, "join-rows")
+    assert joined.text == "\n\n".join([*LINES, "Another text.\n"])
+    (raw,) = arrange(both, "raw-file")
+    assert raw.text == f"{RAW}\n\nAnother text."
+
+
+@pytest.mark.parametrize(
+    ("method", "note"),
+    [
+        ("sliding-once", "2 texts scored as separate documents: wikitext2, other.txt"),
+        ("gptq", "2 texts joined into one document: wikitext2, other.txt"),
+        ("llamacpp", "2 texts joined into one document: wikitext2, other.txt"),
+    ],
+)
+def test_what_was_made_of_several_texts_is_said(tmp_path: Path, method: str, note: str) -> None:
+    wiki, _, both = wikitext_and_another(tmp_path)
+    assert notes_on(both, find_method(method).arrangement) == (note,)
+    assert notes_on(wiki, find_method(method).arrangement) == ()
+
+
+def test_the_order_and_the_layout_of_several_texts_are_in_their_sha256(tmp_path: Path) -> None:
+    _, _, both = wikitext_and_another(tmp_path)
+    wiki, other = f"wikitext2:{tmp_path}/wiki.test.raw", str(tmp_path / "other.txt")
+    rows = tmp_path / "same.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*LINES, "Another text.\n"]))
+    assert len({both.sha256, load([other, wiki]).sha256, load(str(rows)).sha256}) == 3

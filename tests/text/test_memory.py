@@ -1,0 +1,71 @@
+"""How much memory may still be taken: the machine's, the container's or the shell's limit, whichever is least."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scoremode.text import memory
+
+GIB = 1 << 30
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+
+
+def system(folder: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: dict[str, int | str]) -> int | None:
+    """What is available on a machine of 8 GiB whose cgroup files are these."""
+    (folder / "proc" / "self").mkdir(parents=True)
+    (folder / "proc" / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {8 * GIB // 1024} kB\n")
+    (folder / "proc" / "self" / "status").write_text("VmSize:\t1024 kB\n")
+    (folder / "proc" / "self" / "cgroup").write_text(cgroup)
+    for name, value in files.items():
+        path = folder / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    monkeypatch.setattr(memory, "PROC", folder / "proc")
+    monkeypatch.setattr(memory, "CGROUPS", folder / "cgroup")
+    return memory.available()
+
+
+def test_a_machine_without_limits_has_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert system(tmp_path, monkeypatch, "0::/\n", {"memory.max": "max", "memory.current": GIB}) == 8 * GIB
+
+
+def test_a_container_has_what_its_cgroup_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, int | str] = {"job/memory.max": 4 * GIB, "job/memory.current": GIB}
+    assert system(tmp_path, monkeypatch, "0::/job\n", files) == 3 * GIB
+
+
+def test_a_limit_further_up_holds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, int | str] = {"job/memory.max": 4 * GIB, "job/memory.current": GIB, "job/step/memory.max": "max"}
+    assert system(tmp_path, monkeypatch, "0::/job/step\n", files) == 3 * GIB
+
+
+def test_cached_files_of_a_container_can_be_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, int | str] = {
+        "memory.max": 4 * GIB,
+        "memory.current": 3 * GIB,
+        "memory.stat": f"anon 5\ninactive_file {GIB}",
+    }
+    assert system(tmp_path, monkeypatch, "0::/\n", files) == 2 * GIB
+
+
+def test_cgroups_of_version_1_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: dict[str, int | str] = {"memory/job/memory.limit_in_bytes": 2 * GIB, "memory/job/memory.usage_in_bytes": GIB}
+    assert system(tmp_path, monkeypatch, "5:cpu:/job\n4:memory:/job\n", files) == GIB
+
+
+def test_without_proc_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    assert memory.available() is None
+
+
+def test_this_process_is_told_what_a_limit_of_the_shell_leaves() -> None:
+    code = (
+        "import resource\nfrom scoremode.text import memory\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({GIB}, {GIB}))\nprint(memory.available())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < GIB
