@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from scoremode.engines.base import Want
+
 MEMORY = """
 import resource, sys, tempfile
 from pathlib import Path
@@ -86,7 +88,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
             alone, against = [], []
             for _ in range(given.repeat + 1):
                 alone.append(_seconds(worker.score(plan, _none(plan))))
-                against.append(_seconds(worker.score_against(baseline, plan, _none(plan))))
+                against.append(_seconds(worker.score(plan, _none(plan), Want(against=baseline))))
             facts = worker.facts
         finally:
             worker.close()

@@ -33,6 +33,9 @@ from typing import Any
 
 from common import METER, child_environment, run_child, say, temporary_folder, write_config
 
+from scoremode.engines.base import Want
+from scoremode.engines.baseline import states_in
+
 VARIANTS = ("plain", "logprobs0", "logprobs1", "flat", "ours", "against")
 PARAMETERS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -197,8 +200,8 @@ class Against(Ours):
         }
         with StatesWriter(folder, **shape, identity={}) as writer:
             begin = time.perf_counter()
-            for i, _, states in self.engine.score_with_states(windows_of(ids), np.zeros(len(ids), np.bool_)):
-                writer.write(i * a_prompt, states)
+            for i, answers in self.engine.score(windows_of(ids), np.zeros(len(ids), np.bool_), Want(states=True)):
+                writer.write(i * a_prompt, states_in(answers))
             say(f"states kept at {ids.size / (time.perf_counter() - begin):,.0f} tokens/s")
             shape_of_logits: dict[str, Any] = {
                 "scale": head.scale,
@@ -213,7 +216,7 @@ class Against(Ours):
     def run(self, ids: Any) -> Any:
         import numpy as np
 
-        return list(self.engine.score_against(self.baseline, windows_of(ids), np.zeros(len(ids), np.bool_)))
+        return list(self.engine.score(windows_of(ids), np.zeros(len(ids), np.bool_), Want(against=self.baseline)))
 
     def mean_logprob(self, result: Any, ids: Any) -> float | None:
         found = {index: answers for index, answers, _ in result}

@@ -9,7 +9,7 @@ import pytest
 
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 from scoremode.verbs.ppl import ppl
 
@@ -26,8 +26,8 @@ def ask(engine: TableEngine, ids: Ids, rows: list[int], targets: list[list[int]]
 def test_a_uniform_models_perplexity_is_its_vocabulary_to_the_digit(size: int) -> None:
     answers = ask(TableEngine(np.zeros((1, size))), np.array([1, 0], np.int32), [0], [[1]])
     assert f"{math.exp(-answers.logprob[0, 0]):.9f}" == f"{size:.9f}"
-    assert answers.entropy[0] == pytest.approx(math.log(size))
-    assert answers.rank[0, 0] == 2
+    assert measured(answers.entropy)[0] == pytest.approx(math.log(size))
+    assert measured(answers.rank)[0, 0] == 2
 
 
 def test_a_counting_text_scores_log_one_under_the_successor_table() -> None:
@@ -55,7 +55,7 @@ def test_several_targets_a_row() -> None:
         engine = TableEngine(np.log(np.array([[0.5, 0.25, 0.25]])))
     answers = ask(engine, np.array([0], np.int32), [0], [[0, 1, 2]])
     assert np.exp(answers.logprob[0]).tolist() == pytest.approx([0.5, 0.25, 0.25])
-    assert answers.rank[0].tolist() == [1, 2, 3]
+    assert measured(answers.rank)[0].tolist() == [1, 2, 3]
 
 
 def test_windows_already_done_are_not_scored_again() -> None:

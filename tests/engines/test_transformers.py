@@ -16,7 +16,7 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.definition import define_columns
 from scoremode.models.facts import inspect
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Ids
 from tests.makers import VOCABULARY, make_family, make_tiny_model
 
@@ -48,8 +48,8 @@ def truth(engine: TransformersEngine, window: Window) -> Any:
 def assert_same(answers: Answers, columns: Any, tolerance: float = 2e-5) -> None:
     for name in ("logprob", "entropy", "top_logprob"):
         assert np.abs(getattr(answers, name) - getattr(columns, name).numpy()).max() < tolerance, name
-    assert np.array_equal(answers.rank, columns.rank.numpy())
-    assert np.array_equal(answers.top, columns.top.numpy())
+    assert np.array_equal(measured(answers.rank), columns.rank.numpy())
+    assert np.array_equal(measured(answers.top), columns.top.numpy())
 
 
 def test_every_column_equals_the_float64_reading_of_the_models_own_logits(tiny: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_model_that_predicts_the_previous_id_plus_one_scores_log_one_on_a_coun
     ids = np.arange(1, 50, dtype=np.int32)
     (answers,) = scored(engine, WindowList((own_tokens(ids),)))
     assert np.abs(answers.logprob).max() < 1e-6
-    assert (answers.rank == 1).all()
+    assert (measured(answers.rank) == 1).all()
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
@@ -84,7 +84,7 @@ def test_the_batch_size_changes_nothing_beyond_float_noise(tiny: Path) -> None:
     together = scored(engine_for(tiny, batch_tokens=10_000), windows)
     difference = max(np.abs(a.logprob - b.logprob).max() for a, b in zip(alone, together, strict=True))
     assert difference < 2e-5
-    assert all(np.array_equal(a.rank, b.rank) for a, b in zip(alone, together, strict=True))
+    assert all(np.array_equal(measured(a.rank), measured(b.rank)) for a, b in zip(alone, together, strict=True))
 
 
 def test_arbitrary_targets_at_arbitrary_rows_the_last_included(tiny: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from scoremode.head import partials as P
 from scoremode.head.definition import Columns, define_columns
+from scoremode.plan.windows import measured
 
 
 def logits(n: int, v: int, k: int, seed: int = 0, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +74,6 @@ def test_words_keep_every_bit() -> None:
         ).numpy(),
         2,
     )
-    assert np.array_equal(answers.rank, large.numpy())
+    assert np.array_equal(measured(answers.rank), large.numpy())
     assert np.array_equal(answers.logprob.astype(np.float32), columns.logprob.float().numpy())
-    assert np.array_equal(answers.top, columns.top.numpy())
+    assert np.array_equal(measured(answers.top), columns.top.numpy())

@@ -17,7 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scoremode.engines.base import EngineOptions
+from scoremode.engines.base import EngineOptions, Want
+from scoremode.engines.baseline import states_in
 from scoremode.engines.registry import open_engine
 from scoremode.head.divergence import define_divergence
 from scoremode.models.facts import resolve
@@ -60,7 +61,7 @@ def logits(four_bits: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         asked = ask(str(folder), **QUESTION)
         plan = asked.plan
         engine = open_engine(asked.subject, "transformers", EngineOptions(dtype="float32"))
-        kept = {i: raw for i, _, raw in engine.score_with_states(plan, np.zeros(len(plan), np.bool_))}
+        kept = {i: states_in(a) for i, a in engine.score(plan, np.zeros(len(plan), np.bool_), Want(states=True))}
         engine.close()
         weight = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]  # the head is tied to it
         states = torch.from_numpy(np.concatenate([kept[i] for i in range(len(plan))]))

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from scoremode.cli.main import main
 from scoremode.engines import baseline
-from scoremode.engines.base import EngineOptions
-from scoremode.engines.baseline import LiveBaseline
+from scoremode.engines.base import EngineOptions, Want
+from scoremode.engines.baseline import LiveBaseline, states_in
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import InputError, ModelError, RunError
@@ -49,7 +49,7 @@ class Held:
     def __init__(self, engine: TableEngine, windows: WindowList) -> None:
         self.head, self.dtype = engine.stored_head(), "float32"
         none = np.zeros(len(windows), np.bool_)
-        self.held = {index: raw for index, _, raw in engine.score_with_states(windows, none)}
+        self.held = {index: states_in(answers) for index, answers in engine.score(windows, none, Want(states=True))}
 
     def states(self, index: int, window: Window) -> Any:
         return self.held[index]
@@ -64,8 +64,8 @@ def test_kl_of_hand_made_distributions() -> None:
     p, q = np.log([[0.5, 0.25, 0.25]]), np.log([[0.25, 0.5, 0.25]])
     windows = windows_over([0, 1, 2, 0])
     baseline = Held(TableEngine(p), windows)
-    (_, _, kl), *_ = TableEngine(q).score_against(baseline, windows, np.zeros(1, np.bool_))
-    assert kl == pytest.approx([0.25 * np.log(2)] * 3, rel=1e-6)
+    (_, answers), *_ = TableEngine(q).score(windows, np.zeros(1, np.bool_), Want(against=baseline))
+    assert answers.kl == pytest.approx([0.25 * np.log(2)] * 3, rel=1e-6)
 
 
 def test_kl_to_what_never_happens_is_infinite_and_back_is_not() -> None:

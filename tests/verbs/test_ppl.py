@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.base import EngineOptions
+from scoremode.engines.base import SCORES, EngineOptions
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
-from scoremode.plan.windows import Answers
+from scoremode.plan.windows import Answers, measured
 from scoremode.store.numerics import NUMERICS
 from scoremode.verbs.question import ask, identify
 
@@ -141,12 +141,12 @@ class Broken(TableEngine):
         super().__init__(np.zeros((1, 256)))
         self.fault = fault
 
-    def score(self, source, done):  # type: ignore[no-untyped-def]
-        for index, a in super().score(source, done):
+    def score(self, source, done, want=SCORES):  # type: ignore[no-untyped-def]
+        for index, a in super().score(source, done, want):
             if self.fault == "nan":
                 yield index, Answers(a.logprob * np.nan, a.rank, a.entropy, a.top, a.top_logprob)
             elif self.fault == "short":
-                yield index, Answers(a.logprob[:-1], a.rank[:-1], a.entropy[:-1], a.top[:-1], a.top_logprob[:-1])
+                yield index, Answers(a.logprob[:-1], measured(a.rank)[:-1])
             elif index != 1:
                 yield index, a
 

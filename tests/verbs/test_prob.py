@@ -17,7 +17,7 @@ import torch
 
 import scoremode as sm
 from scoremode.engines import registry
-from scoremode.engines.base import Engine
+from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
 from scoremode.plan.windows import Answers, WindowSource
@@ -214,7 +214,7 @@ def test_nothing_asked_of_a_position_zero(lm: SequenceProbability) -> None:
     plan_rows: list[np.ndarray] = []
     score = lm.engine.score
 
-    def watching(source: Any, done: Any) -> Any:
+    def watching(source: Any, done: Any, want: Any = SCORES) -> Any:
         plan_rows.extend(source.window(i).rows for i in range(len(source)))
         return score(source, done)
 
@@ -232,7 +232,7 @@ class Faulty(TableEngine):
         super().__init__(np.zeros((1, VOCABULARY)))
         self.fault, self.question, self.asked = fault, question, 0
 
-    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         self.asked += 1
         for index, answers in super().score(source, done):
             if self.asked != self.question:

@@ -107,32 +107,35 @@ class Baseline(Protocol):
         """The final hidden states (m, d) of the rows that window ``index`` asks for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is wanted of each window beside its scores."""
+
+    states: bool = False  # the final hidden states of the rows asked for
+    against: Baseline | None = None  # KL(baseline‖this model) for each row, over the whole vocabulary
+
+
+SCORES = Want()
+"""Nothing but scores."""
+
+
 class Engine(ABC):
     """Turns windows into answers."""
 
     facts: EngineFacts
 
     @abstractmethod
-    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         """Answers of every window that is not ``done``, with its index, in any order.
 
         Which windows share a batch must follow from ``source`` alone, never from ``done``, so that an interrupted run
-        ends in the same numbers as one that was not.
+        ends in the same numbers as one that was not. What ``want`` asks for and the engine cannot give is an
+        EngineError; its capabilities say so before it is opened.
         """
 
     def stored_head(self) -> StoredHead:
         """The head, for a reference."""
         raise EngineError(f"the {self.facts.engine} engine cannot give its head", fix="use --engine transformers")
-
-    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
-        """As ``score``, with the final hidden states (m, d) of the rows asked for."""
-        raise EngineError(f"the {self.facts.engine} engine cannot give hidden states", fix="use --engine transformers")
-
-    def score_against(
-        self, baseline: Baseline, source: WindowSource, done: Bools
-    ) -> Iterator[tuple[int, Answers, Floats]]:
-        """As ``score``, with KL(baseline‖this model) in nats for each row, over the whole vocabulary."""
-        raise EngineError(f"the {self.facts.engine} engine cannot be compared", fix="use --engine transformers")
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
         """Windows that are computed when these are done: more than are missing where batches are computed whole."""

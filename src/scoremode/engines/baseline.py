@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import Engine, NoiseFloor, StoredHead
+from scoremode.engines.base import Engine, NoiseFloor, StoredHead, Want
+from scoremode.errors import EngineError
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.reference import Reference
@@ -36,7 +37,7 @@ class LiveBaseline:
         self.head: StoredHead = engine.stored_head()  # first: a head that cannot be given is refused before any work
         self.dtype = states_dtype(engine, self.head)
         self._wanted: Bools = np.ones(len(plan), np.bool_)
-        self._coming: Iterator[tuple[int, Answers, Raw]] | None = None
+        self._coming: Iterator[tuple[int, Answers]] | None = None
         self._held: dict[int, Raw] = {}
         self._given: set[int] = set()
 
@@ -60,13 +61,13 @@ class LiveBaseline:
         if index in self._given or not self._wanted[index]:  # again, long after: only its own batch is computed
             alone = np.ones(len(self.plan), np.bool_)
             alone[index] = False
-            self._held |= {i: raw for i, _, raw in self.engine.score_with_states(self.plan, alone)}
+            self._held |= _states_of(self.engine, self.plan, alone)
             return
         if self._coming is None:
-            self._coming = self.engine.score_with_states(self.plan, ~self._wanted)
+            self._coming = self.engine.score(self.plan, ~self._wanted, Want(states=True))
         before = time.perf_counter()
-        for found, answers, raw in self._coming:
-            self._held[found] = raw
+        for found, answers in self._coming:
+            self._held[found] = states_in(answers)
             if self._found is not None:
                 now = time.perf_counter()
                 self._found(found, answers, now - before)
@@ -97,6 +98,17 @@ class StoredBaseline:
         return self.stored.rows(first, len(window.rows))
 
 
+def states_in(answers: Answers) -> Raw:
+    """The hidden states of an answer for which they were wanted."""
+    if answers.states is None:
+        raise EngineError("the engine gave no hidden states", fix="this is a fault of the engine")
+    return answers.states
+
+
+def _states_of(engine: Engine, source: WindowSource, done: Bools) -> dict[int, Raw]:
+    return {index: states_in(answers) for index, answers in engine.score(source, done, Want(states=True))}
+
+
 def states_dtype(engine: Engine, head: StoredHead) -> str:
     return head.dtype if engine.facts.engine == "table" else engine.facts.dtype
 
@@ -109,7 +121,7 @@ class HeldBaseline:
     def __init__(self, engine: Engine, source: WindowSource, done: Bools) -> None:
         self.head: StoredHead = engine.stored_head()
         self.dtype = states_dtype(engine, self.head)
-        self._held = {index: raw for index, _, raw in engine.score_with_states(source, done)}
+        self._held = _states_of(engine, source, done)
 
     def states(self, index: int, window: Window) -> Raw:
         return self._held[index]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from scoremode.values import Floats, Ids, Ints
+from scoremode.values import Floats, Ids, Ints, Raw
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,13 +24,31 @@ class Window:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """An engine's answer to one window: a line per row asked, a column per target asked at that row."""
+    """An engine's answer to one window: one line per row asked, one column per target asked at that row.
+
+    Only ``logprob`` is required. None means "not measured": it is shown as such everywhere, and nothing is filled in.
+    """
 
     logprob: Floats  # (m, k) nats
-    rank: Ints  # (m, k) 1 = first choice; ties go to the lower id
-    entropy: Floats  # (m,) nats, of the whole next-token distribution
-    top: Ids  # (m,) first choice
-    top_logprob: Floats  # (m,) nats
+    rank: Ints | None = None  # (m, k) 1 = first choice; ties go to the lower id
+    entropy: Floats | None = None  # (m,) nats, of the whole next-token distribution
+    top: Ids | None = None  # (m,) first choice
+    top_logprob: Floats | None = None  # (m,) nats
+    states: Raw | None = None  # (m, d) final hidden states, bit for bit; only where they were wanted
+    kl: Floats | None = None  # (m,) nats, KL(baseline‖this model); only where a baseline was given
+
+
+T = TypeVar("T")
+
+
+def measured(column: T | None) -> T:
+    """A column that the engine is known to give.
+
+    >>> measured([1, 2])
+    [1, 2]
+    """
+    assert column is not None, "a column that was not measured"
+    return column
 
 
 class WindowSource(Protocol):

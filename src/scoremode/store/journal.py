@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers
+from scoremode.plan.windows import Answers, measured
 from scoremode.store.records import MAGIC, RecordFile, read_header
 from scoremode.store.scores import Scores
 from scoremode.values import Bools, Floats, Ints
@@ -114,9 +114,10 @@ class Journal:
             begin, end = self.plan.target_offsets[window : window + 2]
             self.kl[begin:end] = self._split(body, int(end - begin))["kl"]
 
-    def add(self, window: int, answers: Answers, seconds: float, kl: Floats | None = None) -> None:
+    def add(self, window: int, answers: Answers, seconds: float) -> None:
         """Keep a window's scores."""
-        given = [answers.logprob[:, 0], answers.rank[:, 0], answers.entropy, answers.top, answers.top_logprob]
+        kl = answers.kl if self.kl is not None else None
+        given = [answers.logprob[:, 0], measured(answers.rank)[:, 0], answers.entropy, answers.top, answers.top_logprob]
         given += [] if kl is None else [kl]
         body = SECONDS.pack(seconds) + b"".join(
             np.ascontiguousarray(column, dtype=dtype).tobytes()

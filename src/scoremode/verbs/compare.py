@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, EngineOptions, gather_options
+from scoremode.engines.base import Baseline, Engine, EngineOptions, Want, gather_options
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import Outline, difference
@@ -134,7 +134,7 @@ class How:
 def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
     if isinstance(baseline, LiveBaseline):
         baseline.want(engine.computes(plan, done))
-    yield from engine.score_against(baseline, plan, done)
+    yield from engine.score(plan, done, Want(against=baseline))
 
 
 # ── a stored baseline ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from scoremode.engines.registry import chosen_settings, engine_name, find_subjec
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
 from scoremode.models.subject import Subject
 from scoremode.plan.making import plan_of_pairs
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import is_text
 from scoremode.values import Ids
@@ -346,7 +346,7 @@ class SequenceProbability:
         return np.array(allowed, dtype=np.int32)
 
     def _result(self, pair: EncodedPair, answers: Answers, condition_log_prob: float) -> SequenceScore:
-        logprobs, ranks = answers.logprob[:, 0].tolist(), answers.rank[:, 0].tolist()
+        logprobs, ranks = answers.logprob[:, 0].tolist(), measured(answers.rank)[:, 0].tolist()
         ids = pair.ids[pair.first :].tolist()
         log_prob = _no_more_than_certain(math.fsum(logprobs) - condition_log_prob)
         per_token = -log_prob / len(ids)

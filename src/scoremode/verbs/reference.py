@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scoremode.engines.base import Engine, EngineOptions, gather_options
-from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype
+from scoremode.engines.base import Engine, EngineOptions, Want, gather_options
+from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
 from scoremode.plan.plan import Plan
 from scoremode.store import runs
 from scoremode.store.reference import Reference
@@ -81,10 +81,10 @@ def _keep(
 
 
 def _keeping(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
-    for index, answers, states in engine.score_with_states(plan, done):
-        writer.write(int(plan.target_offsets[index]), states)
+    for index, answers in engine.score(plan, done, Want(states=True)):
+        writer.write(int(plan.target_offsets[index]), states_in(answers))
         writer.flush()
-        yield index, answers, None
+        yield index, answers
 
 
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:

@@ -81,13 +81,12 @@ def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
         )
 
 
-Answered = Iterator[tuple[int, Answers, Floats | None]]
-"""Windows as an engine answers them, each with its divergence from a baseline where there is one."""
+Answered = Iterator[tuple[int, Answers]]
+"""Windows as an engine answers them."""
 
 
 def plain_answers(engine: Engine, plan: Plan, done: Bools) -> Answered:
-    for index, answers in engine.score(plan, done):
-        yield index, answers, None
+    yield from engine.score(plan, done)
 
 
 def score_plan(
@@ -103,12 +102,12 @@ def score_plan(
     if progress:
         progress(fed, total)
     before = time.perf_counter()
-    for index, answers, kl in answered(engine, plan, journal.done.copy()):
+    for index, answers in answered(engine, plan, journal.done.copy()):
         window = plan.window(index)
         check_answers(index, window, answers)
-        check_divergence(index, kl)
+        check_divergence(index, answers.kl)
         now = time.perf_counter()
-        journal.add(index, answers, now - before, kl)
+        journal.add(index, answers, now - before)
         before = now
         fed += len(window.ids)
         if progress:
@@ -132,6 +131,8 @@ def check_answers(index: int, window: Window, answers: Answers) -> None:
             fix="this is a fault of the engine",
         )
     for column in (answers.logprob, answers.entropy, answers.top_logprob):
+        if column is None:
+            continue
         bad = np.isnan(column) | (column == np.inf)
         if bad.any():
             row = int(np.argwhere(bad)[0][0])

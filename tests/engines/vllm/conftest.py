@@ -16,7 +16,7 @@ import torch
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.head.definition import define_columns
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 from tests.makers import make_small_llama, make_tokenizer
 
@@ -130,8 +130,8 @@ class Judge:
         at = x.gather(1, targets)
         best = 1 + torch.stack([(x > at[:, j : j + 1] + 2 * nats).sum(1) for j in range(at.shape[1])], 1).numpy()
         worst = torch.stack([(x >= at[:, j : j + 1] - 2 * nats).sum(1) for j in range(at.shape[1])], 1).numpy()
-        assert np.all((best <= answers.rank) & (answers.rank <= worst))
-        chosen = x.gather(1, torch.from_numpy(answers.top.astype(np.int64))[:, None])[:, 0]
+        assert np.all((best <= measured(measured(answers.rank))) & (measured(answers.rank) <= worst))
+        chosen = x.gather(1, torch.from_numpy(measured(answers.top).astype(np.int64))[:, None])[:, 0]
         assert bool((chosen >= x.amax(1) - 2 * nats).all())
 
 
@@ -150,4 +150,4 @@ def assert_same(found: list[Answers], wanted: list[Answers], nats: float) -> Non
         assert a.logprob.shape == b.logprob.shape
         for name in ("logprob", "entropy", "top_logprob"):
             assert np.abs(getattr(a, name) - getattr(b, name)).max(initial=0.0) <= nats
-        assert np.all(np.abs(a.rank - b.rank) <= 2 + 0.002 * b.rank)
+        assert np.all(np.abs(measured(a.rank) - measured(measured(b.rank))) <= 2 + 0.002 * measured(measured(b.rank)))

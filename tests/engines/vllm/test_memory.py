@@ -17,7 +17,7 @@ from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.engines.vllm.wire import Question, Words
 from scoremode.errors import EngineError
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Bools
 
 WORDS = "torch.OutOfMemoryError: CUDA out of memory."
@@ -39,7 +39,7 @@ class Starved(VllmEngine):
     def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         self.asked.append(int((~done).sum()))
         for index, answers in TableEngine(np.zeros((1, 9))).score(source, done):
-            yield index, answers, np.zeros((len(answers.entropy), 0), np.int32)
+            yield index, answers, np.zeros((len(measured(answers.entropy)), 0), np.int32)
             if self._batch_tokens > self.enough:
                 self.path.write_text(self.words)
                 raise EngineError("vLLM stopped")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.support import has_int4_kernel
@@ -182,8 +183,8 @@ def against(engine: Any, kept: Path) -> Found:
     stored = Reference.open(kept)
     plan = ask("smollm2-135m", text=real_text(), **ASKED).plan
     parts = {
-        index: (kl, answers.logprob[:, 0])
-        for index, answers, kl in engine.score_against(StoredBaseline(stored, plan), plan, np.zeros(len(plan), bool))
+        index: (answers.kl, answers.logprob[:, 0])
+        for index, answers in engine.score(plan, np.zeros(len(plan), bool), Want(against=StoredBaseline(stored, plan)))
     }
     return Found(*(np.concatenate([parts[i][k] for i in range(len(plan))]) for k in (0, 1)))
 

@@ -11,7 +11,7 @@ import pytest
 
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.errors import InputError
-from scoremode.plan.windows import Window, WindowList
+from scoremode.plan.windows import Window, WindowList, measured
 from scoremode.values import Ids
 from tests.engines.vllm.conftest import Judge, assert_same, engine_of, ordinary, own, score
 
@@ -143,7 +143,7 @@ def test_prompt_logprobs_of_serving(oracle: Any, engine: VllmEngine, windows: li
         at = [out.prompt_logprobs[i + 1][int(t)] for i, t in enumerate(window.targets[:, 0])]
         assert np.abs(answers.logprob[:, 0] - [e.logprob for e in at]).max() <= NATS
         # vLLM counts ties against the target, we by id: the same but where logits are equal
-        assert np.mean(answers.rank[:, 0] == [e.rank for e in at]) > 0.98
+        assert np.mean(measured(answers.rank)[:, 0] == [e.rank for e in at]) > 0.98
 
 
 def test_the_plugin_leaves_generation_alone(oracle: Any, real_ids: Ids, smollm2_judge: Judge) -> None:

@@ -7,13 +7,14 @@ size, to the digit; the successor table scores log 1 on a counting text and log 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredHead
+from scoremode.engines.base import SCORES, Baseline, Engine, EngineFacts, NoiseFloor, StoredHead, Want
 from scoremode.errors import ModelError, did_you_mean
 from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.values import Bools, Floats, Ids, Raw
+from scoremode.values import Bools, Floats, Ids
 
 TABLES = ("uniform", "successor")
 NEVER = -3.0e4  # a log-probability whose exponential is 0 in float64 too
@@ -57,39 +58,23 @@ class TableEngine(Engine):
         with np.errstate(divide="ignore"):
             return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
 
-    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        baseline = None if want.against is None else _Baseline(want.against, self.facts.vocabulary)
+        states = np.eye(len(self.logprobs), dtype=np.float32)
         for index in np.flatnonzero(~done).tolist():
             window = source.window(index)
-            yield index, self._answers(self.logprobs[self._lines(window)], window.targets.astype(np.int64))
+            lines = self._lines(window)
+            answers = self._answers(self.logprobs[lines], window.targets.astype(np.int64))
+            if want.states:
+                answers = replace(answers, states=states[lines])
+            if baseline is not None:
+                answers = replace(answers, kl=_kl(baseline.logprobs(index, window), self.logprobs[lines]))
+            yield index, answers
 
     def stored_head(self) -> StoredHead:
         # a state picks a line out of the table by multiplying; -inf times 0 would be NaN, and exp(-30,000) is 0 anyway
         weight = np.maximum(self.logprobs, NEVER).T.astype(np.float32)
         return StoredHead(np.ascontiguousarray(weight), None, "float32", "float32", self.facts.vocabulary)
-
-    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
-        lines = np.eye(len(self.logprobs), dtype=np.float32)
-        for index, answers in self.score(source, done):
-            yield index, answers, lines[self._lines(source.window(index))]
-
-    def score_against(
-        self, baseline: Baseline, source: WindowSource, done: Bools
-    ) -> Iterator[tuple[int, Answers, Floats]]:
-        head = baseline.head
-        if head.vocabulary != self.facts.vocabulary:
-            raise ModelError(
-                f"the baseline has {head.vocabulary} ids and the candidate {self.facts.vocabulary}",
-                fix="compare models with one vocabulary",
-            )
-        if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
-            raise ModelError("a table can only be compared with a table", fix="take a table as the baseline")
-        weight = head.weight.astype(np.float64).T
-        for index, answers in self.score(source, done):
-            window = source.window(index)
-            x = baseline.states(index, window).astype(np.float64) @ weight
-            x -= x.max(axis=1, keepdims=True)
-            logp = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
-            yield index, answers, _kl(logp, self.logprobs[self._lines(window)])
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         return NoiseFloor(None, "the table engine computes in closed form")
@@ -113,6 +98,27 @@ class TableEngine(Engine):
             top=top.astype(np.int32),
             top_logprob=logp.max(axis=1),
         )
+
+
+class _Baseline:
+    """The distributions of a baseline that is a table too."""
+
+    def __init__(self, baseline: Baseline, vocabulary: int) -> None:
+        head = baseline.head
+        if head.vocabulary != vocabulary:
+            raise ModelError(
+                f"the baseline has {head.vocabulary} ids and the candidate {vocabulary}",
+                fix="compare models with one vocabulary",
+            )
+        if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
+            raise ModelError("a table can only be compared with a table", fix="take a table as the baseline")
+        self.baseline, self.weight = baseline, head.weight.astype(np.float64).T
+
+    def logprobs(self, index: int, window: Window) -> Floats:
+        x = self.baseline.states(index, window).astype(np.float64) @ self.weight
+        x -= x.max(axis=1, keepdims=True)
+        logp: Floats = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+        return logp
 
 
 def _kl(logp: Floats, logq: Floats) -> Floats:

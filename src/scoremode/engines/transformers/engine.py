@@ -12,13 +12,14 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from scoremode.engines.base import (
+    SCORES,
     UNIFORM,
     Baseline,
     Engine,
@@ -26,6 +27,7 @@ from scoremode.engines.base import (
     EngineOptions,
     NoiseFloor,
     StoredHead,
+    Want,
     refuse_options,
 )
 from scoremode.engines.batching import batches_by_length
@@ -40,12 +42,10 @@ from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.values import Bools, Floats, Ids, Ints, Raw
+from scoremode.values import Bools, Ids, Ints
 
-T = TypeVar("T")
-
-Finish = Callable[[Tensor, list[Asked], int | None], list[T]]
-"""Hidden states of windows, one behind the other, and the vocabulary -> what is wanted of each window."""
+Finish = Callable[[Tensor, list[Asked], int | None], list[Answers]]
+"""Hidden states of windows, one after the other, and the vocabulary -> the answers of each window."""
 
 RowsOf = Callable[[list[Asked]], Iterator[tuple[list[Asked], Tensor]]]
 """Windows -> the hidden states of the rows that they ask for, perhaps in several parts."""
@@ -173,19 +173,13 @@ class TransformersEngine(Engine):
         hidden: Tensor = output.last_hidden_state
         return hidden
 
-    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
-        yield from self._each(source, done, self._answers)
-
-    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
-        for index, (answers, states) in self._each(source, done, self._answers_with_states):
-            yield index, answers, states
-
-    def score_against(
-        self, baseline: Baseline, source: WindowSource, done: Bools
-    ) -> Iterator[tuple[int, Answers, Floats]]:
-        against = Against(baseline, self.model.device, self.vocabulary)
-        for index, (answers, kl) in self._each(source, done, partial(self._answers_with_kl, against)):
-            yield index, answers, kl
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        finish: Finish = self._answers
+        if want.against is not None:
+            finish = partial(self._answers_with_kl, Against(want.against, self.model.device, self.vocabulary))
+        if want.states:
+            finish = partial(self._with_states, finish)
+        yield from self._each(source, done, finish)
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
         found = np.zeros(len(source), np.bool_)
@@ -200,7 +194,8 @@ class TransformersEngine(Engine):
         self._otherwise = Otherwise.of(self._batches(source), PADDING if room else 0)
         try:
             with other_threads(self.model.device) as threads:
-                kl = [own for _, _, own in self.score_against(baseline, source, done)]
+                found = self.score(source, done, Want(against=baseline))
+                kl = [answers.kl for _, answers in found if answers.kl is not None]
                 return NoiseFloor(np.concatenate(kl), self._otherwise.words(done, threads))
         except EngineError as error:  # two windows may not fit in memory where one does
             return NoiseFloor(None, f"another batch failed: {error.message}")
@@ -222,7 +217,7 @@ class TransformersEngine(Engine):
         layer = self.model.get_output_embeddings()  # on a CPU the head in use is a float32 copy
         return store_head(replace(self.head, weight=layer.weight.detach()))
 
-    def _each(self, source: WindowSource, done: Bools, finish: Finish[T]) -> Iterator[tuple[int, T]]:
+    def _each(self, source: WindowSource, done: Bools, finish: Finish) -> Iterator[tuple[int, Answers]]:
         """What ``finish`` makes of the hidden states of every window that is not done."""
         for batch in self._batches(source):
             if done[batch].all():
@@ -236,7 +231,9 @@ class TransformersEngine(Engine):
                 if not done[index]:
                     yield index, made
 
-    def _within_memory(self, rows_of: RowsOf, asked: list[Asked], vocabulary: int | None, finish: Finish[T]) -> list[T]:
+    def _within_memory(
+        self, rows_of: RowsOf, asked: list[Asked], vocabulary: int | None, finish: Finish
+    ) -> list[Answers]:
         """The batch, or where memory does not suffice, its halves."""
         try:
             with full_float32(), torch.inference_mode():
@@ -318,16 +315,15 @@ class TransformersEngine(Engine):
         columns = self._columns(rows, _targets(asked, rows), self._width(vocabulary))
         return split_columns(columns, _ends(asked))
 
-    def _answers_with_states(
-        self, rows: Tensor, asked: list[Asked], vocabulary: int | None
-    ) -> list[tuple[Answers, Raw]]:
-        answers = self._answers(rows, asked, vocabulary)
+    @staticmethod
+    def _with_states(finish: Finish, rows: Tensor, asked: list[Asked], vocabulary: int | None) -> list[Answers]:
         states = torch.split(rows.cpu(), [len(w.rows) for _, w in asked])
-        return [(a, to_raw(own)) for a, own in zip(answers, states, strict=True)]
+        found = finish(rows, asked, vocabulary)
+        return [replace(answers, states=to_raw(own)) for answers, own in zip(found, states, strict=True)]
 
     def _answers_with_kl(
         self, against: Against, rows: Tensor, asked: list[Asked], vocabulary: int | None
-    ) -> list[tuple[Answers, Floats]]:
+    ) -> list[Answers]:
         width = self._width(vocabulary)
         states, targets, head_p = against.states(asked), _targets(asked, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
@@ -336,7 +332,7 @@ class TransformersEngine(Engine):
             found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
         ends = _ends(asked)
         kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
-        return list(zip(split_columns(found.q, ends), kl, strict=True))
+        return [replace(a, kl=own) for a, own in zip(split_columns(found.q, ends), kl, strict=True)]
 
     def _width(self, vocabulary: int | None) -> int:
         return min(vocabulary or self.vocabulary, self.vocabulary)

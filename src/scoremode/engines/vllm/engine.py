@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, EngineFacts, EngineOptions, NoiseFloor, StoredHead
+from scoremode.engines.base import (
+    SCORES,
+    Baseline,
+    Engine,
+    EngineFacts,
+    EngineOptions,
+    NoiseFloor,
+    StoredHead,
+    Want,
+)
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.fronts import Fronts
 from scoremode.engines.vllm.jobs import Extra, Job
@@ -32,7 +41,7 @@ from scoremode.errors import EngineError, InputError, ModelError, OptionError, S
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.reference_format import RAW_DTYPES as RAW
-from scoremode.values import Bools, Floats, Ids, Raw
+from scoremode.values import Bools, Ids
 
 STEPS_AHEAD = 8  # batches of prompts waiting behind the one being computed: the scheduler never runs dry
 
@@ -105,25 +114,30 @@ class VllmEngine(Engine):
         self.close()
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def score(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         """Answers of every window that is not ``done``, as they finish.
 
         vLLM batches by what is in flight, so an interrupted run ends in the same numbers only up to float noise.
         Where memory runs out, vLLM is started again with smaller batches, and only what is missing is scored.
         """
-        for index, answers, _ in self._score(source, done, Extra()):
-            yield index, answers
+        if want.states and want.against is not None:
+            raise EngineError("vLLM gives hidden states or a divergence, not both at once", fix="ask for one of them")
+        if want.states:
+            yield from self._with_states(source, done)
+        elif want.against is not None:
+            yield from self._with_kl(want.against, source, done)
+        else:
+            for index, answers, _ in self._score(source, done, Extra()):
+                yield index, answers
 
-    def score_with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers, Raw]]:
+    def _with_states(self, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         head = self._head_facts()
         extra = Extra("states", words=states_words(head.width, head.itemsize))
         for index, answers, words in self._score(source, done, extra):
             raw = words.view(RAW[head.dtype]).reshape(len(words), -1)
-            yield index, answers, np.ascontiguousarray(raw[:, : head.width])
+            yield index, replace(answers, states=np.ascontiguousarray(raw[:, : head.width]))
 
-    def score_against(
-        self, baseline: Baseline, source: WindowSource, done: Bools
-    ) -> Iterator[tuple[int, Answers, Floats]]:
+    def _with_kl(self, baseline: Baseline, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         if baseline.place is None:
             raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
         if baseline.head.vocabulary != self.facts.vocabulary:
@@ -133,7 +147,7 @@ class VllmEngine(Engine):
             )
         folder, offsets = baseline.place
         for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
-            yield index, answers, words.view(np.float64)[:, 0].copy()
+            yield index, replace(answers, kl=words.view(np.float64)[:, 0].copy())
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         """Windows one by one and cut short: see ``fronts``."""

@@ -20,7 +20,7 @@ import numpy as np
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.options import VllmOptions
 from scoremode.errors import InputError, OptionError
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids
 
 __all__ = ["LLM", "Logprob", "PromptLogprobs", "SamplingParams", "ScoreOutput", "TextPrompt", "TokensPrompt"]
@@ -121,7 +121,9 @@ class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
         at = range(len(self))[index] - 1
         if at < 0:
             return None
-        return {int(self.targets[at]): Logprob(float(self.answers.logprob[at, 0]), int(self.answers.rank[at, 0]))}
+        return {
+            int(self.targets[at]): Logprob(float(self.answers.logprob[at, 0]), int(measured(self.answers.rank)[at, 0]))
+        }
 
     def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
         return (self[i] for i in range(len(self)))

@@ -15,6 +15,7 @@ from scoremode.engines.vllm.wire import (
     width,
 )
 from scoremode.errors import EngineError
+from scoremode.plan.windows import measured
 from scoremode.store.reference_format import RAW_DTYPES as RAW
 
 TEST_TOKENS, TEST_TARGETS = 12, 3
@@ -78,5 +79,5 @@ def compare(words: Words, dtype: str) -> Verdict:
     allowed = 2e-3 + 4 * step * size
     # NaN compares false, and a NaN gap must fail
     exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
-    uniform = bool((theirs.logprob == theirs.top_logprob[:, None]).all()) and vocabulary > 1
+    uniform = bool((theirs.logprob == measured(theirs.top_logprob)[:, None]).all()) and vocabulary > 1
     return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel, uniform)

@@ -108,4 +108,5 @@ def unpack(words: Words, k: int) -> Answers:
 
 def join(front: Answers, back: Answers) -> Answers:
     """The lines of ``front``, then those of ``back``."""
-    return Answers(*(np.concatenate([getattr(front, n), getattr(back, n)]) for n in Answers.__slots__))
+    names = ("logprob", "rank", "entropy", "top", "top_logprob")
+    return Answers(*(np.concatenate([getattr(front, name), getattr(back, name)]) for name in names))
