@@ -68,21 +68,20 @@ def size(given: argparse.Namespace) -> dict[str, Any]:
 
 def timed(given: argparse.Namespace) -> dict[str, Any]:
     """Scoring alone and scoring against a reference, by one engine that is started once."""
-    from scoremode.engines.base import EngineOptions
     from scoremode.engines.baseline import StoredBaseline
+    from scoremode.engines.plugin import Work
     from scoremode.store.reference import Reference
-    from scoremode.verbs.question import ask
+    from scoremode.verbs.model import hold
     from scoremode.verbs.reference import reference
-    from scoremode.verbs.scoring import Side
 
-    options = EngineOptions(dtype=given.dtype)
     words = "The quick brown fox jumps over the lazy dog while nobody is looking. "
     question = {"text": words * (given.tokens // 14 + 1), "context_length": given.context, "stride": given.context}
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "ref"
-        reference(given.model, kept, engine=given.engine, options=options, **question)
-        asked = ask(given.model, **question)
-        worker = Side.of(asked, given.engine, options, Path(folder) / "run").open()
+        reference(given.model, kept, engine=given.engine, dtype=given.dtype, **question)
+        held = hold(given.model, given.engine, {"dtype": given.dtype})
+        asked = held.ask(question)
+        worker = held.engine(Work(longest=given.context))
         try:
             baseline, plan = StoredBaseline(Reference.open(kept), asked.plan), asked.plan
             alone, against = [], []

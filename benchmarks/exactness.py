@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.engines.base import EngineOptions
 from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.head.budget import most_bytes
 from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.kernels import _candidates, choose
@@ -113,7 +113,7 @@ def tf32(device: str, model: str) -> Figures:
 
 
 def opened(device: str, model: str, dtype: str, batch_tokens: int | None = None) -> TransformersEngine:
-    options = EngineOptions(device=device, dtype=dtype, batch_tokens=batch_tokens)
+    options = TransformersOptions(device=device, dtype=dtype, batch_tokens=batch_tokens)
     return TransformersEngine.load(inspect(model), options)
 
 

@@ -84,13 +84,13 @@ def together(answers: list[Any], prefix: str = "") -> Arrays:
 
 def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.engine import VllmEngine
-    from scoremode.engines.vllm.options import VllmOptions
+    from scoremode.engines.vllm.options import EngineArguments
     from scoremode.plan.windows import WindowList
 
-    named = {k: v for k, v in job.options.items() if k in VllmOptions.__slots__}
+    named = {k: v for k, v in job.options.items() if k in EngineArguments.__slots__}
     extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": WITNESS}
     windows = windows_of(ids, vocabulary)
-    with VllmEngine(job.model, VllmOptions(**named, extra=extra)) as engine:
+    with VllmEngine(job.model, EngineArguments(**named, extra=extra)) as engine:
         engine.llm.collective_rpc("scoremode_witness_begin")
         alone = [next(engine.score(WindowList((w,)), np.zeros(1, np.bool_)))[1] for w in windows]
         passes = np.array(engine.llm.collective_rpc("scoremode_witness_end")[0])

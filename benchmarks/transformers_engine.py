@@ -29,16 +29,16 @@ def prepare(model_name: str, context: int, windows: int) -> tuple[Any, Any]:
     """The engine, and the windows as ids (windows, context)."""
     import numpy as np
 
-    from scoremode.engines.base import EngineOptions
-    from scoremode.engines.registry import find_subject
+    from scoremode.engines.registry import choose
     from scoremode.engines.transformers.engine import TransformersEngine
+    from scoremode.engines.transformers.options import TransformersOptions
     from scoremode.text.corpus import load
 
-    subject = find_subject(model_name)
-    assert subject.facts is not None
+    subject = choose(model_name).subject
+    assert subject.checkpoint is not None
     text = "\n\n".join(load("python-docs").texts())[: 8 * context * windows]
     ids = subject.tokenizer.encode(text, special=False).ids[: context * windows]
-    engine = TransformersEngine.load(subject.facts, EngineOptions(batch_tokens=context))
+    engine = TransformersEngine.load(subject.checkpoint, TransformersOptions(batch_tokens=context))
     return engine, np.asarray(ids).reshape(windows, context)
 
 

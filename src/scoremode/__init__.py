@@ -19,7 +19,6 @@ TYPE_CHECKING = False  # importing typing would take longer than all the rest, a
 if TYPE_CHECKING:
     from typing import Any
 
-    from scoremode.engines.base import EngineOptions
     from scoremode.errors import ScoremodeError
     from scoremode.plan.plan import Plan
     from scoremode.report.html.page import report
@@ -35,8 +34,13 @@ if TYPE_CHECKING:
     from scoremode.verbs.ppl import ppl
     from scoremode.verbs.prob import SequenceProbability, SequenceScore, prob
     from scoremode.verbs.reference import reference
+    from scoremode.verbs.session import Model, open
+    from scoremode.verbs.wrapping import wrap
 
 _HOME = {
+    "open": "verbs.session",
+    "wrap": "verbs.wrapping",
+    "Model": "verbs.session",
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",
     "reference": "verbs.reference",
@@ -49,7 +53,6 @@ _HOME = {
     "SequenceProbability": "verbs.prob",
     "SequenceScore": "verbs.prob",
     "load": "store.runs",
-    "EngineOptions": "engines.base",
     "ScoremodeError": "errors",
     "Estimate": "values",
     "Plan": "plan.plan",
@@ -62,8 +65,8 @@ _SHOWS_RUNS = {"Comparison", "Run", "compare", "load", "open", "ppl", "reference
 
 __all__ = [
     "Comparison",
-    "EngineOptions",
     "Estimate",
+    "Model",
     "Noise",
     "Plan",
     "Run",
@@ -76,11 +79,13 @@ __all__ = [
     "compare",
     "load",
     "noise",
+    "open",
     "plan",
     "ppl",
     "prob",
     "reference",
     "report",
+    "wrap",
 ]
 
 

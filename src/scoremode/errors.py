@@ -6,6 +6,7 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 │   ├── MethodError            unknown method, or a setting that the method does not allow
 │   ├── ModelError             model or tokenizer that is missing, incomplete or does not fit
 │   └── OptionError            a flag that does not apply here
+│       └── UnknownArgumentError   a function of scoremode has no argument of that name
 ├── BoundaryError              prompt and target do not meet at a token boundary, and refusing was asked for
 ├── EngineError                the engine failed: NaN, out of memory, died
 └── RunError                   a run folder that is damaged, foreign or cannot be written
@@ -50,6 +51,10 @@ class ModelError(InputError):
 
 class OptionError(InputError):
     """A flag that does not apply here."""
+
+
+class UnknownArgumentError(OptionError, TypeError):
+    """A function of scoremode has no argument of that name."""
 
 
 class BoundaryError(ScoremodeError):

@@ -172,7 +172,7 @@ def a_dead_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (a_folder, "is a folder; name the files in it"),
+        (a_folder, "holds no text; put files there"),
         (a_pipe, "is a pipe, which can be read only once; give it as standard input"),
         (a_loop, "symbolic link that leads back to itself"),
         (a_dead_link, "symbolic link to a file that is not there"),
@@ -245,7 +245,7 @@ def test_standard_input_that_is_not_open_for_reading(tmp_path: Path) -> None:
 
 
 def test_standard_input_given_twice(refused: Refused) -> None:
-    assert "can be read only once" in refused("plan", "table:uniform", "--corpus", "-", "-")
+    assert "--corpus - is given twice" in refused("plan", "table:uniform", "--corpus", "-", "--corpus", "-")
 
 
 # ── what is unusual and right ────────────────────────────────────────────────────────────────────────────────────────

@@ -32,17 +32,17 @@ def test_json_has_the_facts(command: Command) -> None:
     assert found["devices"][0]["threads"] >= 1
     assert found["head_kernels"]["cpu float32"] == "blocked"
     assert found["cache"]["writable"] is True
-    assert found["vllm"]["installed"] is False
+    assert "vLLM is not installed" in {one["name"]: one for one in found["engines"]}["vllm"]["problem"]
     assert found["good"] is True
     names = [check["name"] for check in found["self_tests"]]
     assert "head on cpu" in names
-    assert names[-2:] == ["engine transformers", "engine table"]
+    assert names[-2:] == ["engine table", "engine transformers"]
     assert all(check["error"] <= check["allowed"] for check in found["self_tests"])
 
 
 def test_the_table_is_for_people(command: Command) -> None:
     outcome = command("doctor", "--engine", "table")
-    words = ("torch", "cpu", "cache folder", "vLLM plugin", "smollm2-135m", "self-test: engine table")
+    words = ("torch", "cpu", "cache folder", "engine vllm", "smollm2-135m", "self-test: engine table")
     assert [word for word in words if word not in outcome.out] == []
     assert "engine transformers" not in outcome.out
 
@@ -112,5 +112,6 @@ def test_vllm_passes(command: Command) -> None:
     pytest.importorskip("vllm")
     outcome = command("doctor", "--engine", "vllm", "--json")
     assert outcome.code == 0, outcome.err
-    assert outcome.json["vllm"]["sees_plugin"] is True
+    (about,) = {one["name"]: one for one in outcome.json["engines"]}["vllm"]["about"]
+    assert (about["label"], about["good"]) == ("vLLM plugin", True)
     assert outcome.json["self_tests"][-1]["name"] == "engine vllm"

@@ -95,7 +95,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(command: Command, monkeypatch: pyt
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scoremode.verbs.ppl.ppl", interrupted)
+    monkeypatch.setattr("scoremode.verbs.session.ppl_many", interrupted)
     outcome = command("ppl", "table:uniform", "--text", "one two")
     assert (outcome.code, outcome.err.count("\n"), "run the same command again" in outcome.err) == (130, 1, True)
 
@@ -104,7 +104,7 @@ def test_running_out_of_memory_is_one_line(refused: Refused, monkeypatch: pytest
     def hungry(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("scoremode.verbs.ppl.ppl", hungry)
+    monkeypatch.setattr("scoremode.verbs.session.ppl_many", hungry)
     assert "--context-length" in refused("ppl", "table:uniform", "--text", "one two")
 
 
@@ -114,7 +114,7 @@ def test_a_bug_of_ours_is_one_line_with_an_exit_code_of_its_own(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("first line\nsecond line")
 
-    monkeypatch.setattr("scoremode.verbs.ppl.ppl", broken)
+    monkeypatch.setattr("scoremode.verbs.session.ppl_many", broken)
     outcome = command("ppl", "table:uniform", "--text", "one two")
     assert (outcome.code, outcome.err.count("\n"), "SCOREMODE_DEBUG=1" in outcome.err) == (70, 1, True)
 
@@ -124,7 +124,7 @@ def test_a_full_disk_is_called_that(refused: Refused, monkeypatch: pytest.Monkey
     def full(*_: Any, **__: Any) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("scoremode.verbs.ppl.ppl", full)
+    monkeypatch.setattr("scoremode.verbs.session.ppl_many", full)
     assert "the disk is full; free some space" in refused("ppl", "table:uniform", "--text", "one two")
 
 

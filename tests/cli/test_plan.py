@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import scoremode as sm
 from scoremode.plan.recipes import METHODS
 from tests.cli.conftest import Command, Refused
 
@@ -70,7 +71,7 @@ def test_no_engine_is_started(command: Command, stories: Path, monkeypatch: pyte
     def opened(*_: Any) -> None:
         raise AssertionError("an engine was opened")
 
-    monkeypatch.setattr("scoremode.verbs.ppl.open_engine", opened)
+    monkeypatch.setattr("scoremode.engines.registry.open_engine", opened)
     assert command("plan", stories, "--text", "Once upon a time").code == 0
 
 
@@ -179,8 +180,8 @@ def test_the_real_wikitext_with_another_text_is_two_documents(
     tmp_path: Path, wikitext_file: Path, command: Command
 ) -> None:
     (tmp_path / "other.txt").write_text("Another text, of its own.")
-    texts = [f"wikitext2:{wikitext_file}", tmp_path / "other.txt"]
-    made = command("plan", "table:uniform", "--corpus", *texts, "--json").json
+    texts: list[str] = [f"wikitext2:{wikitext_file}", str(tmp_path / "other.txt")]
+    made = sm.plan("table:uniform", corpus=texts)
     alone = [command("plan", "table:uniform", "--corpus", text, "--json").json for text in texts]
     assert made["documents"] == 2
     assert made["notes"] == ["2 texts scored as separate documents: wikitext2, other.txt"]

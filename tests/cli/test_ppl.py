@@ -97,8 +97,9 @@ def test_several_files_are_grouped_by_document(command: Command, tmp_path: Path)
     files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
     for file in files:
         file.write_text(f"text of {file}")
-    found = command("ppl", "table:uniform", "--corpus", *files, "--json").json
-    assert (found["documents"], found["stderr_groups"]) == (3, "documents")
+    for several in (tmp_path, tmp_path / "*.txt"):
+        found = command("ppl", "table:uniform", "--corpus", several, "--json").json
+        assert (found["documents"], found["stderr_groups"]) == (3, "documents")
 
 
 def test_a_manifest_has_what_another_person_needs(command: Command, stories: Path, tmp_path: Path) -> None:

@@ -195,7 +195,6 @@ def test_a_torn_line_is_scored_again(
     [
         (["--leading-space", "add"], "boundary"),
         (["--spanning", "refuse"], "boundary"),
-        (["--trust-remote-code"], "settings"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )

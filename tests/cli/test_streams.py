@@ -86,7 +86,7 @@ def test_no_command_is_one_line_beside_the_help() -> None:
 def test_a_broken_pipe_that_is_not_standard_output_is_an_error() -> None:
     """As that to a process that was killed: no reader left, and nothing was printed."""
     code = (
-        "from scoremode.engines.table import TableEngine\n"
+        "from scoremode.engines.table.engine import TableEngine\n"
         "def broken(*_): raise BrokenPipeError(32, 'Broken pipe')\nTableEngine.score = broken\n"
         "from scoremode.cli.main import entry\nentry()"
     )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.base import EngineOptions
 from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.models.facts import inspect
 from scoremode.plan.windows import Window, WindowList
 from tests.makers import VOCABULARY
@@ -49,7 +49,7 @@ def logprobs(engine: TransformersEngine, source: WindowList) -> list[list[float]
 def test_a_group_that_shares_nothing_is_fed_within_the_budget(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, model: str, prompt: int
 ) -> None:
-    options = EngineOptions(batch_tokens=BUDGET)
+    options = TransformersOptions(batch_tokens=BUDGET)
     if model == "mamba":
         engine = TransformersEngine(mamba(), options=options)
         assert not engine.shares_prefixes
@@ -73,7 +73,7 @@ def test_a_group_that_shares_nothing_is_fed_within_the_budget(
 
 
 def test_a_group_within_the_budget_is_fed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = TransformersEngine(mamba(), options=EngineOptions(batch_tokens=10_000))
+    engine = TransformersEngine(mamba(), options=TransformersOptions(batch_tokens=10_000))
     fed: list[tuple[int, ...]] = []
     hidden = engine._hidden
 

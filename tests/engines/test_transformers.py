@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.base import EngineOptions
-from scoremode.engines.registry import find_subject, open_engine
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, open_engine
 from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.definition import define_columns
 from scoremode.models.facts import inspect
@@ -22,7 +23,7 @@ from tests.makers import VOCABULARY, make_family, make_tiny_model
 
 
 def engine_for(folder: Path, **options: Any) -> TransformersEngine:
-    return TransformersEngine.load(inspect(str(folder)), EngineOptions(**options))
+    return TransformersEngine.load(inspect(str(folder)), TransformersOptions(**options))
 
 
 def scored(engine: TransformersEngine, source: WindowSource) -> list[Answers]:
@@ -143,7 +144,7 @@ def test_tied_and_separate_heads(tmp_path: Path, tied: bool) -> None:
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "cohere", "gpt2", "phi"])
 @pytest.mark.parametrize("head", ["exact", "as-served"])
 def test_caps_scales_biases_and_other_families(kind: str, head: str) -> None:
-    engine = TransformersEngine(make_family(kind), options=EngineOptions(head=head))
+    engine = TransformersEngine(make_family(kind), options=TransformersOptions(head=head))
     assert engine.facts.head == {"exact": "exact-fp32", "as-served": "as-served"}[head]
     window = own_tokens(random_ids(40))
     assert_same(scored(engine, WindowList((window,)))[0], truth(engine, window))
@@ -178,8 +179,8 @@ def test_bfloat16_on_the_exact_head_keeps_what_bfloat16_logits_round_away(tiny: 
 
 def test_the_embedded_models_perplexity_of_a_known_text() -> None:
     """One real model, end to end: the float64 reading of its own logits."""
-    subject = find_subject("smollm2-135m")
-    engine = open_engine(subject, "transformers", EngineOptions())
+    chosen = choose("smollm2-135m")
+    subject, engine = chosen.subject, open_engine(chosen, Work())
     assert isinstance(engine, TransformersEngine)
     ids = subject.tokenizer.encode("The quick brown fox jumps over the lazy dog. It was 1999.", special=True).ids
     window = own_tokens(ids)
@@ -191,7 +192,7 @@ def test_the_embedded_models_perplexity_of_a_known_text() -> None:
 def test_options_of_other_engines_are_refused_by_name(tiny: Path) -> None:
     for name, value in (("tensor_parallel_size", 2), ("gpu_memory_utilization", 0.5), ("quantization", "awq")):
         with pytest.raises(OptionError, match=name.replace("_", "-")) as caught:
-            engine_for(tiny, **{name: value})
+            choose(str(tiny), None, {name: value})
         assert "vllm" in caught.value.fix
 
 
@@ -202,7 +203,7 @@ def test_options_that_mean_nothing_are_refused(tiny: Path, options: dict[str, An
     if options == {"device": "cuda"} and torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(OptionError) as caught:
-        engine_for(tiny, **options)
+        TransformersEngine.load(inspect(str(tiny)), TransformersOptions.of(options))
     assert caught.value.fix
 
 
@@ -244,7 +245,7 @@ def test_a_forward_that_a_user_patched_stays(tiny: Path) -> None:
         return usual(*arguments, **options)
 
     model.model.forward = patched
-    engine = TransformersEngine(model, options=EngineOptions(head="as-served"))
+    engine = TransformersEngine(model, options=TransformersOptions(head="as-served"))
     scored(engine, WindowList((own_tokens(random_ids(17)),)))
     assert model.model.forward is patched
     seen = len(calls)

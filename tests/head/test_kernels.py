@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import EngineOptions
 from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.errors import EngineError, OptionError
 from scoremode.head import kernels
 from scoremode.head.chunked import Share, keep_own
@@ -299,7 +299,7 @@ def test_what_is_recorded_about_a_choice() -> None:
 
 
 def engine_for(folder: Path, **options: Any) -> TransformersEngine:
-    return TransformersEngine.load(inspect(str(folder)), EngineOptions(device="cpu", **options))
+    return TransformersEngine.load(inspect(str(folder)), TransformersOptions(device="cpu", **options))
 
 
 def answers_of(engine: TransformersEngine) -> Answers:

@@ -17,15 +17,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scoremode.engines.base import EngineOptions, Want
+from scoremode.engines.base import Want
 from scoremode.engines.baseline import states_in
-from scoremode.engines.registry import open_engine
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, open_engine
 from scoremode.head.divergence import define_divergence
 from scoremode.models.facts import resolve
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.verbs.compare import compare
-from scoremode.verbs.question import ask
+from tests.makers import ask
 from tests.statistics.test_comparison import longhand
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "emulate_quantization.py"
@@ -60,7 +61,7 @@ def logits(four_bits: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     for folder in (resolve(MODEL), four_bits):
         asked = ask(str(folder), **QUESTION)
         plan = asked.plan
-        engine = open_engine(asked.subject, "transformers", EngineOptions(dtype="float32"))
+        engine = open_engine(choose(str(folder), None, {"dtype": "float32"}), Work())
         kept = {i: states_in(a) for i, a in engine.score(plan, np.zeros(len(plan), np.bool_), Want(states=True))}
         engine.close()
         weight = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]  # the head is tied to it

@@ -75,7 +75,7 @@ def test_pages_are_detokenised_as_the_wikitext_task_does(pages_file: Path) -> No
 
 def test_words_and_bytes_are_those_of_the_wikitext_task(stories: Path, pages_file: Path, wikitext_file: Path) -> None:
     """Counts only, without scoring 62 pages: what the task divides by, from the plan's tokens."""
-    from scoremode.verbs.question import ask
+    from tests.makers import ask
 
     process_results = task_module().process_results
     asked = ask(str(stories), corpus=f"wikitext2:{wikitext_file}", method="lm-eval-rolling")

@@ -16,7 +16,7 @@ from scoremode.plan.recipes import METHODS, find_method
 from scoremode.statistics.comparison import describe
 from scoremode.statistics.groups import FEWEST, STRETCH, groups_of, weights_of
 from scoremode.verbs.compare import of_runs
-from scoremode.verbs.question import ask
+from tests.makers import ask
 from tests.plan.test_recipes import tokens_of
 
 

@@ -24,8 +24,8 @@ from scoremode.store.files import file_sha256
 from scoremode.store.runs import MANIFEST, SCORES
 from scoremode.store.sealed import sealed
 from scoremode.verbs.compare import compare
-from scoremode.verbs.question import ask
 from scoremode.verbs.reference import reference
+from tests.makers import ask
 
 ASKED: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 16, "stride": 8}
 FLAGS = ["--text", ASKED["text"], "--context-length", "16", "--stride", "8"]

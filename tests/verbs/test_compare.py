@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from scoremode.cli.main import main
 from scoremode.engines import baseline
-from scoremode.engines.base import EngineOptions, Want
+from scoremode.engines.base import Want
 from scoremode.engines.baseline import LiveBaseline, states_in
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
@@ -32,9 +32,8 @@ from scoremode.store import runs
 from scoremode.store.journal import Journal
 from scoremode.verbs.compare import compare
 from scoremode.verbs.ppl import ppl
-from scoremode.verbs.question import ask
 from scoremode.verbs.reference import reference
-from tests.makers import make_tiny_model
+from tests.makers import ask, make_tiny_model
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
 SMALL: dict[str, Any] = {"text": TEXT, "context_length": 32, "stride": 16}
@@ -152,12 +151,13 @@ def test_a_model_is_exactly_as_good_as_itself(
     models: tuple[Path, Path], tmp_path: Path, dtype: str, batch_tokens: int | None, way: str
 ) -> None:
     """The baseline is scored alone and the candidate beside its divergence: the bits must be the same."""
-    model, options = str(models[0]), EngineOptions(dtype=dtype, batch_tokens=batch_tokens)
+    model = str(models[0])
+    options: Any = {"dtype": dtype, "batch_tokens": batch_tokens}
     if way == "stored":
-        reference(model, tmp_path / "ref", options=options, **LONG)
-        (found,) = compare(str(tmp_path / "ref"), model, options=options, out=tmp_path / "out")
+        reference(model, tmp_path / "ref", **options, **LONG)
+        (found,) = compare(str(tmp_path / "ref"), model, **options, out=tmp_path / "out")
     else:
-        (found,) = compare(model, model, options=options, out=tmp_path / "out", **LONG)
+        (found,) = compare(model, model, **options, out=tmp_path / "out", **LONG)
     for name in ("logprob", "entropy", "top_logprob", "rank", "top"):
         assert np.array_equal(getattr(found.baseline.scores, name), getattr(found.candidate.scores, name)), name
     assert kl_of(found).max() == 0.0
@@ -357,7 +357,7 @@ def test_a_head_that_cannot_be_given_is_refused_before_anything_is_scored(
 ) -> None:
     fed = Fed(monkeypatch)
     with pytest.raises(ModelError, match="no plain matrix"):
-        compare(*map(str, models), baseline_options=EngineOptions(head="as-served"), out=tmp_path, **SMALL)
+        compare(*map(str, models), baseline_options={"head": "as-served"}, out=tmp_path, **SMALL)
     assert sum(fed.tokens.values()) < 60, "nothing but the probe of the head"
     assert not runs.is_run(tmp_path / "baseline")
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.engines import registry
 from scoremode.errors import OptionError
-from scoremode.verbs import noise as drift_module
 from scoremode.verbs.noise import combinations, drift, parse_vary
-from scoremode.verbs.question import ask
+from tests.makers import ask
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 6
 
@@ -107,7 +107,7 @@ def test_everything_is_refused_before_an_engine_starts(tiny: Path, monkeypatch: 
     def opened(*_: Any, **__: Any) -> None:
         raise AssertionError("an engine was opened")
 
-    monkeypatch.setattr(drift_module, "open_engine", opened)
+    monkeypatch.setattr(registry, "open_engine", opened)
     with pytest.raises(OptionError, match="tensor-parallel-size"):
         sm.noise(str(tiny), text=TEXT, vary={"tensor-parallel-size": [1, 2]})
     with pytest.raises(OptionError, match="--dtype float31"):
@@ -186,7 +186,7 @@ def test_an_engine_that_wavers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
         self.logprobs = np.full((1, 256), -math.log(256) - 0.25 * (len(calls) - 1))
         return score(self, *arguments)
 
-    monkeypatch.setattr(drift_module, "open_engine", wavering)
+    monkeypatch.setattr(registry, "open_engine", wavering)
     monkeypatch.setattr(TableEngine, "score", off)
     (found,) = sm.noise("table:uniform", text="abcde", repeat=3).settings
     assert found.repeats is not None

@@ -14,22 +14,22 @@ import pytest
 import torch
 
 from scoremode.cli.main import main
-from scoremode.engines.base import EngineOptions
 from scoremode.engines.baseline import HeldBaseline, noise_floor
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.models.facts import inspect
 from scoremode.plan.plan import Plan
 from scoremode.verbs.compare import compare
-from scoremode.verbs.question import ask
 from scoremode.verbs.reference import reference
+from tests.makers import ask
 
 TEXT = " ".join(f"{i} dogs and {i * i % 97} lazy foxes jump over {i * 31 % 101} others;" for i in range(80))
 SHAPES = [(128, 1), (128, None), (32, 1), (32, None), (100, 300)]  # context, --batch-tokens
 
 
 def opened(folder: Path, **options: Any) -> TransformersEngine:
-    return TransformersEngine.load(inspect(str(folder)), EngineOptions(device="cpu", **options))
+    return TransformersEngine.load(inspect(str(folder)), TransformersOptions(device="cpu", **options))
 
 
 def planned(folder: Path, context: int) -> Plan:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.engines.base import SCORES, EngineOptions
+from scoremode.engines.base import SCORES
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
 from scoremode.plan.windows import Answers, measured
 from scoremode.store.numerics import NUMERICS
-from scoremode.verbs.question import ask, identify
+from scoremode.verbs.question import identify
+from tests.makers import ask
 
 
 def test_the_python_example_of_the_readme(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_options_of_the_engine_may_be_given_by_name(tiny: Path) -> None:
 
 def test_a_misspelt_argument_is_an_error() -> None:
     with pytest.raises(TypeError):
-        sm.ppl("table:uniform", text="abc", contxt_length=3)
+        sm.ppl("table:uniform", text="abc", contxt_length=3)  # type: ignore[call-arg]
 
 
 def test_an_engine_of_ones_own_may_be_given() -> None:
@@ -47,7 +48,7 @@ def test_progress_of_an_engine_of_ones_own_is_told_and_its_options_are_refused(t
     sm.ppl("table:uniform", progress=lambda done, total: seen.append((done, total)), **asked)
     total = sm.plan("table:uniform", **{**asked, "engine": None})["forward_tokens"]
     assert (seen[0], seen[-1]) == ((0, total), (total, total))
-    for options in ({"dtype": "float32"}, {"batch_tokens": 5}, {"options": EngineOptions(device="cpu")}):
+    for options in ({"dtype": "float32"}, {"batch_tokens": 5}, {"device": "cpu"}):
         with pytest.raises(OptionError, match="already open"):
             sm.ppl("table:uniform", **asked, **options)
     sm.ppl("table:uniform", out=tmp_path / "run", **asked)

@@ -20,7 +20,7 @@ from scoremode.engines import registry
 from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.plan.windows import Answers, WindowSource, measured
 from scoremode.values import Bools
 from scoremode.verbs import prob
 from scoremode.verbs.prob import SequenceProbability, SequenceScore
@@ -152,7 +152,7 @@ def test_a_bos_of_the_tokenizer_gives_an_empty_prompt_its_context(tiny_bos: Path
     assert "".join(t.text for t in score.tokens) == "The dog"
     with pytest.raises(InputError, match="no BOS"):
         lm.get_log_prob("", "The dog")
-    asked = SequenceProbability(str(lm.subject.facts.path), add_bos=True)  # type: ignore[union-attr]
+    asked = SequenceProbability(str(measured(lm.subject.checkpoint).path), add_bos=True)
     assert asked.get_log_prob("", "The dog")[0].log_prob == pytest.approx(score.log_prob, abs=1e-5)
 
 
@@ -194,7 +194,7 @@ def test_unknown_choices_are_refused(tiny: Path) -> None:
     with pytest.raises(OptionError):
         SequenceProbability(str(tiny), spanning="ignore")
     with pytest.raises(TypeError):
-        SequenceProbability(str(tiny), colour="blue")
+        SequenceProbability(str(tiny), colour="blue")  # type: ignore[call-arg]
 
 
 def test_the_function_takes_a_prompt_and_targets() -> None:
@@ -277,14 +277,18 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     seen = Started([], [])
     original = registry.open_engine
 
-    def opening(subject: Any, name: str, options: Any, longest: int | None = None) -> Engine:
+    def opening(chosen: Any, work: Any) -> Engine:
         number = len(seen.room)
-        seen.room.append(longest)
-        engine = original(subject, "table" if name == "vllm" else name, options, longest)
+        seen.room.append(work.longest)
+        if chosen.plugin.name == "vllm":
+            engine: Engine = TableEngine(np.zeros((1, 256)))
+            engine.longest = work.longest
+        else:
+            engine = original(chosen, work)
         monkeypatch.setattr(engine, "close", lambda: seen.stopped.append(number))
         return engine
 
-    monkeypatch.setattr(prob, "open_engine", opening)
+    monkeypatch.setattr(registry, "open_engine", opening)
     return seen
 
 
@@ -356,7 +360,7 @@ def test_an_engine_of_the_caller_is_not_stopped(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_prompt_that_is_too_long_names_the_context_of_the_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the length that engines are started for, which is ours and may be shorter."""
-    monkeypatch.setattr(prob, "USUAL_LENGTH", 16)
+    monkeypatch.setattr("scoremode.verbs.model.USUAL_LENGTH", 16)
     lm = SequenceProbability(str(tiny))
     assert lm.get_log_prob("The quick brown fox " * 3, "jumps")[0].log_prob < 0
     with pytest.raises(ModelError, match="more than the model's context of 128; shorten the prompt"):

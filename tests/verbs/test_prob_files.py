@@ -278,7 +278,7 @@ def test_a_finished_file_is_read_and_no_engine_starts(
     def starting(*_: Any) -> Any:
         raise AssertionError("an engine was started")
 
-    monkeypatch.setattr("scoremode.verbs.prob.open_engine", starting)
+    monkeypatch.setattr("scoremode.engines.registry.open_engine", starting)
     before = contents(tmp_path)
     assert score(tmp_path) == Written(len(PAIRS), reused=True)
     assert contents(tmp_path) == before
@@ -382,7 +382,7 @@ def test_a_manifest_that_is_no_json_is_refused(finished: ResultFiles, tmp_path: 
 def test_the_identity_is_known_without_an_engine_and_holds_all_that_moves_a_number(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scoremode.verbs.prob.open_engine", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr("scoremode.engines.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
 
     def asked(**settings: Any) -> dict[str, Any]:
         return question(SequenceProbability(str(tiny), **settings), PAIRS)
@@ -422,7 +422,7 @@ def test_settings_of_vllm_are_part_of_the_identity(tiny: Path) -> None:
 
 
 def test_a_second_process_is_refused_before_its_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scoremode.verbs.prob.open_engine", lambda *_: pytest.fail("an engine was started"))
+    monkeypatch.setattr("scoremode.engines.registry.open_engine", lambda *_: pytest.fail("an engine was started"))
     lock = Lock(ResultFiles(tmp_path / "r.jsonl").lock)
     assert lock.acquire()
     with pytest.raises(RunError, match=r"another process is writing .*r\.jsonl; wait for it, or give another --out"):
@@ -452,7 +452,7 @@ def test_nothing_is_lost_when_fresh_cannot_start_its_engine(
     def failing(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("scoremode.verbs.prob.open_engine", failing)
+    monkeypatch.setattr("scoremode.engines.registry.open_engine", failing)
     before = contents(tmp_path)
     with pytest.raises(MemoryError):
         score(tmp_path, fresh=True)

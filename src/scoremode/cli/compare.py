@@ -18,14 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("baseline", metavar="BASELINE", help="a model, a reference, or a run")
     parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="models, or runs of the same plan")
     options.add_question(parser)
-    parser.set_defaults(method=None)  # unless one is given, that of a reference holds
     options.add_engine(parser)
-    options.add_vllm(parser)
     its = parser.add_argument_group("baseline", "where it is not scored as the candidates are")
     its.add_argument("--baseline-engine", metavar="NAME", help="default: --engine")
     its.add_argument("--baseline-dtype", metavar="DTYPE", help="default: --dtype")
     keep = parser.add_argument_group("comparison")
-    keep.add_argument("--out", metavar="DIR", help="keep the runs there; an interrupted comparison goes on")
+    keep.add_argument("--out", metavar="DIR", help="keep the runs there; an interrupted comparison resumes")
     keep.add_argument("--fresh", action="store_true", help="score again even if runs are there, and replace them")
     keep.add_argument(
         "--fail-if", action="append", metavar="RULE", help='as in "kl_mean > 0.02" or "same_top < 0.9 surely"'
@@ -47,21 +45,20 @@ def run(parsed: argparse.Namespace) -> int:
 
     rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
     output = check_report(parsed.report, "--report", made_later=parsed.out) if parsed.report is not None else None
-    given = options.engine_options(parsed)
-    of_baseline = replace(given, dtype=parsed.baseline_dtype) if parsed.baseline_dtype else None
-    question = {name: value for name, value in options.question(parsed).items() if value not in (None, False)}
+    of_baseline: Any = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
     with progress_bar("scoring") as progress:
         found = compare(
             parsed.baseline,
             *parsed.candidates,
             engine=parsed.engine,
-            options=given,
+            tokenizer=parsed.tokenizer,
             baseline_engine=parsed.baseline_engine,
             baseline_options=of_baseline,
             out=parsed.out,
             fresh=parsed.fresh,
             progress=progress,
-            **question,
+            **options.question(parsed),
+            **options.engine_options(parsed),
         )
     command = " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
     found = [replace(c, manifest={**c.manifest, "command": command}) for c in found]

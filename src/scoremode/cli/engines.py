@@ -12,10 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.engines.registry import ENGINES
-    from scoremode.report.terminal.console import listing
+    from scoremode.report.terminal.engines import engines_table
+    from scoremode.verbs.engines import engines
 
+    found = engines()
     if parsed.json:
-        options.print_json([{"name": name, "summary": summary} for name, summary in ENGINES.items()])
+        options.print_json(found)
     else:
-        options.print_parts(listing(ENGINES.items()))
+        options.print_parts(engines_table(found))

@@ -29,8 +29,9 @@ def entry() -> NoReturn:
         watch.finish(code)
     except KeyboardInterrupt as error:  # before or after what ``main`` explains
         code = watch.tell(error)
-    if code and (watch.received is not None or "vllm" in sys.modules):
-        # vLLM's sockets may wait at exit for an engine that died; everything of ours is closed and written
+    leftovers = sys.modules.get("scoremode.engines.leftovers")
+    if code and (watch.received is not None or (leftovers is not None and leftovers.hanging)):
+        # sockets of a library may wait at exit for an engine that died; everything of ours is closed and written
         os._exit(code)
     sys.exit(code)
 

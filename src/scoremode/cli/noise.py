@@ -14,13 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_question(parser)
     options.add_engine(parser)
-    options.add_vllm(parser)
     compare = parser.add_argument_group("compare")
     compare.add_argument(
         "--vary",
         action="append",
         metavar="FLAG=A,B,…",
-        help="score under each value: dtype=float32,bfloat16, tensor-parallel-size=1,2, engine=transformers,vllm, …",
+        help="score under each value: dtype=float32,bfloat16, tensor-parallel-size=1,2, engine=A,B, …",
     )
     compare.add_argument("--repeat", type=int, default=2, metavar="N", help="passes over each setting (default: 2)")
     options.add_json(parser)
@@ -43,9 +42,10 @@ def run(parsed: argparse.Namespace) -> None:
             vary=vary,
             repeat=parsed.repeat,
             engine=parsed.engine,
-            options=options.engine_options(parsed),
+            tokenizer=parsed.tokenizer,
             progress=progress,
             **options.question(parsed),
+            **options.engine_options(parsed),
         )
     if parsed.json:
         options.print_json(found.as_json())

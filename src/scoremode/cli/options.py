@@ -7,13 +7,14 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import OptionError
 from scoremode.text import json_files
 
 if TYPE_CHECKING:
-    from scoremode.engines.base import EngineOptions
+    from scoremode.engines.options import KnownOption
 
 QUESTION = (
     "corpus",
@@ -29,24 +30,6 @@ QUESTION = (
     "dataset_config",
     "split",
     "assistant_only",
-    "tokenizer",
-)
-ENGINE = (
-    "dtype",
-    "device",
-    "batch_tokens",
-    "head",
-    "head_kernel",
-    "quantization",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "gpu_memory_utilization",
-    "kv_cache_dtype",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "enforce_eager",
-    "allow_untested_vllm",
-    "trust_remote_code",
 )
 
 
@@ -67,15 +50,20 @@ def count(text: str) -> int:
     return value
 
 
-def share(text: str) -> float:
-    """A number above 0 and up to 1, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number above 0 and up to 1, as in 0.9")
-    return value
+def number_within(option: KnownOption) -> Callable[[str], float]:
+    """A reader of numbers within an option's bounds, for argparse."""
+
+    def read(text: str) -> float:
+        low, high = option.details.above, option.details.at_most
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not ((low is None or value > low) and (high is None or value <= high)) or math.isnan(value):
+            raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number {option.bounds()}".rstrip())
+        return value
+
+    return read
 
 
 def _cut(text: str) -> str:
@@ -86,14 +74,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="smollm2-135m, a checkpoint folder, or a name on the hub")
 
 
-def add_question(parser: argparse.ArgumentParser) -> None:
+def add_question(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Flags of a question; with ``several``, a corpus or a method that is given again is another question."""
     text = parser.add_argument_group("text")
     text.add_argument(
         "--corpus",
-        nargs="+",
-        action="extend",
-        metavar="NAME-or-FILE",
-        help="wikitext2, wikitext2:FILE, python-docs, files (.txt .md .jsonl .parquet), or - for stdin; one or several",
+        action="append",
+        metavar="TEXT",
+        help="wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder or a pattern "
+        "('notes/*.txt') of files, or - for stdin" + ("; give it again for another question" if several else ""),
     )
     text.add_argument("--text", help="a text given here")
     text.add_argument("--dataset", metavar="NAME", help="a dataset on the Hugging Face hub")
@@ -106,42 +95,45 @@ def add_question(parser: argparse.ArgumentParser) -> None:
     text.add_argument("--document-tokens", type=integer, metavar="N", help="only the first N tokens of each document")
     text.add_argument("--assistant-only", action="store_true", help="of chat rows, score the assistant's tokens alone")
     rule = parser.add_argument_group("method")
-    rule.add_argument("--method", default="sliding-once", help="see scoremode methods (default: sliding-once)")
+    rule.add_argument(
+        "--method",
+        action="append",
+        help="see scoremode methods (default: sliding-once)" + ("; may be given again" if several else ""),
+    )
     rule.add_argument("--context-length", type=integer, metavar="N", help="tokens per window (default: the method's)")
     rule.add_argument("--stride", type=integer, metavar="N", help="tokens between windows (default: the method's)")
     rule.add_argument("--max-windows", type=integer, metavar="N", help="0 for all (default: the method's own limit)")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    engine.add_argument("--engine", help="see scoremode engines (default: the one that fits the model)")
-    engine.add_argument("--tokenizer", metavar="FOLDER", help="another tokenizer than the model's own")
-    engine.add_argument("--dtype", help="float32, bfloat16, float16, float64 or auto (default: auto; float32 on a CPU)")
-    engine.add_argument("--device", help="cpu, cuda, cuda:N, or auto for several GPUs")
-    engine.add_argument("--batch-tokens", type=integer, metavar="N", help="tokens in one forward pass")
-    engine.add_argument("--head", choices=("exact", "as-served"), help="logits in float32, or as the model rounds them")
-    engine.add_argument(
-        "--head-kernel",
-        metavar="NAME",
-        help="fused, rows, blocked or plain (default: the fastest that passes its self-test)",
-    )
-    engine.add_argument(
-        "--trust-remote-code", action="store_true", help="execute Python code shipped with the model; off unless given"
-    )
+    """``--engine``, and every option of every engine, as the engines declare them."""
+    from scoremode.engines.registry import all_options
+
+    shared = parser.add_argument_group("engine")
+    shared.add_argument("--engine", help="see scoremode engines (default: the one that fits the model)")
+    shared.add_argument("--tokenizer", metavar="FOLDER", help="another tokenizer than the model's own")
+    groups = {}
+    for engines, option in all_options().values():
+        if len(engines) > 1:
+            _add_option(shared, option)
+            continue
+        if engines[0] not in groups:
+            groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
+        _add_option(groups[engines[0]], option)
 
 
-def add_vllm(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine vllm", "under vLLM's own names; None is vLLM's own choice")
-    engine.add_argument("--quantization", metavar="NAME", help="the method, if the checkpoint does not declare one")
-    engine.add_argument("--tensor-parallel-size", type=integer, metavar="N")
-    engine.add_argument("--pipeline-parallel-size", type=integer, metavar="N")
-    engine.add_argument("--gpu-memory-utilization", type=share, metavar="SHARE")
-    engine.add_argument("--kv-cache-dtype", metavar="DTYPE", help="as in fp8")
-    engine.add_argument("--max-num-batched-tokens", type=integer, metavar="N", help="tokens in one forward pass")
-    engine.add_argument("--max-model-len", type=integer, metavar="N", help="default: the longest window of the plan")
-    engine.add_argument("--enforce-eager", action="store_true", default=None, help="no CUDA graphs, no compilation")
-    engine.add_argument("--engine-arg", action="append", metavar="NAME=VALUE", help="any other argument of vllm.LLM")
-    engine.add_argument("--allow-untested-vllm", action="store_true", default=None)
+def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
+    details = option.details
+    flags = (option.flag, *details.older_flags)
+    same: dict[str, Any] = {"dest": option.name, "help": details.help}
+    if option.kind == "bool":
+        group.add_argument(*flags, action="store_true", default=None, **same)
+    elif option.kind == "Pairs":
+        group.add_argument(*flags, action="append", metavar=details.metavar, **same)
+    else:
+        readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
+        reader = readers.get(option.kind, str)
+        group.add_argument(*flags, type=reader, metavar=details.metavar, choices=details.choices, **same)
 
 
 def engine_arg(text: str) -> tuple[str, Any]:
@@ -160,15 +152,41 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def question(parsed: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(parsed, name) for name in QUESTION}
+    """The question of a command that asks one."""
+    found = questions(parsed)
+    if len(found) > 1:
+        flag = "--corpus" if len(parsed.corpus or ()) > 1 else "--method"
+        raise OptionError(
+            f"{flag} is given {len(found)} times, and {parsed.verb} asks one question",
+            fix="run it once for each; several files are one corpus as a folder or a pattern like 'notes/*.txt'",
+        )
+    return found[0]
 
 
-def engine_options(parsed: argparse.Namespace) -> EngineOptions:
-    from scoremode.engines.base import EngineOptions
+def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    """One question for each corpus and each method, in the order given; what was not given is left out."""
+    shared = {name: getattr(parsed, name) for name in QUESTION if name not in ("corpus", "method")}
+    corpora, methods = parsed.corpus or [None], parsed.method or [None]
+    for flag, values in (("--corpus", corpora), ("--method", methods)):
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise OptionError(f"{flag} {_cut(twice)} is given twice", fix="give it once")
+    asked = [{**shared, "corpus": corpus, "method": method} for corpus in corpora for method in methods]
+    return [{name: value for name, value in one.items() if value is not None and value is not False} for one in asked]
 
-    given = {name: getattr(parsed, name) for name in ENGINE}
-    more = tuple(engine_arg(text) for text in parsed.engine_arg or ()) or None
-    return EngineOptions(**{**given, "trust_remote_code": given["trust_remote_code"] or None, "engine_args": more})
+
+def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The options of engines that were given."""
+    from scoremode.engines.registry import all_options
+
+    found = {}
+    for name, (_, option) in all_options().items():
+        value = getattr(parsed, name)
+        if option.kind == "Pairs" and value:
+            value = tuple(engine_arg(text) for text in value)
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def print_json(value: Any) -> None:

@@ -10,11 +10,9 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from typing import Any, NoReturn
 
 from scoremode.errors import harmless, one_line
-from scoremode.text.corpus import names_a_text
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be; the others are refused where they are used
@@ -58,8 +56,8 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(required):
             names = message.removeprefix(required)
             first = names.split(", ")[0]
-            misplaced = "--corpus" in self.flags() and not first.startswith("-")
-            hint = f"; type {first} first, as in {self.prog} {first} --corpus FILE" if misplaced else ""
+            asks = "--corpus" in self.flags() and not first.startswith("-")
+            hint = f"; as in {self.prog} {first} --corpus FILE" if asks else ""
             return f"{names} {'are' if ', ' in names else 'is'} missing{hint}"
         if message.startswith("argument -") and message.endswith("expected one argument"):
             flag = message.removeprefix("argument ").split(":")[0].split("/")[-1]
@@ -81,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def _parse(self, given: list[str], namespace: argparse.Namespace | None) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse does; a MODEL that ``--corpus a.txt MODEL`` swallowed is given back."""
+        """As argparse does, but what is missing is said last: a mistyped flag is more likely to be the reason."""
         required = [a for a in self._actions if a.required]
         for action in required:
             action.required = False
@@ -93,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         self._refuse_empty(found)
         if unknown or all(getattr(found, action.dest) is not None for action in required):
             return found, unknown
-        return super().parse_known_args(_models_first(given), namespace)
+        return super().parse_known_args(given, namespace)
 
     def _refuse_empty(self, found: argparse.Namespace) -> None:
         for action in self._actions:
@@ -114,35 +112,12 @@ def _name_of(action: argparse.Action) -> str:
     return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
 
 
-def _models_first(given: list[str]) -> list[str]:
-    """The command line with the models first that were typed after the texts of a ``--corpus``.
-
-    >>> _models_first(["--corpus", "wikitext2", "some/model", "--json"])
-    ['some/model', '--corpus', 'wikitext2', '--json']
-    """
-    models: list[str] = []
-    others: list[str] = []
-    at = 0
-    while at < len(given):
-        others.append(given[at])
-        at += 1
-        if others[-1] != "--corpus":
-            continue
-        values = list(takewhile(lambda value: value == "-" or not value.startswith("-"), given[at:]))
-        at += len(values)
-        texts = len(values)
-        while texts > 1 and not names_a_text(values[texts - 1]):
-            texts -= 1
-        others += values[:texts]
-        models += values[texts:]
-    return models + others
-
-
 def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> str:
     """What to say of arguments that nobody took: the flag that was meant, or the verb that it belongs to."""
     flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a != "-"), None)
     if flag is None:
-        return f"nothing takes the argument '{unknown[0]}'"
+        several = "; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"
+        return f"nothing takes the argument '{unknown[0]}'" + (several if "--corpus" in chosen.flags() else "")
     if chosen not in verbs.values():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
     owners = [name for name, verb in verbs.items() if flag in verb.flags()]

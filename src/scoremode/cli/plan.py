@@ -9,9 +9,8 @@ from scoremode.cli import options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    options.add_question(parser)
+    options.add_question(parser, several=True)
     options.add_engine(parser)
-    options.add_vllm(parser)
     options.add_json(parser)
 
 
@@ -19,8 +18,13 @@ def run(parsed: argparse.Namespace) -> None:
     from scoremode.report.terminal.plan import plan_table
     from scoremode.verbs.plan import plan
 
-    made = plan(parsed.model, engine=parsed.engine, options=options.engine_options(parsed), **options.question(parsed))
+    given = options.engine_options(parsed)
+    made = [
+        plan(parsed.model, engine=parsed.engine, tokenizer=parsed.tokenizer, **question, **given)
+        for question in options.questions(parsed)
+    ]
     if parsed.json:
-        options.print_json(made)
-    else:
-        options.print_parts(plan_table(made))
+        options.print_json(made[0] if len(made) == 1 else made)
+        return
+    for number, one in enumerate(made):
+        options.print_parts(["" if number else None, *plan_table(one)][not number :])

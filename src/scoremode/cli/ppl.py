@@ -11,11 +11,14 @@ EPILOG = "Without --out the run is kept in the cache folder; asking the same aga
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    options.add_question(parser)
+    options.add_question(parser, several=True)
     options.add_engine(parser)
-    options.add_vllm(parser)
     keep = parser.add_argument_group("run")
-    keep.add_argument("--out", metavar="DIR", help="keep the run there; an interrupted one goes on from there")
+    keep.add_argument(
+        "--out",
+        metavar="DIR",
+        help="keep the run there; an interrupted one resumes (of several questions, each has a folder in DIR)",
+    )
     keep.add_argument("--fresh", action="store_true", help="score again even if a run is there, and replace it")
     keep.add_argument(
         "--worst", type=options.count, default=8, metavar="N", help="worst-predicted tokens to show (default: 8)"
@@ -25,22 +28,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
-    from scoremode.report.terminal.run import run_table
-    from scoremode.verbs.ppl import ppl
+    from scoremode.report.terminal.run import questions_table, run_table
+    from scoremode.verbs.session import ppl_many
 
+    questions = options.questions(parsed)
     with progress_bar("scoring") as progress:
-        result = ppl(
+        found = ppl_many(
             parsed.model,
+            questions,
             engine=parsed.engine,
+            tokenizer=parsed.tokenizer,
             options=options.engine_options(parsed),
             out=parsed.out,
             fresh=parsed.fresh,
             progress=progress,
-            **options.question(parsed),
         )
     if parsed.json:
-        options.print_json(result.summary())
+        summaries = [result.summary() for result in found]
+        options.print_json(summaries[0] if len(found) == 1 else summaries)
         return
+    if len(found) > 1:
+        options.print_parts(questions_table(found))
+        return
+    (result,) = found
     parts = run_table(result, parsed.worst)
     if result.cached:
         parts += ["", f"read from {result.path}, where it was scored before; --fresh scores it again"]

@@ -1,4 +1,4 @@
-"""scoremode prob: probability of targets behind a prompt"""
+"""scoremode prob: probability of targets after a prompt"""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--add-bos", action="store_true", help="put a BOS in front where the tokenizer does not")
     options.add_engine(parser)
-    options.add_vllm(parser)
     options.add_json(parser)
 
 
@@ -57,11 +56,11 @@ def run(parsed: argparse.Namespace) -> None:
     with SequenceProbability(
         parsed.model,
         engine=parsed.engine,
-        options=options.engine_options(parsed),
         tokenizer=parsed.tokenizer,
         leading_space=parsed.leading_space,
         spanning=parsed.spanning,
         add_bos=parsed.add_bos,
+        **options.engine_options(parsed),
     ) as lm:
         if output is not None:
             _score_into(output, lm, pairs, parsed)

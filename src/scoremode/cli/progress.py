@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scoremode.verbs.scoring import Progress
+from scoremode.verbs.progress import Progress
 
 
 @contextmanager

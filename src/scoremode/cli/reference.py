@@ -15,9 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_question(parser)
     options.add_engine(parser)
-    options.add_vllm(parser)
     keep = parser.add_argument_group("reference")
-    keep.add_argument("--out", metavar="DIR", required=True, help="keep it there; an interrupted one goes on")
+    keep.add_argument("--out", metavar="DIR", required=True, help="keep it there; an interrupted one resumes")
     keep.add_argument("--fresh", action="store_true", help="make it again even if one is there, and replace it")
     options.add_json(parser)
 
@@ -32,10 +31,11 @@ def run(parsed: argparse.Namespace) -> None:
             parsed.model,
             parsed.out,
             engine=parsed.engine,
-            options=options.engine_options(parsed),
+            tokenizer=parsed.tokenizer,
             fresh=parsed.fresh,
             progress=progress,
             **options.question(parsed),
+            **options.engine_options(parsed),
         )
     if parsed.json:
         options.print_json({**result.summary(), "reference": parsed.out})

@@ -111,9 +111,9 @@ class Signals:
             threading.Event().wait()  # another thread is at it
         if self._finished is not None:
             os._exit(self._finished)
-        started = sys.modules.get("scoremode.engines.vllm.processes")
-        if started is not None:
-            started.kill_all()
+        leftovers = sys.modules.get("scoremode.engines.leftovers")
+        for kill in leftovers.kill if leftovers is not None else ():
+            kill()
         os._exit(self.tell(self.received or Stopped(number)))
 
     def _unraisable(self, unraisable: Any) -> None:

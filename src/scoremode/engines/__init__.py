@@ -1,1 +1,1 @@
-"""Anything that turns windows into answers."""
+"""Plan ─▶ Answers: the contract, the registry, and one folder per engine."""

@@ -4,55 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scoremode.errors import EngineError, OptionError
+from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Floats, Ints, Raw
 
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What a user may ask of an engine. None means: the engine's own choice."""
-
-    dtype: str | None = None
-    device: str | None = None
-    batch_tokens: int | None = None
-    head: str | None = None  # "exact" or "as-served"
-    head_kernel: str | None = None  # the code that turns hidden states into scores: one of head.budget.KERNELS
-    quantization: str | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    gpu_memory_utilization: float | None = None
-    kv_cache_dtype: str | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    enforce_eager: bool | None = None
-    engine_args: tuple[tuple[str, Any], ...] | None = None  # any other argument of vllm.LLM
-    allow_untested_vllm: bool | None = None
-    trust_remote_code: bool | None = None
-    shares_prompts: bool | None = None  # many windows begin alike: worth a prefix cache
-
-    def given(self) -> dict[str, Any]:
-        """Options that were chosen, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-
-
 UNIFORM = "all logits are equal: the model gives every token the same probability, as untrained or empty weights do"
-
-OF_VLLM = {
-    "quantization",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "gpu_memory_utilization",
-    "kv_cache_dtype",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "enforce_eager",
-    "engine_args",
-    "allow_untested_vllm",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +82,7 @@ class Engine(ABC):
     """Turns windows into answers."""
 
     facts: EngineFacts
+    longest: int | None = None  # tokens of the longest window that it takes as it was opened; None: the model's context
 
     @abstractmethod
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -151,19 +111,3 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
         """Give back what the engine holds."""
-
-
-def gather_options(options: EngineOptions | None, arguments: dict[str, Any]) -> EngineOptions:
-    """Options given whole or by name: those named in ``arguments`` are taken out of it."""
-    named = {f.name: arguments.pop(f.name) for f in fields(EngineOptions) if f.name in arguments}
-    return replace(options or EngineOptions(), **named)
-
-
-def refuse_options(engine: str, options: EngineOptions, accepted: set[str], elsewhere: dict[str, str]) -> None:
-    """An error for the first option that this engine does not have, naming the engine or option that does."""
-    for name, value in options.given().items():
-        if name in accepted or value is False:
-            continue
-        flag = "--engine-arg" if name == "engine_args" else "--" + name.replace("_", "-")
-        fix = elsewhere.get(name, f"leave {flag} out" + (", or use --engine vllm" if name in OF_VLLM else ""))
-        raise OptionError(f"{flag} does not apply to the {engine} engine", fix=fix)

@@ -1,85 +1,145 @@
-"""Engines by name."""
+"""Engines by name: every folder of this package that declares a PLUGIN, and what other packages bring.
+
+Nothing is opened here, and nothing heavy is imported: a question that no engine can answer is refused at once.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from scoremode.engines.base import Engine, EngineOptions, refuse_options
-from scoremode.errors import OptionError, did_you_mean
-from scoremode.models.facts import inspect
-from scoremode.models.subject import Subject
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from scoremode import engines
+from scoremode.engines.options import KnownOption, Options
+from scoremode.engines.plugin import CONTRACT, EnginePlugin, Work
+from scoremode.errors import EngineError, OptionError, did_you_mean
+from scoremode.text import plugins
+from scoremode.text.plugins import Plugins
 
-ENGINES = {
-    "transformers": "any causal LM that Transformers loads, in this process (the default)",
-    "vllm": "quantized weights as served, any parallel size: pip install 'scoremode[vllm]'",
-    "table": "answers known in closed form: table:uniform and table:successor, over bytes",
-}
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
 
-FOR_ALL = {"trust_remote_code", "shares_prompts"}
-
-
-def find_subject(model: str, *, tokenizer: str | None = None, trust_remote_code: bool = False) -> Subject:
-    """The model of that name, no weights loaded."""
-    if model.startswith("table:"):
-        from scoremode.engines.table.engine import require_table
-
-        require_table(model.removeprefix("table:"))
-        if tokenizer:
-            raise OptionError(
-                "--tokenizer does not apply to a table: its tokens are bytes", fix="leave --tokenizer out"
-            )
-        return Subject(model, None, ByteTokenizer(), 256, None, model)
-    facts = inspect(model)
-    folder = tokenizer or facts.path
-    loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=trust_remote_code)
-    return Subject(model, facts, loaded, facts.vocabulary, facts.context_length, facts.fingerprint)
+GROUP = "scoremode.engines"
 
 
-def engine_name(wanted: str | None, subject: Subject) -> str:
-    """The engine that was asked for, else the one that fits the model."""
-    natural = "table" if subject.facts is None else "transformers"
-    if wanted is None:
-        return natural
-    if wanted not in ENGINES:
-        raise OptionError(f"there is no engine '{wanted}'", fix=did_you_mean(wanted, ENGINES))
-    if (wanted == "table") != (natural == "table"):
-        raise OptionError(f"the {wanted} engine cannot score {subject.name}", fix=f"use --engine {natural}")
-    return wanted
+@cache
+def registry() -> Plugins:
+    """Every engine that can be named here, and plug-ins that cannot be used."""
+    ours = {plugin.name: plugin for plugin in _built_in()}
+    theirs = plugins.load(GROUP, ours, _accepted)
+    return Plugins({**ours, **theirs.found}, theirs.refused)
 
 
-def open_engine(subject: Subject, name: str, options: EngineOptions, longest: int | None = None) -> Engine:
-    """Start an engine on a model: here weights are loaded. ``longest`` is the longest window that will come."""
-    if name == "table":
-        from scoremode.engines.table.engine import TableEngine
-
-        refuse_options("table", options, FOR_ALL, {})
-        return TableEngine.named(subject.name.removeprefix("table:"))
-    if name == "vllm":
-        from scoremode.engines.vllm.engine import VllmEngine
-
-        assert subject.facts is not None
-        return VllmEngine.load(subject.facts, options, longest)
-    from scoremode.engines.transformers.engine import TransformersEngine
-
-    assert subject.facts is not None
-    return TransformersEngine.load(subject.facts, options)
+def _built_in() -> Iterator[EnginePlugin]:
+    """An engine of our own is a folder here whose ``__init__`` declares it."""
+    for module in sorted(pkgutil.iter_modules(engines.__path__), key=lambda module: module.name):
+        if module.ispkg:
+            yield import_module(f"{engines.__name__}.{module.name}").PLUGIN()
 
 
-def chosen_settings(subject: Subject, name: str, options: EngineOptions) -> dict[str, Any]:
-    """What the engine would use, decided before it starts: a stored run is found without loading a weight."""
-    given = {k: v for k, v in options.given().items() if v is not False}
-    if name == "table":
-        refuse_options("table", options, FOR_ALL, {})
-        return given
-    if name == "vllm":
-        from scoremode.engines.vllm import support
-        from scoremode.engines.vllm.options import VllmOptions
+def _accepted(name: str, loaded: Any) -> EnginePlugin:
+    if not (isinstance(loaded, type) and issubclass(loaded, EnginePlugin)):
+        raise ValueError("it is not a subclass of scoremode.engines.plugin.EnginePlugin; ask its author to fix it")
+    written_for = loaded.__dict__.get("contract")
+    if written_for != CONTRACT:
+        raise ValueError(
+            f"it was written for version {written_for} of the engine contract, and this is version {CONTRACT}; "
+            "update it, or install the scoremode that it was written for"
+        )
+    if getattr(loaded, "name", None) != name:
+        raise ValueError(f"its entry point calls it '{name}' and the engine itself '{getattr(loaded, 'name', None)}'")
+    return loaded()
 
-        VllmOptions.from_engine_options(options).arguments()  # refuses what cannot be scored with
-        return {**given, **support.kernel_switches(), "vllm": support.installed_version()}
-    from scoremode.engines.transformers.engine import chosen_device_and_dtype
 
-    assert subject.facts is not None
-    device, dtype = chosen_device_and_dtype(options, subject.facts)
-    return {**given, "device": device, "dtype": dtype}
+def known_engines() -> dict[str, EnginePlugin]:
+    return registry().found
+
+
+def find_engine(name: str) -> EnginePlugin:
+    """The engine of that name."""
+    if name in known_engines():
+        return known_engines()[name]
+    for refused in registry().refused:
+        if refused.name == name:
+            raise OptionError(f"the engine '{name}' cannot be used", fix=f"{refused}")
+    raise OptionError(f"there is no engine '{name}'", fix=did_you_mean(name, known_engines()))
+
+
+def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
+    """The engine that was asked for, else the one that the model's name belongs to, else the default."""
+    owner = next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
+    natural = owner or next(plugin for plugin in known_engines().values() if plugin.is_default)
+    chosen = natural if wanted is None else find_engine(wanted)
+    fits = chosen.opens_checkpoints if owner is None else chosen.claims(model)
+    if not fits:
+        raise OptionError(f"the {chosen.name} engine cannot score {model}", fix=f"use --engine {natural.name}")
+    return chosen
+
+
+def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
+    """Options by name as the engine's own dataclass. What it does not have is refused, and who has it is said."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    known = plugin.options.known()
+    for name, value in chosen.items():
+        if name not in known and value is not False:
+            raise _not_an_option(plugin, name)
+    return plugin.options.of({name: value for name, value in chosen.items() if name in known})
+
+
+def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
+    everywhere = all_options()
+    if name not in everywhere:
+        return OptionError(f"there is no option {name}", fix=did_you_mean(name, everywhere))
+    flag = everywhere[name][1].flag
+    others = [other for other, engine in known_engines().items() if name in engine.options.known()]
+    elsewhere = f"{flag} needs --engine {' or '.join(others)}"
+    fix = f"{plugin.instead[name]}; {elsewhere}" if name in plugin.instead else f"leave {flag} out; {elsewhere}"
+    return OptionError(f"{flag} does not apply to the {plugin.name} engine", fix=fix)
+
+
+def all_options() -> dict[str, tuple[list[str], KnownOption]]:
+    """Every option of every engine: the engines that have it, and what the first of them says of it."""
+    found: dict[str, tuple[list[str], KnownOption]] = {}
+    for engine, plugin in known_engines().items():
+        for name, option in plugin.options.known().items():
+            found.setdefault(name, ([], option))[0].append(engine)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An engine, its options and what it will score; nothing is opened yet."""
+
+    plugin: EnginePlugin
+    options: Options
+    subject: Subject
+
+    def settings(self) -> dict[str, Any]:
+        """What the engine would use: a part of a run's identity."""
+        return self.plugin.settings(self.subject, self.options)
+
+
+def choose(
+    model: str, engine: str | None = None, given: Mapping[str, Any] | None = None, tokenizer: str | None = None
+) -> Chosen:
+    """The engine for a model, with options by name. Everything that can be refused without opening it is refused."""
+    plugin = choose_engine(engine, model)
+    options = read_options(plugin, given or {})
+    return Chosen(plugin, options, plugin.subject(model, options, tokenizer))
+
+
+def open_engine(chosen: Chosen, work: Work) -> Engine:
+    """Start an engine on a model: the one place where weights are loaded."""
+    return chosen.plugin.open(chosen.subject, chosen.options, work)
+
+
+def require(plugin: EnginePlugin, capability: str, what: str) -> None:
+    """Refuse a question that an engine cannot answer, before it is opened."""
+    if getattr(plugin.capabilities, capability):
+        return
+    able = [name for name, other in known_engines().items() if getattr(other.capabilities, capability)]
+    raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(able)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import ModelError, did_you_mean
+from scoremode.errors import ModelError, OptionError, did_you_mean
 from scoremode.models.checkpoints import check_layers
 from scoremode.models.embedded import EMBEDDED, embedded_model
 from scoremode.models.safetensors import StoredTensor, bits_per_weight, read_header, stored_bytes
@@ -41,49 +41,51 @@ class ModelFacts:
     notes: tuple[str, ...] = ()  # what of the checkpoint is not used, in words
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
     """The folder of a model: the embedded one by name, a local folder, or a repository on the Hugging Face hub.
 
     >>> resolve("smollm2-135m").joinpath("config.json").exists()   # doctest: +SKIP
     True
     """
-    if name == EMBEDDED:
-        return embedded_model()
+    if name == EMBEDDED or Path(name).expanduser().is_dir():
+        if revision is not None:
+            raise OptionError(
+                f"--revision does not apply to {name}, which is not on the hub", fix="leave --revision out"
+            )
+        return embedded_model() if name == EMBEDDED else Path(name).expanduser()
     path = Path(name).expanduser()
-    if path.is_dir():
-        return path
     if path.is_file():
         raise ModelError(f"{name} is a file", fix="give the folder of a Hugging Face checkpoint")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = (EMBEDDED, "table:uniform", "table:successor")
         fix = did_you_mean(name, known) if "/" not in name else "check the path"
         raise ModelError(f"there is no model or folder '{name}'", fix=fix)
-    return _from_hub(name)
+    return _from_hub(name, revision, token)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
     from scoremode.text.hub import why_not
 
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=wanted))
     except Exception as error:  # the hub client raises many kinds; all of them mean "no model"
         reason, fix = why_not(error)
         raise ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 
-def inspect(name: str) -> ModelFacts:
+def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:
     """What a model's files say, or an error where they are incomplete."""
-    path = resolve(name)
+    path = resolve(name, revision=revision, token=token)
     config = _read_config(path)
     weights, left_out = _weight_files(path)
     headers = [read_header(p) for p in weights]
     text_config = config.get("text_config") or config
     notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
     revision = path.name if path.parent.name == "snapshots" else None
-    files, identity = _fingerprint(path, revision, [*weights, *(p for p in left_out if _vllm_may_load(p))])
+    files, identity = _fingerprint(path, revision, [*weights, *(p for p in left_out if _in_mistrals_format(p))])
     return ModelFacts(
         name=name,
         path=path,
@@ -107,7 +109,7 @@ def inspect(name: str) -> ModelFacts:
 def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The files that hold a checkpoint's weights, and other safetensors files beside them.
 
-    With an index, the files that it names: Transformers and vLLM read those. Mistral's repositories hold the same
+    With an index, the files that it names: loaders read those. Mistral's repositories hold the same
     weights again as consolidated*.safetensors, which must not be counted twice.
     """
     present = sorted(path.glob("*.safetensors"))
@@ -119,18 +121,18 @@ def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
     named = _names_in_index(path / INDEX) if (path / INDEX).is_file() else None
     if named is None:
         twice = SINGLE in names
-        weights = [p for p in present if not (twice and _vllm_may_load(p))]
+        weights = [p for p in present if not (twice and _in_mistrals_format(p))]
     else:
         if missing := sorted(named - names):
             raise ModelError(f"{path} lacks {missing[0]}, which its index names", fix="download the model again")
-        if SINGLE in names - named:  # Transformers would load it, vLLM the files of the index
+        if SINGLE in names - named:  # some loaders would take it, others the files of the index
             raise ModelError(f"{path} holds {SINGLE} and an index of other files", fix="remove one of the two")
         weights = [p for p in present if p.name in named]
     return weights, [p for p in present if p not in weights]
 
 
-def _vllm_may_load(path: Path) -> bool:
-    """vLLM prefers weights in Mistral's own format if they are there; Transformers does not know them."""
+def _in_mistrals_format(path: Path) -> bool:
+    """Weights in Mistral's own format, which some engines prefer if they are there, and Transformers does not know."""
     return path.name.startswith("consolidated")
 
 

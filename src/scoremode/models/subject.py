@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from scoremode.models.facts import ModelFacts
-from scoremode.text.tokenizer import TextTokenizer
+from scoremode.models.facts import ModelFacts, inspect
+from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is scored: a model's files and tokenizer, known before an engine is started."""
+    """A model before an engine is opened on it. Only the first three must be known.
 
-    name: str
-    facts: ModelFacts | None  # None for a table
+    A server may know its tokenizer and nothing else; a GGUF file says all of this in its header.
+    """
+
+    name: str  # as the user gave it
     tokenizer: TextTokenizer
-    vocabulary: int | None
-    context_length: int | None
-    fingerprint: str
+    fingerprint: str  # equal for equal weights: a part of every run's identity
+    vocabulary: int | None = None
+    context_length: int | None = None
+    hidden_size: int | None = None
+    dtype: str | None = None  # of the weights as they are stored
+    weight_bytes: int | None = None
+    bits_per_weight: float | None = None
+    revision: str | None = None  # the hub's commit
+    files: Mapping[str, str] = field(default_factory=dict)  # file name -> sha256
+    notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the model's files
+    checkpoint: ModelFacts | None = None  # the folder in the Hugging Face layout, where it has one
+
+
+def checkpoint_subject(
+    model: str,
+    *,
+    tokenizer: str | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+) -> Subject:
+    """A Hugging Face checkpoint: a folder, a name on the hub, or the embedded model. No weights are loaded."""
+    facts = inspect(model, revision=revision, token=token)
+    folder: str | Path = tokenizer or facts.path
+    loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=trust_remote_code)
+    stored = facts.config.get("dtype") or facts.config.get("torch_dtype")
+    left_out = f"not counted as weights: {', '.join(facts.left_out)}" if facts.left_out else None
+    return Subject(
+        name=model,
+        tokenizer=loaded,
+        fingerprint=facts.fingerprint,
+        vocabulary=facts.vocabulary,
+        context_length=facts.context_length,
+        hidden_size=facts.hidden_size,
+        dtype=stored if isinstance(stored, str) else None,
+        weight_bytes=facts.weight_bytes,
+        bits_per_weight=facts.bits_per_weight,
+        revision=facts.revision,
+        files=facts.files,
+        notes=(left_out,) if left_out else (),
+        checkpoint=facts,
+    )

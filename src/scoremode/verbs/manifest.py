@@ -23,14 +23,13 @@ def describe(
     asked: Question, engine: EngineFacts, scores: ScoreRows, seconds: float, identity: dict[str, Any]
 ) -> dict[str, Any]:
     """The manifest: the numbers, and everything another person needs to get them again."""
-    plan, facts = asked.plan, asked.subject.facts
+    plan, subject = asked.plan, asked.subject
     zero = sum(int(np.isneginf(logprob).sum()) for logprob in logprobs_of(plan, scores))
     of_model = [*engine.notes, *_unnamed_ids(asked, engine)]
     notes = [*plan.notes, *of_model] + ([f"{zero} targets have probability zero"] if zero else [])
     if passed_over := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
-    if facts and facts.left_out:
-        notes.append(f"not counted as weights: {', '.join(facts.left_out)}")
+    notes += subject.notes
     return {
         "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
         "windows": len(plan),
@@ -52,16 +51,16 @@ def describe(
         "tokenizer": asked.tokens.tokenizer.fingerprint,
         "model": asked.subject.name,
         "model_fingerprint": asked.subject.fingerprint,
-        "model_revision": facts.revision if facts else None,
-        "model_files": facts.files if facts else {},
-        "weight_bytes": facts.weight_bytes if facts else None,
-        "bits_per_weight": facts.bits_per_weight if facts else None,
+        "model_revision": subject.revision,
+        "model_files": dict(subject.files),
+        "weight_bytes": subject.weight_bytes,
+        "bits_per_weight": subject.bits_per_weight,
         "engine": engine.engine,
         "dtype": engine.dtype,
         "device": engine.device,
         "head": engine.head,
         "engine_settings": without_secrets(engine.settings),
-        "versions": {**library_versions(), **engine.versions, "python": platform.python_version()},
+        "versions": {**library_versions(engine.engine), **engine.versions, "python": platform.python_version()},
         "hardware": {"machine": platform.machine(), "processor": processor_name(), "system": platform.system()},
         "seconds": seconds,
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
@@ -72,7 +71,7 @@ def describe(
 def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     """Ids of the model that the tokenizer does not have: what they are given, the others lack."""
     unnamed = engine.vocabulary - asked.tokens.tokenizer.size
-    if asked.subject.facts is None or unnamed <= 0:
+    if unnamed <= 0:
         return []
     return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
 

@@ -13,14 +13,15 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.engines.base import Engine, EngineFacts, EngineOptions, gather_options
-from scoremode.engines.registry import chosen_settings, engine_name, open_engine
+from scoremode.engines.base import Engine, EngineFacts
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import all_options
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.plan.plan import Plan
 from scoremode.statistics.estimate import finite
@@ -28,18 +29,17 @@ from scoremode.statistics.run import all_metrics
 from scoremode.store.journal import Journal
 from scoremode.store.scores import Scores
 from scoremode.values import Floats
-from scoremode.verbs.question import Question, ask, library_versions
-from scoremode.verbs.scoring import Progress, check_fits, score_plan
+from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.progress import Progress
+from scoremode.verbs.question import Question, library_versions, split_arguments
+from scoremode.verbs.scoring import check_fits, score_plan
 
 QUANTILE = 0.999
-FIXED = {"engine_args", "shares_prompts", "trust_remote_code", "allow_untested_vllm"}  # not numbers to be compared
-TYPES = {f.name: str(f.type).removesuffix(" | None") for f in fields(EngineOptions) if f.name not in FIXED}
-NAMES = ("engine", *TYPES)
-CHOICES = {"head": ("exact", "as-served")}
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 Setting = dict[str, Any]
-"""Names of NAMES -> the value of this setting; None is the engine's own choice."""
+"""``engine`` or names of options -> the value of this setting; None is the engine's own choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Noise:
             "device": s.facts.device,
             "head": s.facts.head,
             "engine_settings": s.facts.settings,
-            "versions": {**library_versions(), **s.facts.versions},
+            "versions": {**library_versions(s.facts.engine), **s.facts.versions},
         }
 
 
@@ -122,30 +122,43 @@ def noise(
     vary: Mapping[str, Sequence[Any]] | None = None,
     repeat: int = 2,
     engine: str | None = None,
-    options: EngineOptions | None = None,
+    tokenizer: str | None = None,
     progress: Progress | None = None,
-    **question: Any,
+    **arguments: Unpack[AllArguments],
 ) -> Noise:
     """Score one plan under every combination of the settings in ``vary``, ``repeat`` times each.
 
-    ``vary`` names ``engine`` or anything that EngineOptions has, with its values; the first value of each makes the
-    reference. ``question`` and ``options`` are as in :func:`scoremode.ppl`, and hold for every setting.
+    ``vary`` names ``engine`` or any option of an engine, with its values; the first value of each makes the reference.
+    ``arguments`` are those of a question and the engine's options, and hold for every setting.
 
     >>> import scoremode as sm
     >>> sm.noise("table:uniform", text="any text").settings[0].repeats.max
     0.0
     """
-    options = gather_options(options, question)
+    question, options = split_arguments(arguments)
     settings = combinations(vary or {})
     _require_something_to_compare(vary or {}, repeat, engine, options)
-    asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
-    prepared = [_prepare(asked, setting, engine, options) for setting in settings]
+    prepared = [_prepare(model, setting, engine, options, tokenizer) for setting in settings]
+    asked = prepared[0].ask(question, progress)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+    return noise_of(asked, settings, prepared, repeat, progress)
+
+
+def noise_of(
+    asked: Question,
+    settings: Sequence[Setting],
+    prepared: Sequence[HeldModel],
+    repeat: int,
+    progress: Progress | None = None,
+    *,
+    keep_open: bool = False,
+) -> Noise:
+    """One question under settings whose models are held; each is closed before the next is opened."""
     parts = _Parts(progress, len(settings) * repeat)
     found: list[SettingNoise] = []
     reference: Scores | None = None
-    for setting, (name, chosen) in zip(settings, prepared, strict=True):
-        facts, passes = _score(asked, name, chosen, repeat, parts)
+    for setting, held in zip(settings, prepared, strict=True):
+        facts, passes = _score(asked, held, repeat, parts, keep_open=keep_open)
         reference = passes[0] if reference is None else reference
         found.append(_compare(asked, setting, facts, passes, reference))
     return Noise(asked.subject.name, asked.corpus.name, asked.plan, repeat, _sequences(asked.plan)[0], tuple(found))
@@ -153,30 +166,46 @@ def noise(
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def parse_vary(text: str) -> tuple[str, list[Any]]:
-    """``tensor-parallel-size=1,2`` -> its name as EngineOptions has it, and the values in their type.
+    """``batch-tokens=512,2048`` -> the option's name, and the values in their type.
 
-    >>> parse_vary("max-num-batched-tokens=512,2048")
-    ('max_num_batched_tokens', [512, 2048])
+    >>> parse_vary("batch-tokens=512,2048")
+    ('batch_tokens', [512, 2048])
     """
     flag, equals, values = text.partition("=")
     name = known_name(flag)
     given = [value.strip() for value in values.split(",")]
     if not equals or not all(given):
-        example = "1,2" if TYPES.get(name) == "int" else "A,B"
+        example = "1,2" if _kind(name) == "int" else "A,B"
         raise OptionError(f"--vary {text} lacks a value", fix=f"give --vary {_flag(name)}={example}")
     return name, [_typed(name, value) for value in given]
 
 
+def may_vary() -> list[str]:
+    """What can be varied: the engine, and options that are worth comparing."""
+    return ["engine", *(name for name, (_, option) in all_options().items() if option.details.may_vary)]
+
+
 def known_name(flag: str) -> str:
-    """A name to vary, as EngineOptions has it; an error for anything else."""
+    """A name to vary, as the engines' options have it; an error for anything else."""
     name = flag.strip().removeprefix("--").replace("-", "_")
-    if name in FIXED or name == "engine_arg":
+    fixed = {name: option.flag for name, (_, option) in all_options().items() if not option.details.may_vary}
+    of_flags = {flag.removeprefix("--").replace("-", "_"): flag for flag in fixed.values()}
+    if name in fixed or name in of_flags:
+        given = fixed.get(name) or of_flags[name]
         raise OptionError(
-            f"--vary {_flag(name)} is not a setting to compare", fix=f"give --{_flag(name)} once: it holds for all"
+            f"--vary {_flag(name)} is not a setting to compare", fix=f"give {given} once: it holds for all"
         )
-    if name not in NAMES:
-        raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, NAMES)))
+    if name not in may_vary():
+        raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary())))
     return name
+
+
+def _kind(name: str) -> str:
+    return "str" if name == "engine" else all_options()[name][1].kind
+
+
+def _choices(name: str) -> tuple[str, ...] | None:
+    return None if name == "engine" else all_options()[name][1].details.choices
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
@@ -191,8 +220,8 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
         if len(set(listed)) < len(listed):
             raise OptionError(f"--vary {_flag(name)} has a value twice", fix="--repeat N scores one setting N times")
         for value in listed:
-            if name in CHOICES and value not in CHOICES[name]:
-                raise OptionError(f"--vary {_flag(name)}={value} is not known", fix=did_you_mean(value, CHOICES[name]))
+            if (choices := _choices(name)) is not None and value not in choices:
+                raise OptionError(f"--vary {_flag(name)}={value} is not known", fix=did_you_mean(value, choices))
         named[name] = listed
     return [dict(zip(named, chosen, strict=True)) for chosen in itertools.product(*named.values())]
 
@@ -200,10 +229,10 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
 def _typed(name: str, value: str) -> Any:
     readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
     try:
-        return readers.get(TYPES.get(name, "str"), str)(value)
+        return readers.get(_kind(name), str)(value)
     except (ValueError, KeyError):
         kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-        raise OptionError(f"--vary {_flag(name)}={value} is not {kinds[TYPES[name]]}", fix="give another") from None
+        raise OptionError(f"--vary {_flag(name)}={value} is not {kinds[_kind(name)]}", fix="give another") from None
 
 
 def _boolean(value: str) -> bool:
@@ -215,27 +244,39 @@ def _flag(name: str) -> str:
 
 
 def _require_something_to_compare(
-    vary: Mapping[str, Sequence[Any]], repeat: int, engine: str | None, options: EngineOptions
+    vary: Mapping[str, Sequence[Any]], repeat: int, engine: str | None, options: Mapping[str, Any]
 ) -> None:
     if repeat < 1:
         raise OptionError(f"--repeat {repeat} scores nothing", fix="give --repeat 2")
     if repeat == 1 and all(len(values) == 1 for values in vary.values()):
         raise OptionError("there is nothing to compare", fix="give --vary dtype=float32,bfloat16, or --repeat 2")
-    fixed = {name for name, value in options.given().items() if value is not False} | ({"engine"} if engine else set())
+    fixed = {name for name, value in options.items() if value is not None and value is not False} | (
+        {"engine"} if engine else set()
+    )
     for flag in vary:
         name = known_name(flag)
         if name in fixed:
             raise OptionError(f"--{_flag(name)} is given and varied", fix=f"leave --{_flag(name)} out")
 
 
+def prepare_settings(
+    held: HeldModel, vary: Mapping[str, Sequence[Any]], settings: Sequence[Setting], repeat: int, tokenizer: str | None
+) -> list[HeldModel]:
+    """The model of a session under each setting, beside its own options."""
+    options = held.chosen.options.given()
+    _require_something_to_compare(vary, repeat, None, options)
+    engine = None if "engine" in vary else held.plugin.name
+    return [_prepare(held.subject.name, setting, engine, options, tokenizer) for setting in settings]
+
+
 def _prepare(
-    asked: Question, setting: Setting, engine: str | None, options: EngineOptions
-) -> tuple[str, EngineOptions]:
-    """The engine's name and options of one setting; what it would refuse is refused here, before any is started."""
-    name = engine_name(setting.get("engine", engine), asked.subject)
-    chosen = replace(options, **{key: value for key, value in setting.items() if key != "engine"})
-    chosen_settings(asked.subject, name, chosen)
-    return name, chosen
+    model: str, setting: Setting, engine: str | None, options: Mapping[str, Any], tokenizer: str | None
+) -> HeldModel:
+    """The model under one setting; what its engine would refuse is refused here, before any is opened."""
+    given = {**options, **{key: value for key, value in setting.items() if key != "engine"}}
+    held = hold(model, setting.get("engine", engine), given, tokenizer)
+    held.settings()
+    return held
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,11 +292,11 @@ class _Parts:
 
 
 def _score(
-    asked: Question, name: str, options: EngineOptions, repeat: int, parts: _Parts
+    asked: Question, held: HeldModel, repeat: int, parts: _Parts, *, keep_open: bool
 ) -> tuple[EngineFacts, list[Scores]]:
-    """Every pass of one setting on one engine; the engine is gone when this returns."""
-    worker = open_engine(asked.subject, name, options, longest=int(asked.plan.lengths.max()))
+    """Every pass of one setting on one engine; the engine is gone when this returns, unless it is to be kept open."""
     try:
+        worker = held.engine(Work(longest=int(asked.plan.lengths.max())), parts.progress)
         check_fits(asked.plan, worker.facts.vocabulary, worker.facts.context_length)
         passes = []
         for _ in range(repeat):
@@ -263,9 +304,10 @@ def _score(
             parts.finished += 1
         return worker.facts, passes
     finally:
-        worker.close()
-        del worker
-        _give_memory_back()
+        if not keep_open:
+            held.close()
+            worker = None  # type: ignore[assignment]
+            _give_memory_back()
 
 
 def _once(plan: Plan, worker: Engine, parts: _Parts) -> Scores:

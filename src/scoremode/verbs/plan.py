@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
-from scoremode.engines.base import EngineOptions, gather_options
-from scoremode.engines.registry import chosen_settings, engine_name
+from scoremode.engines.options import Options
 from scoremode.plan.plan import Plan
 from scoremode.store.reference import estimate_bytes
 from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import BLOCK
-from scoremode.verbs.question import Question, ask
+from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.progress import Progress
+from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import check_fits
 
 
 def plan(
-    model: str, *, options: EngineOptions | None = None, engine: str | None = None, **question: Any
+    model: str,
+    *,
+    engine: str | None = None,
+    tokenizer: str | None = None,
+    progress: Progress | None = None,
+    **arguments: Unpack[AllArguments],
 ) -> dict[str, Any]:
     """A dry run: the windows, targets, work and memory of a run, without loading a weight.
 
@@ -24,15 +31,20 @@ def plan(
     >>> sm.plan("table:uniform", text="any text")["targets"]
     7
     """
-    options = gather_options(options, question)
-    asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
+    question, options = split_arguments(arguments)
+    held = hold(model, engine, options, tokenizer)
+    held.settings()  # refuses options that cannot work
+    return plan_of(held, question, progress)
+
+
+def plan_of(held: HeldModel, question: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
+    """What a question to a model would take."""
+    asked, options = held.ask(question, progress), held.chosen.options
     made = asked.plan
-    chosen = engine_name(engine, asked.subject)
-    chosen_settings(asked.subject, chosen, options)
     check_fits(made, asked.subject.vocabulary, asked.subject.context_length)
     return {
-        "model": model,
-        "engine": chosen,
+        "model": asked.subject.name,
+        "engine": held.engine_name,
         "method": made.method,
         "method_settings": dict(made.settings),
         "corpus": asked.corpus.name,
@@ -63,31 +75,34 @@ def _drawn(made: Plan, w: int) -> dict[str, int]:
     }
 
 
-def reference_estimate(asked: Question, options: EngineOptions) -> dict[str, int] | None:
+def reference_estimate(asked: Question, options: Options) -> dict[str, int] | None:
     """Bytes that ``scoremode reference`` would keep on disk, and what logits in float16 would take instead."""
-    facts = asked.subject.facts
-    if facts is None or not facts.hidden_size or not facts.vocabulary:
+    subject = asked.subject
+    if not subject.hidden_size or not subject.vocabulary:
         return None
-    stored = facts.config.get("dtype") or facts.config.get("torch_dtype") or "float32"
-    wanted = options.dtype if options.dtype not in (None, "auto") else stored
-    on_cpu = options.dtype is None and (options.device or "cpu") == "cpu"
-    dtype = "float32" if on_cpu or wanted not in RAW_DTYPES else str(wanted)
-    return estimate_bytes(asked.plan.targets, facts.hidden_size, dtype, facts.vocabulary)
+    wanted = _given(options, "dtype")
+    on_cpu = wanted is None and (_given(options, "device") or "cpu") == "cpu"
+    dtype = wanted if wanted not in (None, "auto") else subject.dtype or "float32"
+    kept = "float32" if on_cpu or dtype not in RAW_DTYPES else str(dtype)
+    return estimate_bytes(asked.plan.targets, subject.hidden_size, kept, subject.vocabulary)
 
 
-def memory_estimate(asked: Question, options: EngineOptions) -> dict[str, int]:
+def memory_estimate(asked: Question, options: Options) -> dict[str, int]:
     """Bytes, roughly: weights as stored, the states of a batch, the logits alive at once, and scores."""
     from scoremode.head.budget import default_budget
 
-    facts = asked.subject.facts
-    longest = int(asked.plan.lengths.max())
-    batch = max(longest, options.batch_tokens or 512)
-    hidden = (facts.hidden_size or 0) if facts else 0
-    vocabulary = (facts.vocabulary or 0) if facts else 256
+    subject, longest = asked.subject, int(asked.plan.lengths.max())
+    batch = max(longest, _given(options, "batch_tokens") or 512)
+    vocabulary = subject.vocabulary or 0
     return {
-        "weights": facts.weight_bytes if facts else 0,
-        "activations": batch * hidden * 4 * 12,  # a layer's states and its MLP's, about
-        "logits": min(default_budget(options.device or "cpu"), longest * vocabulary * 4),
+        "weights": subject.weight_bytes or 0,
+        "activations": batch * (subject.hidden_size or 0) * 4 * 12,  # a layer's states and its MLP's, about
+        "logits": min(default_budget(_given(options, "device") or "cpu"), longest * vocabulary * 4),
         "logits_if_whole": longest * vocabulary * 4,
         "scores": min(asked.plan.targets, BLOCK) * 36,  # the rest lies on disk
     }
+
+
+def _given(options: Options, name: str) -> Any:
+    """An option where the engine has it and it was chosen; else None."""
+    return options.given().get(name)

@@ -13,30 +13,31 @@ Tokens that cover less than the prompt's part are not in that condition: it is a
 from __future__ import annotations
 
 import math
-import sys
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.engines.base import Engine, EngineOptions, gather_options
-from scoremode.engines.registry import chosen_settings, engine_name, find_subject, open_engine
-from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
+from scoremode.engines.arguments import EngineArguments
+from scoremode.engines.base import Engine
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import require
+from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError, UnknownArgumentError
 from scoremode.models.subject import Subject
 from scoremode.plan.making import plan_of_pairs
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import is_text
 from scoremode.values import Ids
-from scoremode.verbs.question import numbers_version
-from scoremode.verbs.scoring import Progress, check_answers, check_fits
+from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.progress import Progress
+from scoremode.verbs.question import numbers_version, split_arguments
+from scoremode.verbs.scoring import check_answers, check_fits
 
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
-USUAL_LENGTH = 8192  # tokens that vLLM is started for where a model could take many more and longer prompts may come
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,66 +119,45 @@ class SequenceProbability:
 
     def __init__(
         self,
-        model: str,
+        model: str | HeldModel,
         *,
         engine: str | Engine | None = None,
-        options: EngineOptions | None = None,
         tokenizer: str | None = None,
         leading_space: str = "as-given",
         spanning: str = "constrain",
         add_bos: bool = False,
-        **engine_options: Any,
+        **options: Unpack[EngineArguments],
     ) -> None:
         if leading_space not in LEADING_SPACE:
             raise OptionError(f"--leading-space {leading_space} is not known", fix="give as-given or add")
         if spanning not in SPANNING:
             raise OptionError(f"--spanning {spanning} is not known", fix="give constrain or refuse")
-        options = gather_options(options, engine_options)
-        if engine_options:
-            raise TypeError(f"SequenceProbability has no argument {next(iter(engine_options))!r}")
-        self.subject: Subject = find_subject(
-            model, tokenizer=tokenizer, trust_remote_code=bool(options.trust_remote_code)
-        )
+        question, engine_options = split_arguments(options)
+        if question:
+            raise UnknownArgumentError(
+                f"SequenceProbability has no argument {next(iter(question))}", fix="leave it out"
+            )
+        self._is_ours = not isinstance(model, HeldModel)
+        self.held = model if isinstance(model, HeldModel) else hold(model, engine, engine_options, tokenizer)
+        self.subject: Subject = self.held.subject
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
-        self.options = replace(options, shares_prompts=True)
-        self._room: int | None = None  # tokens that vLLM was started for; None: no limit of ours
-        self._given = engine if isinstance(engine, Engine) else None
-        self._engine: Engine | None = self._given
-        if isinstance(engine, Engine):
-            self.engine_name = engine.facts.engine  # only the caller knows what it is: never taken for another
-            self.settings: dict[str, Any] = {"instance": uuid.uuid4().hex, **engine.facts.settings}
-        else:
-            self.engine_name = engine_name(engine, self.subject)
-            self.settings = chosen_settings(self.subject, self.engine_name, self.options)
+        shares = {} if self.held.is_given else {"shares_prompts": True}
+        self.settings: dict[str, Any] = {**self.held.settings(), **shares}
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def engine(self) -> Engine:
         """The engine; started here if it is not running."""
-        return self._engine or self.open()
+        return self.open(self.held.usual_length)
 
-    def open(self, longest: int | None = None) -> Engine:
-        """Start the engine, ready for ``longest`` tokens. One that is running and ready for them is kept.
-
-        vLLM reserves memory for the longest prompt, so it is started again when a longer one comes.
-        """
-        context = self.subject.context_length
-        if self._engine is not None and self._room is not None and longest is not None and longest > self._room:
-            doubled = 2 * self._room if context is None else min(2 * self._room, context)
-            longest = max(longest, doubled)
-            print(f"scoremode: vLLM starts again, for prompts of up to {longest} tokens", file=sys.stderr)
-            self.close()
-        if self._engine is None:
-            room = self._usual_length if longest is None else longest
-            self._engine = open_engine(self.subject, self.engine_name, self.options, room)
-            self._room = room if self.engine_name == "vllm" and self._chosen_length is None else None
-        return self._engine
+    def open(self, longest: int, progress: Progress | None = None) -> Engine:
+        """Start the engine, ready for ``longest`` tokens. One that is running and ready for them is kept."""
+        return self.held.engine(Work(longest, shares_prompts=True), progress)
 
     def close(self) -> None:
         """Stop the engine, unless the caller brought it. The next question starts it again."""
-        engine, self._engine, self._room = self._engine, self._given, None
-        if engine is not None and self._given is None:
-            engine.close()
+        if self._is_ours:
+            self.held.close()
 
     def __enter__(self) -> SequenceProbability:
         return self
@@ -185,24 +165,14 @@ class SequenceProbability:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def _usual_length(self) -> int:
-        return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
-
-    @property
-    def _chosen_length(self) -> int | None:
-        """The longest prompt that the user told vLLM to take."""
-        other = dict(self.options.engine_args or ()).get("max_model_len")
-        return other if isinstance(other, int) else self.options.max_model_len
-
     def identity(self) -> dict[str, Any]:
         """What must be equal for stored results to be these; known before the engine is started."""
         return {
             "model": self.subject.fingerprint,
             "tokenizer": self.subject.tokenizer.facts.fingerprint,
-            "engine": self.engine_name,
+            "engine": self.held.engine_name,
             "settings": without_secrets(self.settings),
-            **numbers_version(),
+            **numbers_version(self.held.engine_name),
             "boundary": {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos},
         }
 
@@ -211,9 +181,9 @@ class SequenceProbability:
         self, prompts: str | Sequence[str], targets: str | Sequence[str], progress: Progress | None = None
     ) -> list[SequenceScore]:
         """One result for each pair, in the order given. A single prompt serves all targets, and the other way round."""
-        pairs = self.encode(_paired(prompts, targets))
-        if self._engine is None:
-            self.open(max(longest_of(pairs), self._usual_length))  # more questions may come
+        pairs = self.encode(paired(prompts, targets))
+        if not self.held.is_open:
+            self.open(max(longest_of(pairs), self.held.usual_length))  # more questions may come
         return self.score(pairs, progress)
 
     def encode(self, pairs: Iterable[tuple[str, str]]) -> list[EncodedPair]:
@@ -251,7 +221,7 @@ class SequenceProbability:
 
     def _check_fits(self, pair: EncodedPair) -> None:
         """Refuse what the model cannot take."""
-        facts = self._given.facts if self._given is not None else None
+        facts = self.held.given_facts
         vocabulary = facts.vocabulary if facts else self.subject.vocabulary
         largest = int(pair.ids.max())
         if vocabulary is not None and largest >= vocabulary:
@@ -259,12 +229,14 @@ class SequenceProbability:
                 f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
                 fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
             )
-        chosen = self._chosen_length if self.engine_name == "vllm" and facts is None else None
-        limit = chosen or (facts.context_length if facts else self.subject.context_length)
+        chosen = self.held.limit()
+        limit = chosen[1] if chosen else facts.context_length if facts else self.subject.context_length
         if limit is not None and pair.fed > limit:
-            what = f"--max-model-len {limit}" if chosen else f"the model's context of {limit}"
-            fix = "shorten the prompt" + (", or give a larger --max-model-len" if chosen else "")
+            what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
+            fix = "shorten the prompt" + (f", or give a larger {chosen[0]}" if chosen else "")
             raise ModelError(f"a prompt and its target feed {pair.fed} tokens, more than {what}", fix=fix)
+        if pair.condition:
+            require(self.held.plugin, "any_target", "score a token that spans the end of a prompt")
 
     # ── the boundary ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _encode(self, prompt: str, target: str) -> EncodedPair:
@@ -394,7 +366,7 @@ def _begins(ids: Ids, with_ids: Ids) -> bool:
     return len(ids) >= len(with_ids) and bool((ids[: len(with_ids)] == with_ids).all())
 
 
-def _paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+def paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterator[tuple[str, str]]:
     left = [prompts] if isinstance(prompts, str) else list(prompts)
     right = [targets] if isinstance(targets, str) else list(targets)
     if isinstance(prompts, str):
@@ -402,7 +374,9 @@ def _paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Itera
     elif isinstance(targets, str):
         right = right * len(left)
     if len(left) != len(right):
-        raise InputError(f"{len(left)} prompts and {len(right)} targets do not pair up", fix="give one target a prompt")
+        raise InputError(
+            f"{len(left)} prompts and {len(right)} targets do not pair up", fix="give exactly one target per prompt"
+        )
     if not left:
         raise InputError("no prompt and target were given", fix="give at least one pair")
     yield from zip(left, right, strict=True)
@@ -413,15 +387,38 @@ def prob(
     *,
     prompt: str | Sequence[str],
     targets: str | Sequence[str],
-    **settings: Any,
+    engine: str | Engine | None = None,
+    tokenizer: str | None = None,
+    leading_space: str = "as-given",
+    spanning: str = "constrain",
+    add_bos: bool = False,
+    **options: Unpack[EngineArguments],
 ) -> list[SequenceScore]:
-    """P(target | prompt) for one prompt and several targets, or for pairs. ``settings`` as in SequenceProbability.
+    """P(target | prompt) for one prompt and several targets, or for pairs.
 
     >>> import scoremode as sm
     >>> [round(s.log_prob, 6) for s in sm.prob("table:uniform", prompt="ab", targets=["c", "de"])]
     [-5.545177, -11.090355]
     """
-    with SequenceProbability(model, **settings) as lm:
-        pairs = lm.encode(_paired(prompt, targets))
-        lm.open(longest_of(pairs))
-        return lm.score(pairs)
+    with SequenceProbability(
+        model,
+        engine=engine,
+        tokenizer=tokenizer,
+        leading_space=leading_space,
+        spanning=spanning,
+        add_bos=add_bos,
+        **options,
+    ) as lm:
+        return prob_of(lm, prompt, targets)
+
+
+def prob_of(
+    lm: SequenceProbability,
+    prompt: str | Sequence[str],
+    targets: str | Sequence[str],
+    progress: Progress | None = None,
+) -> list[SequenceScore]:
+    """The results of all pairs; the engine is opened for exactly these."""
+    pairs = lm.encode(paired(prompt, targets))
+    lm.open(longest_of(pairs), progress)
+    return lm.score(pairs, progress)

@@ -26,7 +26,7 @@ from scoremode.store.outputs import Output, holds_something
 from scoremode.store.records import RecordFile, read_header
 from scoremode.text.json_files import parse, read_object
 from scoremode.verbs.prob import EncodedPair, SequenceProbability, SequenceScore, TokenScore, longest_of
-from scoremode.verbs.scoring import Progress
+from scoremode.verbs.progress import Progress
 
 CHUNK = 256  # pairs scored between two writes
 KIND, FORMAT = "scoremode prob", 1

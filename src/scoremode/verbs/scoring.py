@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import Engine, EngineOptions
-from scoremode.engines.registry import chosen_settings, engine_name, open_engine
+from scoremode.engines.base import Engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window
@@ -21,48 +17,9 @@ from scoremode.store.journal import Journal
 from scoremode.store.run import Run
 from scoremode.values import Bools, Floats
 from scoremode.verbs.manifest import describe
-from scoremode.verbs.question import Question, identify
+from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.question import Question
 from scoremode.verbs.rows import rows_to_keep
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One model of a comparison, before it is loaded."""
-
-    asked: Question
-    engine: str
-    options: EngineOptions
-    identity: dict[str, Any]
-    folder: Path
-    cached: bool  # is the folder the cache's, where other processes may ask the same?
-
-    @staticmethod
-    def of(
-        asked: Question,
-        engine: str | None,
-        options: EngineOptions,
-        folder: Path | None,
-        *,
-        kind: str = "runs",
-        **more: Any,
-    ) -> Side:
-        """``more`` is part of what makes a stored run this one; ``kind`` is the part of the cache that it lies in."""
-        name = engine_name(engine, asked.subject)
-        identity = identify(asked, name, {**chosen_settings(asked.subject, name, options), **more})
-        place = runs.default_folder(identity, kind) if folder is None else folder
-        return Side(asked, name, options, identity, place, folder is None)
-
-    def claimed(self, *, fresh: bool) -> AbstractContextManager[runs.Claim]:
-        """The folder of this side's run, held; in the cache, after whoever scores the same."""
-        return runs.claimed(self.folder, self.identity, fresh=fresh, waits=self.cached)
-
-    def open(self) -> Engine:
-        longest = int(self.asked.plan.lengths.max())
-        return open_engine(self.asked.subject, self.engine, self.options, longest=longest)
-
-
-Progress = Callable[[int, int], None]
-"""Called with forward tokens done and forward tokens in all."""
 
 
 def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
@@ -172,7 +129,9 @@ def score_into(
     try:
         for window in () if kept is None else np.flatnonzero(journal.done & ~kept).tolist():
             journal.forget(window)
+        announce(progress, "scoring")
         score_plan(asked.plan, engine, journal, progress, answered)
+        announce(progress, "computing statistics and saving")
         manifest = {**describe(asked, engine.facts, journal, journal.seconds, claim.identity), **(more or {})}
         if before_saving:
             before_saving(manifest)

@@ -14,7 +14,6 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import ModelError
-from scoremode.verbs import prob
 from scoremode.verbs.prob import SequenceProbability
 from scoremode.verbs.prob_files import CHUNK
 from tests.engines.vllm.test_cli import ENTRY, assert_no_orphans
@@ -25,17 +24,17 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 4
 def test_a_longer_prompt_than_vllm_was_started_for_starts_it_again(
     small_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prob, "USUAL_LENGTH", 32)
+    monkeypatch.setattr("scoremode.verbs.model.USUAL_LENGTH", 32)
     with SequenceProbability(str(small_llama), engine="vllm", dtype="float32") as lm:
         (short,) = lm.get_log_prob("The dog", " jumps")
-        assert lm._room == 32
+        assert lm.engine.longest == 32
         (longer,) = lm.get_log_prob(LONG, " jumps")
-        room = lm._room
+        room = lm.engine.longest
         assert room is not None
         assert 64 < room <= 1024
-        assert f"scoremode: vLLM starts again, for prompts of up to {room} tokens" in capsys.readouterr().err
+        assert f"scoremode: vllm starts again, for windows of up to {room} tokens" in capsys.readouterr().err
         (again,) = lm.get_log_prob("The dog", " jumps")
-        assert lm._room == room
+        assert lm.engine.longest == room
         with pytest.raises(ModelError, match="more than the model's context of 1024; shorten the prompt"):
             lm.get_log_prob(LONG * 40, " jumps")
     expected = sm.prob(str(small_llama), prompt=["The dog", LONG], targets=[" jumps", " jumps"])

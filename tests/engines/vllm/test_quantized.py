@@ -21,9 +21,9 @@ from scoremode.store.reference import Reference
 from scoremode.text.corpus import load
 from scoremode.values import Floats, Ids
 from scoremode.verbs.compare import compare
-from scoremode.verbs.question import ask
 from scoremode.verbs.reference import reference
 from tests.engines.vllm.conftest import engine_of, ordinary, own, score
+from tests.makers import ask
 
 ASKED_FOR = """
 from scoremode.engines.vllm.llm import LLM, SamplingParams, TokensPrompt

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scoremode.engines.base import EngineOptions
-from scoremode.engines.registry import chosen_settings, find_subject
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, find_engine, read_options
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype
 from scoremode.errors import ModelError, OptionError
 
@@ -29,7 +29,7 @@ from scoremode.errors import ModelError, OptionError
 )
 def test_what_breaks_pooling_is_refused_with_an_alternative(arguments: dict[str, Any], alternative: str) -> None:
     with pytest.raises(OptionError, match=alternative):
-        VllmOptions(extra=arguments).arguments()
+        EngineArguments(extra=arguments).arguments()
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.28.3", "0.32.0", "0.32.0+cpu"])
@@ -39,28 +39,26 @@ def test_tested_versions_are_taken(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["0.23.1", "0.33.0", "1.0.0", "0.9.2"])
 def test_other_versions_are_refused_unless_allowed(version: str) -> None:
-    with pytest.raises(ModelError, match="--allow-untested-vllm"):
+    with pytest.raises(ModelError, match="--allow-untested"):
         support.check_version(version, allow_untested=False)
     support.check_version(version, allow_untested=True)
 
 
 def test_options_become_arguments_and_the_plans_longest_window_the_models_length() -> None:
-    given = EngineOptions(
-        tensor_parallel_size=2, kv_cache_dtype="fp8", engine_args=(("max_num_seqs", 7),), shares_prompts=True
-    )
-    options = VllmOptions.from_engine_options(given, longest=2048)
+    given = VllmOptions(tensor_parallel_size=2, kv_cache_dtype="fp8", engine_args=(("max_num_seqs", 7),))
+    options = EngineArguments.of(given, Work(longest=2048, shares_prompts=True))
     assert options.prefix_caching
     arguments = options.arguments()
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["max_num_seqs"] == 7
     assert arguments["max_model_len"] == 2048
-    assert VllmOptions.from_engine_options(EngineOptions(max_model_len=99), longest=2048).max_model_len == 99
+    assert EngineArguments.of(VllmOptions(max_model_len=99), Work(longest=2048)).max_model_len == 99
 
 
 @pytest.mark.parametrize(("name", "value"), [("device", "cuda"), ("batch_tokens", 512)])
 def test_options_of_the_other_engine_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name.replace("_", "-")):
-        VllmOptions.from_engine_options(EngineOptions(**{name: value}))
+        read_options(find_engine("vllm"), {name: value})
 
 
 def test_a_log_tells_the_cause_and_running_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +105,8 @@ def test_variables_that_choose_kernels_are_part_of_what_a_run_is(monkeypatch: py
     """The same command under another of them gives other numbers, and must not find the stored ones."""
     monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
     monkeypatch.setenv("VLLM_API_KEY", "secret")
-    subject = find_subject("table:uniform")
-    settings = chosen_settings(subject, "vllm", EngineOptions())
+    subject = choose("table:uniform").subject
+    settings = find_engine("vllm").settings(subject, VllmOptions())
     assert settings["VLLM_CPU_INT4_W4A8"] == "0"
     assert "secret" not in settings.values()
 

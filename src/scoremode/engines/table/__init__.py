@@ -1,1 +1,47 @@
-"""An engine whose answers are known in closed form."""
+"""An engine whose answers are known in closed form: ``table:uniform`` and ``table:successor``, over bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.engines.options import Options
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.engines.table.names import require_table
+from scoremode.errors import OptionError
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
+
+PREFIX = "table:"
+
+
+class TablePlugin(EnginePlugin):
+    """``table:NAME``."""
+
+    contract = 1
+    name = "table"
+    summary = "answers known in closed form: table:uniform and table:successor, over bytes"
+    capabilities: ClassVar[Capabilities] = EVERYTHING
+
+    def claims(self, model: str) -> bool:
+        return model.startswith(PREFIX)
+
+    def subject(self, model: str, options: Options, tokenizer: str | None) -> Subject:
+        from scoremode.models.subject import Subject
+        from scoremode.text.tokenizer import ByteTokenizer
+
+        require_table(model.removeprefix(PREFIX))
+        if tokenizer:
+            raise OptionError(
+                "--tokenizer does not apply to a table: its tokens are bytes", fix="leave --tokenizer out"
+            )
+        return Subject(model, ByteTokenizer(), fingerprint=model, vocabulary=256)
+
+    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
+        from scoremode.engines.table.engine import TableEngine
+
+        return TableEngine.named(subject.name.removeprefix(PREFIX))
+
+
+PLUGIN = TablePlugin

@@ -12,18 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from scoremode.engines.base import SCORES, Baseline, Engine, EngineFacts, NoiseFloor, StoredHead, Want
-from scoremode.errors import ModelError, did_you_mean
+from scoremode.engines.table.names import require_table
+from scoremode.errors import ModelError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Floats, Ids
 
-TABLES = ("uniform", "successor")
 NEVER = -3.0e4  # a log-probability whose exponential is 0 in float64 too
-
-
-def require_table(name: str) -> None:
-    """Refuse a table that is not known."""
-    if name not in TABLES:
-        raise ModelError(f"there is no table '{name}'", fix=did_you_mean(name, TABLES))
 
 
 class TableEngine(Engine):

@@ -1,1 +1,64 @@
 """The embedded engine: any causal language model that Transformers loads, in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.engines.transformers.options import TransformersOptions
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
+
+
+class TransformersPlugin(EnginePlugin):
+    """Any causal LM that Transformers loads; the default."""
+
+    contract = 1
+    name = "transformers"
+    summary = "any causal LM that Transformers loads, in this process (the default)"
+    capabilities: ClassVar[Capabilities] = EVERYTHING
+    options = TransformersOptions
+    instead: ClassVar[dict[str, str]] = {
+        "tensor_parallel_size": "use --device auto for several GPUs",
+        "gpu_memory_utilization": "use --batch-tokens N to bound memory",
+        "quantization": "leave it out: a quantized checkpoint says so itself",
+        "max_num_batched_tokens": "use --batch-tokens",
+    }
+    is_default = True
+    opens_checkpoints = True
+    packages = ("torch", "transformers", "tokenizers")
+    known_to_all_runs = True
+
+    def subject(self, model: str, options: TransformersOptions, tokenizer: str | None) -> Subject:
+        from scoremode.engines.transformers.adapters import with_adapter
+        from scoremode.models.subject import checkpoint_subject
+
+        subject = checkpoint_subject(
+            model,
+            tokenizer=tokenizer,
+            trust_remote_code=bool(options.trust_remote_code),
+            revision=options.revision,
+            token=options.token,
+        )
+        return subject if options.adapter is None else with_adapter(subject, options.adapter)
+
+    def settings(self, subject: Subject, options: TransformersOptions) -> dict[str, Any]:
+        from scoremode.engines.transformers.choices import chosen_device_and_dtype
+
+        assert subject.checkpoint is not None
+        device, dtype = chosen_device_and_dtype(options, subject.checkpoint)
+        return {**options.identity(), "device": device, "dtype": dtype}
+
+    def open(self, subject: Subject, options: TransformersOptions, work: Work) -> Engine:
+        from scoremode.engines.transformers.engine import TransformersEngine
+
+        assert subject.checkpoint is not None
+        return TransformersEngine.load(subject.checkpoint, options)
+
+    def self_test_options(self) -> dict[str, Any]:
+        return {"dtype": "float32"}
+
+
+PLUGIN = TransformersPlugin

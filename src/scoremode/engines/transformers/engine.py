@@ -24,15 +24,23 @@ from scoremode.engines.base import (
     Baseline,
     Engine,
     EngineFacts,
-    EngineOptions,
     NoiseFloor,
     StoredHead,
     Want,
-    refuse_options,
 )
 from scoremode.engines.batching import batches_by_length
 from scoremode.engines.tensors import Against, Asked, store_head, to_raw
+from scoremode.engines.transformers.adapters import put_on
+from scoremode.engines.transformers.choices import (
+    DTYPES,
+    choose_batch_tokens,
+    choose_device,
+    choose_dtype,
+    describe_device,
+    versions,
+)
 from scoremode.engines.transformers.loading import load_model
+from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.engines.transformers.other_batches import PADDING, Otherwise, other_threads
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
@@ -50,35 +58,22 @@ Finish = Callable[[Tensor, list[Asked], int | None], list[Answers]]
 RowsOf = Callable[[list[Asked]], Iterator[tuple[list[Asked], Tensor]]]
 """Windows -> the hidden states of the rows that they ask for, perhaps in several parts."""
 
-ACCEPTED = {"dtype", "device", "batch_tokens", "head", "head_kernel", "trust_remote_code", "shares_prompts"}
-
-ELSEWHERE = {
-    "tensor_parallel_size": "several GPUs are used through --device auto; tensor parallelism needs --engine vllm",
-    "gpu_memory_utilization": "use --batch-tokens N to bound memory; --gpu-memory-utilization needs --engine vllm",
-    "quantization": "a quantized checkpoint says so itself; --quantization needs --engine vllm",
-}
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-
-BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU long windows go alone: together they are no faster
-
 PROBE_TOKENS = 12
 
 
 class TransformersEngine(Engine):
     """Scores windows with a model loaded by Transformers."""
 
-    def __init__(self, model: Any, facts: ModelFacts | None = None, options: EngineOptions | None = None) -> None:
+    def __init__(self, model: Any, facts: ModelFacts | None = None, options: TransformersOptions | None = None) -> None:
         """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way in."""
-        options = options or EngineOptions()
-        refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
+        options = options or TransformersOptions()
         self.model = model.eval()
         self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
             raise ModelError(
                 f"{type(model).__name__} has no body apart from its head", fix="choose a causal language model"
             )
-        self.batch_tokens = _choose_batch_tokens(options.batch_tokens, model.device.type)
+        self.batch_tokens = choose_batch_tokens(options.batch_tokens, model.device.type)
         self._output_type: Any = None  # what the body returns, learnt on the first pass
         self._otherwise: Otherwise | None = None  # how batches are cut while the noise floor is measured
         if model.dtype == torch.float32:
@@ -90,11 +85,11 @@ class TransformersEngine(Engine):
         self.facts = EngineFacts(
             engine="transformers",
             dtype=str(model.dtype).removeprefix("torch."),
-            device=_describe_device(model.device),
+            device=describe_device(model.device),
             head="exact-fp32" if self.head else "as-served",
             vocabulary=self.vocabulary,
             context_length=facts.context_length if facts else getattr(config, "max_position_embeddings", None),
-            versions=_versions(),
+            versions=versions(),
             settings={
                 "batch_tokens": self.batch_tokens,
                 "attention": str(getattr(config, "_attn_implementation", None)),
@@ -106,12 +101,13 @@ class TransformersEngine(Engine):
         )
 
     @staticmethod
-    def load(facts: ModelFacts, options: EngineOptions | None = None) -> TransformersEngine:
-        options = options or EngineOptions()
-        refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
-        device = _choose_device(options.device)
-        dtype = _choose_dtype(options.dtype, device, facts)
-        model, notes = load_model(facts, device, dtype, bool(options.trust_remote_code))
+    def load(facts: ModelFacts, options: TransformersOptions | None = None) -> TransformersEngine:
+        options = options or TransformersOptions()
+        device = choose_device(options.device)
+        dtype = choose_dtype(options.dtype, device, facts)
+        model, notes = load_model(facts, device, dtype, options)
+        if options.adapter is not None:
+            model = put_on(model, options.adapter)
         return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options)
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -429,53 +425,3 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
         else:
             delattr(owner, name)  # the class's own shows through again
-
-
-def chosen_device_and_dtype(options: EngineOptions, facts: ModelFacts) -> tuple[str, str]:
-    """Where and in which precision a model would run here, in words."""
-    refuse_options("transformers", options, ACCEPTED, ELSEWHERE)
-    device = _choose_device(options.device)
-    _choose_batch_tokens(options.batch_tokens, device)
-    return device, str(_choose_dtype(options.dtype, device, facts)).removeprefix("torch.")
-
-
-# ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _choose_device(wanted: str | None) -> str:
-    if wanted is None:
-        if torch.cuda.is_available():
-            return "auto" if torch.cuda.device_count() > 1 else "cuda"
-        return "cpu"
-    kind = wanted.split(":")[0]
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda: this machine has no CUDA device", fix="use --device cpu")
-    if kind not in ("cpu", "cuda", "auto", "mps", "xpu"):
-        raise OptionError(f"--device {wanted} is not known", fix="give cpu, cuda, cuda:N or auto")
-    return wanted
-
-
-def _choose_batch_tokens(wanted: int | None, kind: str) -> int:
-    if wanted is not None and wanted < 1:
-        raise OptionError(f"--batch-tokens {wanted} leaves no batch", fix="give 1 or more")
-    return wanted if wanted is not None else BATCH_TOKENS.get(kind, 4096)
-
-
-def _choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
-    if wanted not in (None, "auto"):
-        if wanted not in DTYPES:
-            raise OptionError(f"--dtype {wanted} is not known", fix=f"give one of auto, {', '.join(DTYPES)}")
-        return DTYPES[wanted]
-    if device == "cpu" and "quantization_config" not in facts.config:
-        return torch.float32  # half precision on a CPU is slow and adds rounding that no server has
-    return "auto"
-
-
-def _describe_device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return device.type
-
-
-def _versions() -> dict[str, str]:
-    import transformers
-
-    return {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from scoremode.engines.registry import known_engines
+from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.errors import EngineError, ModelError
 from scoremode.models.checkpoints import unused_note
 from scoremode.models.facts import ModelFacts
@@ -15,7 +17,7 @@ from scoremode.models.safetensors import read_header
 DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # of every class: they are computed, not loaded
 
 
-def load_model(facts: ModelFacts, device: str, dtype: Any, trust_remote_code: bool) -> tuple[Any, list[str]]:
+def load_model(facts: ModelFacts, device: str, dtype: Any, options: TransformersOptions) -> tuple[Any, list[str]]:
     """The model, and notes on what was left out. What would be made up at random is an error."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -28,7 +30,8 @@ def load_model(facts: ModelFacts, device: str, dtype: Any, trust_remote_code: bo
             str(facts.path),
             dtype=dtype,
             device_map=device,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=bool(options.trust_remote_code),
+            **({"attn_implementation": options.attn_implementation} if options.attn_implementation else {}),
             use_safetensors=True,
             output_loading_info=True,
         )
@@ -60,7 +63,8 @@ def _require_known_quantization(facts: ModelFacts) -> None:
     quantization = facts.config.get("quantization_config")
     if not quantization:
         return
-    fix = "give a checkpoint whose quantization Transformers knows, or use --engine vllm"
+    others = [name for name, plugin in known_engines().items() if plugin.opens_checkpoints and name != "transformers"]
+    fix = f"give a checkpoint whose quantization Transformers knows, or use --engine {' or '.join(others)}"
     if not isinstance(quantization, dict):
         raise ModelError(f"the quantization_config of {facts.name} is not an object", fix=fix)
     method = quantization.get("quant_method")

@@ -5,3 +5,79 @@ engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor paralle
 
 Nothing here imports vLLM or torch at module level but what only vLLM's own processes load: pooler.py, tap.py.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.engines.vllm import support
+from scoremode.engines.vllm.options import EngineArguments, VllmOptions
+from scoremode.errors import ScoremodeError
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
+
+
+class VllmPlugin(EnginePlugin):
+    """Stock vLLM in score mode."""
+
+    contract = 1
+    name = "vllm"
+    summary = "quantized weights as served, any parallel size: pip install 'scoremode[vllm]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        rank=True, entropy=True, top=True, any_target=True, hidden_states=True, divergence=True, replicas=True
+    )
+    options = VllmOptions
+    instead: ClassVar[dict[str, str]] = {
+        "device": "choose devices with CUDA_VISIBLE_DEVICES",
+        "batch_tokens": "use --max-num-batched-tokens",
+    }
+    opens_checkpoints = True
+    packages = support.DISTRIBUTIONS
+    known_to_all_runs = True  # runs that were kept by earlier versions have them
+
+    def problem(self) -> str | None:
+        try:
+            support.installed_version()
+        except ScoremodeError as error:
+            return str(error)
+        return None
+
+    def subject(self, model: str, options: VllmOptions, tokenizer: str | None) -> Subject:
+        from scoremode.models.subject import checkpoint_subject
+
+        return checkpoint_subject(
+            model,
+            tokenizer=tokenizer,
+            trust_remote_code=bool(options.trust_remote_code),
+            revision=options.revision,
+            token=options.token,
+        )
+
+    def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:
+        EngineArguments.of(options, Work()).arguments()  # refuses what cannot be scored with
+        return {**options.identity(), **support.kernel_switches(), "vllm": support.installed_version()}
+
+    def open(self, subject: Subject, options: VllmOptions, work: Work) -> Engine:
+        from scoremode.engines.vllm.engine import VllmEngine
+
+        assert subject.checkpoint is not None
+        return VllmEngine.load(subject.checkpoint, options, work)
+
+    def limit(self, options: VllmOptions) -> tuple[str, int] | None:
+        other = dict(options.engine_args or ()).get("max_model_len")
+        chosen = other if isinstance(other, int) else options.max_model_len
+        return None if chosen is None else ("--max-model-len", chosen)
+
+    def about(self) -> list[tuple[str, str, bool]]:
+        return [("vLLM plugin", *support.plugin_state())]
+
+    def self_test_options(self) -> dict[str, Any]:
+        import torch
+
+        return {"dtype": "bfloat16" if torch.cuda.is_available() else "float32"}
+
+
+PLUGIN = VllmPlugin

@@ -16,16 +16,16 @@ from scoremode.engines.base import (
     Baseline,
     Engine,
     EngineFacts,
-    EngineOptions,
     NoiseFloor,
     StoredHead,
     Want,
 )
+from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.fronts import Fronts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import stop
 from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, compare
 from scoremode.engines.vllm.start import one_line, start
@@ -61,13 +61,13 @@ class VllmEngine(Engine):
     def __init__(
         self,
         model: str,
-        options: VllmOptions | None = None,
+        options: EngineArguments | None = None,
         *,
         tokenizer: bool = False,
         context: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.model, self.options, self._tokenizer = model, options or VllmOptions(), tokenizer
+        self.model, self.options, self._tokenizer = model, options or EngineArguments(), tokenizer
         self._own_context = context  # of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
         self._notes, self._one_by_one = notes, False
@@ -75,15 +75,15 @@ class VllmEngine(Engine):
         self._begin()
 
     @staticmethod
-    def load(facts: ModelFacts, options: EngineOptions, longest: int | None = None) -> VllmEngine:
-        taken = VllmOptions.from_engine_options(options, longest)
+    def load(facts: ModelFacts, options: VllmOptions, work: Work) -> VllmEngine:
+        taken = EngineArguments.of(options, work)
         return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def _begin(self) -> None:
         """Start vLLM, and refuse to go on unless our rows are those of its own ``compute_logits``."""
         arguments = self.options.arguments()
         version = support.installed_version()
-        support.check_version(version, self.options.allow_untested_vllm)
+        support.check_version(version, self.options.allow_untested)
         support.check_plugin()
         self.log = VllmLog()
         self.llm, self._processes = start(self.model, arguments, self.options, self._tokenizer, self.log)
@@ -92,7 +92,7 @@ class VllmEngine(Engine):
             self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
             self._most_requests = 2 * int(config.scheduler_config.max_num_seqs)
             self._block = int(config.cache_config.block_size)
-            self._longest = int(config.model_config.max_model_len)
+            self._longest = self.longest = int(config.model_config.max_model_len)
             said = self._own_context or getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
             self._context = max(self._longest, int(said or 0))
             self._vocabulary = int(config.model_config.get_vocab_size())

@@ -14,6 +14,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from scoremode.engines import leftovers
 from scoremode.engines.vllm.guard import is_tracker
 
 NAMES = ("EngineCore", "VllmWorker")  # that vLLM gives to its children
@@ -185,3 +186,6 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
     thread = threading.Thread(target=attempt, name="scoremode-stop", daemon=True)
     thread.start()
     thread.join(seconds)
+
+
+leftovers.kill.append(kill_all)

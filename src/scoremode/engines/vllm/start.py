@@ -6,19 +6,21 @@ import contextlib
 import os
 from typing import Any
 
+from scoremode.engines import leftovers
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import VllmOptions
+from scoremode.engines.vllm.options import EngineArguments
 from scoremode.engines.vllm.processes import Processes
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import ModelError, ScoremodeError
 
 
 def start(
-    model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer: bool, log: VllmLog
+    model: str, arguments: dict[str, Any], options: EngineArguments, tokenizer: bool, log: VllmLog
 ) -> tuple[Any, Processes]:
     """``vllm.LLM`` in score mode and the processes that it started; an error of one line where vLLM refuses."""
     processes = Processes()
+    leftovers.hanging.append("vllm")  # its sockets may wait at exit for an engine that died
     try:
         with processes.killed_by_signals():
             llm = _start(model, arguments, options, tokenizer, log)
@@ -31,7 +33,7 @@ def start(
     return llm, processes
 
 
-def _start(model: str, arguments: dict[str, Any], options: VllmOptions, tokenizer: bool, log: VllmLog) -> Any:
+def _start(model: str, arguments: dict[str, Any], options: EngineArguments, tokenizer: bool, log: VllmLog) -> Any:
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
@@ -136,7 +138,7 @@ def _needs_bfloat16_on_cpu(config: Any) -> bool:
     return int4 or (int8 and bool(torch.cpu._is_amx_tile_supported()))
 
 
-def _device_defaults(on_cpu: bool, options: VllmOptions) -> dict[str, str]:
+def _device_defaults(on_cpu: bool, options: EngineArguments) -> dict[str, str]:
     defaults = {}
     found = support.installed_version().split(".")
     if (int(found[0]), int(found[1])) < (0, 32):

@@ -48,7 +48,7 @@ def check_version(found: str, allow_untested: bool) -> None:
     wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
     raise ModelError(
         f"vLLM {found} is untested: score mode was tested with {wanted}",
-        fix=f"pip install 'vllm=={OLDEST[0]}.{NEWEST[1]}.*', or try it with --allow-untested-vllm",
+        fix=f"pip install 'vllm=={OLDEST[0]}.{NEWEST[1]}.*', or try it with --allow-untested",
     )
 
 
@@ -58,6 +58,17 @@ def check_plugin() -> None:
         raise ModelError(
             "vLLM does not see scoremode's plugin", fix="install scoremode with pip (pip install -e . does)"
         )
+
+
+def plugin_state() -> tuple[str, bool]:
+    """What can be known of vLLM without importing it, in one line, and whether all is well."""
+    try:
+        found = installed_version()
+        check_version(found, False)
+        check_plugin()
+    except ModelError as error:
+        return str(error), False
+    return f"seen by vLLM {found}", True
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -19,7 +19,11 @@ def doctor_table(found: dict[str, Any]) -> list[Any]:
         table.line(device["device"], shown(_device(device)))
     for kind, kernel in found["head_kernels"].items():
         table.line(f"head kernel, {kind}", shown(kernel))
-    table.line("vLLM plugin", Text(shown(_plugin(found["vllm"])), "yellow" * bool(found["vllm"]["problem"])))
+    for engine in found["engines"]:
+        if engine["problem"]:
+            table.line(f"engine {shown(engine['name'])}", Text(shown(engine["problem"]), "yellow"))
+        for fact in engine["about"] if not engine["problem"] else ():
+            table.line(shown(fact["label"]), Text(shown(fact["value"]), "" if fact["good"] else "yellow"))
     cache, embedded = found["cache"], found["embedded_model"]
     table.line("cache folder", shown(cache["folder"]) + ("" if cache["writable"] else " (cannot be written)"))
     there = "made" if embedded["made"] else "installed, made on first use"
@@ -37,9 +41,3 @@ def _device(device: dict[str, Any]) -> str:
         return f"{device['name']}, {device['cores']} cores, {device['threads']} threads"
     free, total = device["free_bytes"] / 2**30, device["total_bytes"] / 2**30
     return f"{device['name']}, {free:.1f} of {total:.1f} GiB free"
-
-
-def _plugin(vllm: dict[str, Any]) -> str:
-    if vllm["problem"]:
-        return str(vllm["problem"])
-    return f"seen by vLLM {vllm['version']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -59,6 +60,28 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     if worst:
         parts += [Text(), Text("worst-predicted tokens", "bold"), worst_table(run, worst)]
     return parts
+
+
+def questions_table(found: Sequence[Run]) -> list[Any]:
+    """One row per question to one model."""
+    first = found[0].manifest
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("text", "method"):
+        table.add_column(name, overflow="fold")
+    for name in ("perplexity", "bits per byte", "targets"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in found:
+        numbers = [
+            with_error(Estimate.from_json(run.manifest["metrics"][name])) if name in run.manifest["metrics"] else "–"
+            for name in ("perplexity", "bits_per_byte")
+        ]
+        row = (shown(run.manifest["corpus"]), method_line(run.manifest), *numbers, f"{run.manifest['targets']:,}")
+        table.add_row(*map(Text, row))
+    model = shown(f"{first['model']} on {first['engine']}, {first['dtype']}, head {first['head']}, {first['device']}")
+    notes = [
+        Text(shown(f"{run.manifest['corpus']}: {note}"), "yellow") for run in found for note in run.manifest["notes"]
+    ]
+    return [Text(model, "dim"), Text(), table, *([Text(), *notes] if notes else [])]
 
 
 def method_line(manifest: dict[str, Any] | Any) -> str:

@@ -1,0 +1,33 @@
+"""Options of the built-in engines by name, written by signature.py from their dataclasses: do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from scoremode.engines.options import Pairs
+
+
+class EngineArguments(TypedDict, total=False):
+    """Options of an engine, by name. None means: the engine's own choice."""
+
+    adapter: str | None
+    allow_untested: bool | None
+    attn_implementation: str | None
+    batch_tokens: int | None
+    device: str | None
+    dtype: str | None
+    enforce_eager: bool | None
+    engine_args: Mapping[str, Any] | Pairs | None
+    gpu_memory_utilization: float | None
+    head: str | None
+    head_kernel: str | None
+    kv_cache_dtype: str | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    pipeline_parallel_size: int | None
+    quantization: str | None
+    revision: str | None
+    tensor_parallel_size: int | None
+    token: str | None
+    trust_remote_code: bool | None

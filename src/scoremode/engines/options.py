@@ -1,0 +1,144 @@
+"""The options of an engine: one dataclass, from which flags, help, Python arguments, docs and identities are made.
+
+    @dataclass(frozen=True, slots=True)
+    class DiceOptions(Options):
+        sides: int | None = option("faces of the die", metavar="N")
+
+gives ``--sides N`` on the command line, ``sides=`` in Python, a line in ``--help`` and in docs/engines.md, and the
+entry "sides" in the identity of every run that was given it. A value of None means: the engine's own choice.
+
+Nothing here imports anything heavy, because ``scoremode --help`` reads all options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, cast
+
+from scoremode.arguments import require_flag, require_text, whole_number
+from scoremode.errors import OptionError, did_you_mean
+
+Kind = Literal["str", "int", "float", "bool", "Pairs"]
+Pairs = tuple[tuple[str, Any], ...]
+"""Names and values: ``--engine-arg NAME=VALUE``, repeated; in Python also a dictionary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What is known of an option beside its name, type and default."""
+
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+    above: float | None = None  # numbers must be larger
+    at_most: float | None = None
+    flag: str | None = None  # where it is not the name with dashes
+    older_flags: tuple[str, ...] = ()  # still understood
+    in_identity: bool = True  # may it change a score?
+    identity_name: str | None = None  # where runs that were kept earlier know it by another name
+    may_vary: bool = True  # is it worth comparing values of it, as ``scoremode noise`` does?
+    group: str | None = None  # heading in --help; None: the engine's own
+
+
+def option(help: str, **details: Any) -> Any:
+    """A field of an engine's options; ``details`` are the other fields of Details."""
+    return field(default=None, metadata={"option": Details(help, **details)})
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOption:
+    """One option as command line, docs and checks see it."""
+
+    name: str
+    kind: Kind
+    details: Details
+
+    @property
+    def flag(self) -> str:
+        return self.details.flag or "--" + self.name.replace("_", "-")
+
+    def checked(self, value: Any) -> Any:
+        """The value as the engine gets it, or a refusal that says what is wrong."""
+        d = self.details
+        if self.kind == "Pairs":
+            return tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
+        if self.kind == "int":
+            value = whole_number(self.name, value)
+        elif self.kind == "bool":
+            require_flag(self.name, value)
+        elif self.kind == "str":
+            require_text(self.name, value)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise OptionError(f"{self.name} is {value!r}, which is not a number", fix="give a number")
+        if d.choices is not None and value not in d.choices:
+            raise OptionError(f"{self.flag} {value} is not known", fix=f"give {' or '.join(d.choices)}")
+        if (d.above is not None and not value > d.above) or (d.at_most is not None and not value <= d.at_most):
+            raise OptionError(f"{self.flag} {value} is not {self.bounds()}", fix="give another number")
+        return value
+
+    def bounds(self) -> str:
+        """The numbers that are allowed, in words."""
+        d = self.details
+        low = f"above {d.above:g}" if d.above is not None else ""
+        high = f"up to {d.at_most:g}" if d.at_most is not None else ""
+        return " and ".join(part for part in (low, high) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """No options. Engines that have some subclass this."""
+
+    @classmethod
+    def known(cls) -> dict[str, KnownOption]:
+        """Every option by its name."""
+        found = {}
+        for f in fields(cls):
+            kind = cast(Kind, str(f.type).removesuffix(" | None"))
+            assert kind in ("str", "int", "float", "bool", "Pairs"), f"{cls.__name__}.{f.name} has the type {f.type}"
+            found[f.name] = KnownOption(f.name, kind, f.metadata["option"])
+        return found
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Options by name; None is left to the engine. Names that are not known are an error."""
+        known = cls.known()
+        for name in given:
+            if name not in known:
+                raise OptionError(f"there is no option {name}", fix=did_you_mean(name, known))
+        return cls(**{name: known[name].checked(value) for name, value in given.items() if value is not None})
+
+    def given(self) -> dict[str, Any]:
+        """Options that were chosen, by name. False is what every switch is without being chosen."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    def identity(self) -> dict[str, Any]:
+        """The chosen options that may change a score: a part of what makes a stored run this run."""
+        known = self.known()
+        return {
+            known[name].details.identity_name or name: value
+            for name, value in self.given().items()
+            if known[name].details.in_identity
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions(Options):
+    """Options of every engine that loads a Hugging Face checkpoint."""
+
+    dtype: str | None = option("float32, bfloat16, float16, float64 or auto (default: auto; float32 on a CPU)")
+    head: str | None = option("logits in float32, or as the model rounds them", choices=("exact", "as-served"))
+    head_kernel: str | None = option(
+        "fused, rows, blocked or plain (default: the fastest kernel that passes its self-test on this device)",
+        metavar="NAME",
+    )
+    trust_remote_code: bool | None = option(
+        "execute Python code shipped with the model; off unless given", may_vary=False
+    )
+    revision: str | None = option(
+        "branch, tag or commit of a model on the hub (default: main)", in_identity=False, may_vary=False
+    )
+    token: str | None = option(
+        "access token for the hub (default: the one that huggingface_hub knows)", in_identity=False, may_vary=False
+    )

@@ -1,0 +1,113 @@
+"""What an engine says of itself before anything is opened: the contract between scoremode and its engines.
+
+A package that brings an engine subclasses EnginePlugin and names the class in its pyproject.toml:
+
+    [project.entry-points."scoremode.engines"]
+    dice = "scoremode_dice:DicePlugin"
+
+examples/engine_plugin/ is a whole package of this kind. Nothing here imports anything heavy; an engine's own libraries
+are imported in ``open``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.engines.options import Options
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
+
+CONTRACT = 1
+"""The version of this contract. It is raised when engines must change to keep working."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can give. A question that needs more is refused before a weight is loaded."""
+
+    rank: bool = False
+    entropy: bool = False
+    top: bool = False  # the model's first choice and its log-probability
+    any_target: bool = False  # tokens other than the one that follows, and several per row
+    hidden_states: bool = False  # with the head: references, and baselines of comparisons
+    divergence: bool = False  # KL against a reference
+    side_by_side: bool = False  # runs in this process beside another engine, window by window, without a reference
+    replicas: bool = False  # several of it may run at a time
+
+
+EVERYTHING = Capabilities(
+    rank=True,
+    entropy=True,
+    top=True,
+    any_target=True,
+    hidden_states=True,
+    divergence=True,
+    side_by_side=True,
+    replicas=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an engine is opened for, as far as it is known."""
+
+    longest: int | None = None  # tokens of the longest window
+    shares_prompts: bool = False  # do many windows begin alike?
+
+
+class EnginePlugin(ABC):
+    """An engine before it is opened."""
+
+    contract: ClassVar[int]  # CONTRACT of the scoremode that it was written for; every plug-in states it itself
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line, for ``scoremode engines``
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    options: ClassVar[type[Options]] = Options
+    instead: ClassVar[Mapping[str, str]] = {}  # an option that it lacks -> what to do instead
+    keeps_runs: ClassVar[bool] = True  # else only the caller knows what it is: nothing is found again
+    opens_for_each_question: ClassVar[bool] = False  # its model may change between two questions
+    is_default: ClassVar[bool] = False  # the engine of checkpoints where none is named
+    opens_checkpoints: ClassVar[bool] = False  # does it load folders in the Hugging Face layout?
+    packages: ClassVar[tuple[str, ...]] = ()  # what its numbers come from; their versions are kept with every run of it
+    known_to_all_runs: ClassVar[bool] = False  # do runs of other engines keep the versions of these packages too?
+
+    def problem(self) -> str | None:
+        """Why this engine cannot run here, and what to do; None where it can."""
+        return None
+
+    def claims(self, model: str) -> bool:
+        """Is this the name of a model for this engine and no other, as in ``dice:6``? Decided by the name alone."""
+        return False
+
+    @abstractmethod
+    def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
+        """What is known of a model before the engine is opened. A model that does not exist is a ModelError."""
+
+    def settings(self, subject: Subject, options: Any) -> dict[str, Any]:
+        """What the engine would use, decided before it is opened: a stored run is found without loading a weight.
+
+        Options that cannot work are refused here. Everything that may change a score belongs into the result.
+        """
+        identity: dict[str, Any] = options.identity()
+        return identity
+
+    @abstractmethod
+    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
+        """Start the engine: here weights are loaded."""
+
+    def limit(self, options: Any) -> tuple[str, int] | None:
+        """The flag with which a user limited the length of windows, and the limit in tokens; None where none is set."""
+        return None
+
+    def about(self) -> list[tuple[str, str, bool]]:
+        """Facts for ``scoremode doctor``: a label, a value, and whether all is well."""
+        return []
+
+    def self_test_options(self) -> dict[str, Any]:
+        """Options that ``scoremode doctor`` opens this engine with."""
+        return {}

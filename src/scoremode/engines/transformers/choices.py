@@ -1,0 +1,62 @@
+"""Where, in which precision and in which batches a model runs: decided before it is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.errors import OptionError
+from scoremode.models.facts import ModelFacts
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU long windows go alone: together they are no faster
+
+
+def chosen_device_and_dtype(options: TransformersOptions, facts: ModelFacts) -> tuple[str, str]:
+    """Where and in which precision a model would run here, in words."""
+    device = choose_device(options.device)
+    choose_batch_tokens(options.batch_tokens, device)
+    return device, str(choose_dtype(options.dtype, device, facts)).removeprefix("torch.")
+
+
+def choose_device(wanted: str | None) -> str:
+    if wanted is None:
+        if torch.cuda.is_available():
+            return "auto" if torch.cuda.device_count() > 1 else "cuda"
+        return "cpu"
+    kind = wanted.split(":")[0]
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise OptionError("--device cuda: this machine has no CUDA device", fix="use --device cpu")
+    if kind not in ("cpu", "cuda", "auto", "mps", "xpu"):
+        raise OptionError(f"--device {wanted} is not known", fix="give cpu, cuda, cuda:N or auto")
+    return wanted
+
+
+def choose_batch_tokens(wanted: int | None, kind: str) -> int:
+    if wanted is not None and wanted < 1:
+        raise OptionError(f"--batch-tokens {wanted} leaves no batch", fix="give 1 or more")
+    return wanted if wanted is not None else BATCH_TOKENS.get(kind, 4096)
+
+
+def choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
+    if wanted not in (None, "auto"):
+        if wanted not in DTYPES:
+            raise OptionError(f"--dtype {wanted} is not known", fix=f"give one of auto, {', '.join(DTYPES)}")
+        return DTYPES[wanted]
+    if device == "cpu" and "quantization_config" not in facts.config:
+        return torch.float32  # half precision on a CPU is slow and adds rounding that no server has
+    return "auto"
+
+
+def describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return device.type
+
+
+def versions() -> dict[str, str]:
+    import transformers
+
+    return {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}

@@ -1,0 +1,98 @@
+"""A model that the caller has loaded: scored where it is, as it is, and left as it was."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from scoremode.engines.base import Engine
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.engines.transformers.engine import TransformersEngine
+from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.errors import ModelError
+from scoremode.models.subject import Subject
+from scoremode.text.tokenizer import HuggingFaceTokenizer
+
+
+class WrappedModel(EnginePlugin):
+    """The embedded engine on a model in memory. Its weights may change between two questions, so nothing is cached."""
+
+    contract = 1
+    name = "transformers"
+    summary = "a model that is loaded already"
+    capabilities: ClassVar[Capabilities] = EVERYTHING
+    options = TransformersOptions
+    keeps_runs = False
+    opens_for_each_question = True
+
+    def __init__(self, model: Any) -> None:
+        self.model, self._instance, self._questions = plain_model(model), uuid.uuid4().hex, 0
+
+    def subject(self, model: str, options: Any, tokenizer: Any) -> Subject:
+        config = self.model.config.get_text_config()
+        return Subject(
+            name=model,
+            tokenizer=HuggingFaceTokenizer(tokenizer, model),
+            fingerprint=f"in memory: {self._instance}",
+            vocabulary=getattr(config, "vocab_size", None),
+            context_length=getattr(config, "max_position_embeddings", None),
+            hidden_size=getattr(config, "hidden_size", None),
+            dtype=str(self.model.dtype).removeprefix("torch."),
+        )
+
+    def settings(self, subject: Subject, options: Any) -> dict[str, Any]:
+        return {**options.identity(), "instance": f"{self._instance} {self._questions}"}
+
+    def open(self, subject: Subject, options: TransformersOptions, work: Work) -> Engine:
+        self._questions += 1
+        return WrappedEngine(self.model, options)
+
+
+def plain_model(model: Any) -> Any:
+    """The causal LM inside of what compilers, data parallelism and PEFT put around it."""
+    for _ in range(8):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if inner is None and hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+            inner = model.get_base_model()  # the adapter's layers are inside of it
+        if inner is None:
+            break
+        model = inner
+    if not hasattr(model, "get_output_embeddings") or not hasattr(model, "config"):
+        raise ModelError(
+            f"a {type(model).__name__} is not a causal language model of Transformers",
+            fix="give what AutoModelForCausalLM.from_pretrained returns",
+        )
+    return model
+
+
+@dataclass(slots=True)
+class _Training:
+    """Which parts of a model were in training mode."""
+
+    modules: list[Any]
+
+    @staticmethod
+    def of(model: Any) -> _Training:
+        return _Training([module for module in model.modules() if module.training])
+
+    def restore(self) -> None:
+        for module in self.modules:
+            module.training = True
+
+
+class WrappedEngine(TransformersEngine):
+    """The embedded engine on a model that goes back to its caller in the mode that it came in."""
+
+    def __init__(self, model: Any, options: TransformersOptions) -> None:
+        self._training = _Training.of(model)
+        try:
+            super().__init__(model, None, options)
+        except BaseException:
+            self._training.restore()
+            raise
+
+    def close(self) -> None:
+        self._training.restore()

@@ -1,0 +1,67 @@
+"""What other packages add to scoremode through entry points: engines, methods, corpora.
+
+Each is loaded on its own. One that fails to import, has another's name or is not what its group holds becomes a line in
+``refused``, and the others still work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.errors import harmless
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A plug-in that cannot be used."""
+
+    name: str
+    package: str
+    problem: str  # what is wrong and what to do, in one line
+
+    def __str__(self) -> str:
+        return f"{self.name} of the package {self.package}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """What a group of entry points holds."""
+
+    found: dict[str, Any]
+    refused: tuple[Refused, ...]
+
+
+def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], Any]) -> Plugins:
+    """The plug-ins of a group. ``taken`` are names of our own; ``accept`` checks and may convert what was loaded.
+
+    ``accept`` raises ValueError with the reason for what it does not take.
+    """
+    from importlib.metadata import entry_points
+
+    points = sorted(entry_points(group=group), key=lambda point: point.name)
+    names = [point.name for point in points]
+    found: dict[str, Any] = {}
+    refused: list[Refused] = []
+    for point in points:
+        package = point.dist.name if point.dist is not None else "?"
+        others = [_package(p) for p in points if p.name == point.name and p is not point]
+        if point.name in taken:
+            problem = f"'{point.name}' is a name of scoremode's own; rename it, or uninstall {package}"
+        elif names.count(point.name) > 1:
+            problem = f"the package {others[0]} has the same name; uninstall one of the two"
+        else:
+            try:
+                found[point.name] = accept(point.name, point.load())
+                continue
+            except ValueError as error:
+                problem = str(error)
+            except Exception as error:  # a package of somebody else may raise anything
+                problem = f"it cannot be imported ({type(error).__name__}: {error}); update or uninstall {package}"
+        refused.append(Refused(point.name, package, harmless(" ".join(problem.split())[:300])))
+    return Plugins(found, tuple(refused))
+
+
+def _package(point: Any) -> str:
+    return str(point.dist.name) if point.dist is not None else "?"

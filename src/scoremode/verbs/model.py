@@ -1,0 +1,185 @@
+"""A model that is loaded once and asked often: what every verb works with."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scoremode.arguments import path_text
+from scoremode.engines import registry
+from scoremode.engines.base import Engine, EngineFacts
+from scoremode.engines.options import Options
+from scoremode.engines.plugin import EVERYTHING, EnginePlugin, Work
+from scoremode.engines.registry import Chosen
+from scoremode.errors import OptionError
+from scoremode.models.subject import Subject
+from scoremode.store import runs
+from scoremode.store.run import Run
+from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.question import Question, ask, identify
+
+USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer questions may come and a model could take more
+
+
+class GivenEngine(EnginePlugin):
+    """An engine that the caller has opened and will close. Only the caller knows what it is."""
+
+    contract = 1
+    name = "given"
+    summary = "an engine that is open already"
+    capabilities = EVERYTHING  # what it cannot give, it refuses itself
+    keeps_runs = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.instance = engine, uuid.uuid4().hex
+
+    def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
+        raise AssertionError("a given engine is asked about a model that is known already")
+
+    def settings(self, subject: Subject, options: Any) -> dict[str, Any]:
+        return {"instance": self.instance, **self.engine.facts.settings}
+
+    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
+        return self.engine
+
+
+class HeldModel:
+    """A model, the engine that was chosen for it, and its options. The engine opens with the first question."""
+
+    def __init__(self, chosen: Chosen, *, many_questions: bool = False) -> None:
+        self.chosen = chosen
+        self.many_questions = many_questions  # else the engine is opened for exactly one
+        self._engine: Engine | None = None
+
+    @property
+    def subject(self) -> Subject:
+        return self.chosen.subject
+
+    @property
+    def plugin(self) -> EnginePlugin:
+        return self.chosen.plugin
+
+    @property
+    def is_given(self) -> bool:
+        """Did the caller bring the engine or the model? Then only the caller knows what it is."""
+        return not self.plugin.keeps_runs
+
+    @property
+    def given_facts(self) -> EngineFacts | None:
+        """What an engine says of itself that the caller has opened."""
+        return self.plugin.engine.facts if isinstance(self.plugin, GivenEngine) else None
+
+    @property
+    def engine_name(self) -> str:
+        return self.plugin.name if self.given_facts is None else self.given_facts.engine
+
+    def settings(self) -> dict[str, Any]:
+        """What the engine would use, known before it is opened: a part of a run's identity."""
+        return self.chosen.settings()
+
+    def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
+        announce(progress, "reading and tokenizing the text")
+        return ask(self.subject, **{name: value for name, value in question.items() if value is not None})
+
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def engine(self, work: Work, progress: Progress | None = None) -> Engine:
+        """The open engine, ready for windows of ``work.longest`` tokens."""
+        longest, open_for = work.longest, self._engine.longest if self._engine is not None else None
+        if longest is not None and open_for is not None and longest > open_for and self.limit() is None:
+            context = self.subject.context_length
+            doubled = 2 * open_for if context is None else min(2 * open_for, context)
+            work = replace(work, longest=max(longest, doubled))
+            line = f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens"
+            print(line, file=sys.stderr)
+            self.close()
+        if self._engine is None:
+            if self.many_questions:  # more may come, and of other kinds
+                work = Work(max(work.longest or 0, self.usual_length), shares_prompts=True)
+            announce(progress, f"opening {self.subject.name} with {self.engine_name}")
+            self._engine = registry.open_engine(self.chosen, work)
+        return self._engine
+
+    @property
+    def usual_length(self) -> int:
+        return min(self.subject.context_length or USUAL_LENGTH, USUAL_LENGTH)
+
+    @property
+    def is_open(self) -> bool:
+        return self._engine is not None
+
+    def limit(self) -> tuple[str, int] | None:
+        """The flag with which a user limited the length of windows, and the limit."""
+        return self.plugin.limit(self.chosen.options)
+
+    def close(self) -> None:
+        """Stop the engine, unless the caller brought it. The next question starts it again."""
+        engine, self._engine = self._engine, None
+        if engine is not None and not isinstance(self.plugin, GivenEngine):
+            engine.close()
+
+    # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def identity(self, asked: Question, **more: Any) -> dict[str, Any]:
+        """What must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
+        return identify(asked, self.engine_name, {**self.settings(), **more})
+
+    @contextmanager
+    def claimed(
+        self,
+        asked: Question,
+        out: str | Path | None,
+        *,
+        fresh: bool = False,
+        kind: str = "runs",
+        **more: Any,
+    ) -> Iterator[runs.Claim]:
+        """The folder for a run: ``out``, else one in the cache; for a given engine, one that goes afterwards."""
+        identity = self.identity(asked, **more)
+        if out is None and self.is_given:
+            with (
+                tempfile.TemporaryDirectory(prefix="scoremode-") as temporary,
+                runs.claimed(Path(temporary), identity) as claim,
+            ):
+                yield claim
+            return
+        folder = Path(out) if out is not None else runs.default_folder(identity, kind)
+        with runs.claimed(folder, identity, fresh=fresh, waits=out is None) as claim:
+            yield claim
+
+    def is_kept(self, out: str | Path | None) -> bool:
+        """Does a run of this model outlive the question?"""
+        return out is not None or not self.is_given
+
+
+def in_memory(run: Run) -> Run:
+    """The run with all of its columns read, for a folder that goes away."""
+    return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)  # replacing reads each column
+
+
+def hold(
+    model: str,
+    engine: str | Engine | None = None,
+    options: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
+    *,
+    many_questions: bool = False,
+) -> HeldModel:
+    """The model of that name with the engine for it. Nothing is opened yet, and everything that can be is refused."""
+    name = path_text("model", model)
+    tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
+    given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
+    if not isinstance(engine, Engine):
+        return HeldModel(registry.choose(name, engine, given, tokenizer), many_questions=many_questions)
+    for option in given:
+        if option != "trust_remote_code":  # that one is for the tokenizer too
+            raise OptionError(
+                f"{option} does not apply to an engine that is already open",
+                fix=f"give {option} where the engine is made",
+            )
+    subject = registry.choose(name, None, given, tokenizer).subject
+    return HeldModel(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)

@@ -1,0 +1,230 @@
+"""Load once, ask often: a model that stays open between questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+from scoremode.engines.arguments import EngineArguments
+from scoremode.engines.base import Engine
+from scoremode.errors import InputError, OptionError
+from scoremode.statistics.comparison import Comparison
+from scoremode.store import runs
+from scoremode.store.outputs import check_output
+from scoremode.store.reference_format import REFERENCE
+from scoremode.store.run import Run
+from scoremode.verbs.compare import Folders, against_reference, lockstep
+from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.noise import Noise, combinations, noise_of, prepare_settings
+from scoremode.verbs.ppl import ppl_of
+from scoremode.verbs.prob import SequenceProbability, SequenceScore, paired, prob_of
+from scoremode.verbs.prob_files import read_results, score_to_file
+from scoremode.verbs.progress import Progress
+from scoremode.verbs.question import QuestionArguments, check_question, split_arguments
+from scoremode.verbs.reference import reference_of
+from scoremode.verbs.scoring import check_fits
+
+
+class Model:
+    """A model that answers many questions. Its engine is opened by the first question that no kept run answers.
+
+    >>> import scoremode as sm
+    >>> with sm.open("table:uniform") as model:
+    ...     model.ppl(text="any text").perplexity
+    256 ± ?
+    """
+
+    def __init__(self, held: HeldModel, tokenizer: str | None = None) -> None:
+        """``scoremode.open`` and ``scoremode.wrap`` make one."""
+        self._held, self._tokenizer = held, tokenizer
+
+    @property
+    def name(self) -> str:
+        return self._held.subject.name
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine."""
+        return self._held.engine_name
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self._held.is_open else ''})"
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def ppl(
+        self,
+        *,
+        out: str | Path | None = None,
+        fresh: bool = False,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Run:
+        """The perplexity of a text by a named method; see :func:`scoremode.ppl`."""
+        with self._asking():
+            return ppl_of(self._held, check_question(question), out=out, fresh=fresh, progress=progress)
+
+    def prob(
+        self,
+        prompt: str | Sequence[str],
+        targets: str | Sequence[str],
+        *,
+        leading_space: str = "as-given",
+        spanning: str = "constrain",
+        add_bos: bool = False,
+        out: str | Path | None = None,
+        fresh: bool = False,
+        progress: Progress | None = None,
+    ) -> list[SequenceScore]:
+        """P(target | prompt) for one prompt and several targets, or for pairs.
+
+        With ``out`` the results are also kept in that file, one line for each; an interrupted call resumes.
+        """
+        lm = SequenceProbability(self._held, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
+        with self._asking():
+            if out is None:
+                return prob_of(lm, prompt, targets, progress)
+            output = check_output(str(out), "out")
+            score_to_file(lm, list(paired(prompt, targets)), output, fresh=fresh, progress=progress)
+            return [SequenceScore.from_json(row) for row in read_results(output.path)]
+
+    def reference(
+        self,
+        out: str | Path | None = None,
+        *,
+        fresh: bool = False,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Run:
+        """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
+        asked = check_question(question)
+        with self._asking():
+            return reference_of(self._held, asked, out, tokenizer=self._tokenizer, fresh=fresh, progress=progress)
+
+    def compare(
+        self,
+        baseline: str | Path | Run | Model,
+        *,
+        out: str | Path | None = None,
+        fresh: bool = False,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Comparison:
+        """This model against a baseline: a reference, by its folder or its run, or another open model.
+
+        A reference brings its own question. See :func:`scoremode.compare`.
+        """
+        asked = check_question(question)
+        folders = Folders(Path(out) if out is not None else None, fresh, progress)
+        if isinstance(baseline, Model):
+            with self._asking(), baseline._asking():
+                return lockstep(baseline._held, self._held, asked, folders)
+        folder = Path(str(baseline.path if isinstance(baseline, Run) else baseline))
+        if not (folder / REFERENCE).exists():
+            what = "a run without hidden states" if runs.is_run(folder) else "not a reference"
+            raise InputError(f"{folder} is {what}", fix='make one: baseline.reference("ref/", corpus=…)')
+        with self._asking():
+            return against_reference(folder, self._held, asked, folders)
+
+    def noise(
+        self,
+        *,
+        vary: Mapping[str, Sequence[Any]] | None = None,
+        repeat: int = 2,
+        progress: Progress | None = None,
+        **question: Unpack[QuestionArguments],
+    ) -> Noise:
+        """How far scores move from pass to pass, or under each value of ``vary``; see :func:`scoremode.noise`.
+
+        Settings other than this model's own need engines of their own: then this one is closed first, and opens again
+        with the next question.
+        """
+        asked = self._held.ask(check_question(question), progress)
+        check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
+        settings = combinations(vary or {})
+        if not vary:
+            with self._asking():
+                return noise_of(asked, settings, [self._held], repeat, progress, keep_open=True)
+        if self._held.is_given:
+            raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
+        self.close()
+        prepared = prepare_settings(self._held, vary, settings, repeat, self._tokenizer)
+        return noise_of(asked, settings, prepared, repeat, progress)
+
+    # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """One question. A model whose weights may change meanwhile is looked at anew by the next one."""
+        try:
+            yield
+        finally:
+            if self._held.plugin.opens_for_each_question:
+                self._held.close()
+
+    def close(self) -> None:
+        """Stop the engine. The next question opens it again."""
+        self._held.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open(
+    model: str,
+    *,
+    engine: str | Engine | None = None,
+    tokenizer: str | None = None,
+    **options: Unpack[EngineArguments],
+) -> Model:
+    """A model that is loaded once and asked often. ``options`` are the engine's.
+
+    Answers are kept and found again as those of the command line are. Nothing is loaded before a question needs it.
+
+    >>> import scoremode as sm
+    >>> with sm.open("table:uniform") as model:
+    ...     [round(s.prob, 6) for s in model.prob("ab", ["c", "d"])]
+    [0.003906, 0.003906]
+    """
+    question, given = split_arguments(options)
+    if question:
+        raise OptionError(
+            f"open has no argument {next(iter(question))}", fix="give it to the question, as in model.ppl"
+        )
+    held = hold(model, engine, given, tokenizer, many_questions=True)
+    held.settings()  # refuses options that cannot work
+    return Model(held, tokenizer)
+
+
+def ppl_many(
+    model: str,
+    questions: Sequence[dict[str, Any]],
+    *,
+    engine: str | None = None,
+    tokenizer: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> list[Run]:
+    """The runs of several questions to one model, which is opened once. Of several, each has a folder in ``out``."""
+    several = len(questions) > 1
+    names = [_folder_name(question) for question in questions]
+    if several and out is not None and len(set(names)) < len(names):
+        raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
+    with closing(hold(model, engine, options, tokenizer, many_questions=several)) as held:
+        found = []
+        for question, name in zip(questions, names, strict=True):
+            folder = Path(out) / name if several and out is not None else out
+            found.append(ppl_of(held, question, out=folder, fresh=fresh, progress=progress))
+        return found
+
+
+def _folder_name(question: Mapping[str, Any]) -> str:
+    """``wikitext2-gptq``: what a question is called among others."""
+    corpus = str(question.get("corpus") or question.get("dataset") or "text")
+    readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
+    return f"{readable}-{question.get('method', 'sliding-once')}"
