@@ -16,17 +16,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.plan.recipes import METHODS, Method, find_method
+    from scoremode.plan.recipes import Method, find_method, methods
     from scoremode.report.terminal.console import listing
 
     def facts(method: Method) -> dict[str, Any]:
         names = ("name", "summary", "context", "stride", "max_windows", "average", "special", "arrangement")
         return {name: getattr(method, name) for name in names} | {"drawn": inspect.getdoc(method.windows)}
 
-    chosen = [find_method(parsed.name)] if parsed.name is not None else list(METHODS.values())
+    chosen = [find_method(parsed.name)] if parsed.name is not None else list(methods().found.values())
     if parsed.json:
         options.print_json([facts(method) for method in chosen])
     elif parsed.name is not None:
         sys.stdout.write(f"{inspect.getdoc(chosen[0].windows)}\n")
     else:
-        options.print_parts(listing((m.name, m.summary) for m in chosen))
+        refused = [(one.name, f"cannot be used: {one.problem}") for one in methods().refused]
+        options.print_parts(listing([*((m.name, m.summary) for m in chosen), *refused]))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from scoremode.arguments import require_text
 from scoremode.errors import CorpusError, MethodError, did_you_mean
 from scoremode.plan.plan import Average
+from scoremode.text import plugins
 from scoremode.text.documents import Arrangement
+from scoremode.text.plugins import Plugins
 from scoremode.text.tokens import Tokens
 
 
@@ -257,6 +260,26 @@ METHODS: dict[str, Method] = {
 def find_method(name: str) -> Method:
     """The method of that name, or an error that suggests the nearest."""
     require_text("method", name)
-    if name not in METHODS:
-        raise MethodError(f"there is no method '{name}'", fix=did_you_mean(name, METHODS))
-    return METHODS[name]
+    known = methods()
+    for refused in known.refused:
+        if refused.name == name and name not in METHODS:
+            raise MethodError(f"the method '{name}' cannot be used", fix=str(refused))
+    if name not in known.found:
+        raise MethodError(f"there is no method '{name}'", fix=did_you_mean(name, known.found))
+    found: Method = known.found[name]
+    return found
+
+
+@cache
+def methods() -> Plugins:
+    """Our own methods, those of other packages (entry points "scoremode.methods"), and what cannot be used."""
+    theirs = plugins.load("scoremode.methods", METHODS, _accepted)
+    return Plugins({**METHODS, **theirs.found}, theirs.refused)
+
+
+def _accepted(name: str, loaded: object) -> Method:
+    if not isinstance(loaded, Method):
+        raise ValueError("it is not a scoremode.plan.recipes.Method; ask its author to fix it")
+    if loaded.name != name:
+        raise ValueError(f"its entry point calls it '{name}' and the method itself '{loaded.name}'")
+    return loaded

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import RunError
-from scoremode.plan.recipes import METHODS
+from scoremode.plan.recipes import methods
 from scoremode.statistics.estimate import GroupSums, bounded, exponential, finite, moved, ratio
 from scoremode.statistics.groups import present
 from scoremode.store.run import Run
@@ -234,7 +234,7 @@ def terms_of_distance(c: Comparison) -> Terms:
 
 def averages_documents(c: Comparison) -> bool:
     """Is the method's perplexity an arithmetic mean over documents of perplexities?"""
-    method = METHODS.get(c.baseline.manifest["method"])
+    method = methods().found.get(c.baseline.manifest["method"])
     return method is not None and method.average == "document"
 
 

@@ -18,8 +18,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from glob import glob
 from itertools import islice
 from pathlib import Path
@@ -27,8 +28,8 @@ from typing import Any, Literal, cast
 
 from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.errors import CorpusError, OptionError
+from scoremode.text import plugins
 from scoremode.text.files import (
-    NAMED,
     Message,
     Row,
     RowsOf,
@@ -45,8 +46,21 @@ from scoremode.text.files import (
     text_field,
     unchanged,
 )
+from scoremode.text.plugins import Plugins
 
-__all__ = ["Corpus", "Layout", "Message", "Row", "Spec", "expanded", "is_text", "load", "specs_of"]
+__all__ = [
+    "Corpus",
+    "Layout",
+    "Message",
+    "NamedCorpus",
+    "Row",
+    "Spec",
+    "corpora",
+    "expanded",
+    "is_text",
+    "load",
+    "specs_of",
+]
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
@@ -159,7 +173,7 @@ def expanded(spec: str) -> list[str]:
 
     In a folder, and the folders in it, files that are known to hold text are taken; of a pattern, all that it matches.
     """
-    if spec in (*NAMED, "-") or spec.startswith("wikitext2:"):
+    if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
     if os.path.isdir(spec):
         inside = Path(spec).rglob("*")
@@ -255,14 +269,39 @@ def _measured(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> 
     return replace(corpus, notes=(note,)) if marked else corpus
 
 
+# ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class NamedCorpus:
+    """A text that has a name. Other packages add theirs with an entry point in the group "scoremode.corpora"."""
+
+    layout: Layout
+    open: Callable[[], RowsOf]  # checks that the text is there; what it returns starts a new pass over the rows
+    summary: str = ""
+
+
+@cache
+def corpora() -> Plugins:
+    """Our own corpora, those of other packages, and what cannot be used."""
+    theirs = plugins.load("scoremode.corpora", OURS, _accepted)
+    return Plugins({**OURS, **theirs.found}, theirs.refused)
+
+
+def _accepted(name: str, loaded: object) -> NamedCorpus:
+    if not isinstance(loaded, NamedCorpus):
+        raise ValueError("it is not a scoremode.text.corpus.NamedCorpus; ask its author to fix it")
+    return loaded
+
+
 # ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
 def _one(spec: str, field: str | None) -> Source:
-    if spec == "wikitext2":
-        return "wikitext2", "lines", _wikitext2_from_hub()
+    if spec in corpora().found:
+        known: NamedCorpus = corpora().found[spec]
+        return spec, known.layout, known.open()
     if spec.startswith("wikitext2:"):
         return "wikitext2", "lines", _wikitext2_from_file(Path(spec.removeprefix("wikitext2:")))
-    if spec == "python-docs":
-        return "python-docs", "documents", _python_docs
+    for refused in corpora().refused:
+        if refused.name == spec and not os.path.exists(spec):
+            raise CorpusError(f"the corpus '{spec}' cannot be used", fix=str(refused))
     if spec == "-":
         text = _standard_input()  # cannot be read twice, so it is kept
         return "stdin", "text", lambda: iter([text])
@@ -351,3 +390,10 @@ def _hub_dataset(name: str, config: str | None, split: str | None, field: str | 
 
     label = ":".join(part for part in (name, config, split or "test") if part)
     return label, *kind_of_rows(read, name)
+
+
+OURS = {
+    "wikitext2": NamedCorpus("lines", _wikitext2_from_hub, "the test part of WikiText-2, from the Hugging Face hub"),
+    "python-docs": NamedCorpus("documents", lambda: _python_docs, "Python's own reference topics, on every machine"),
+}
+"""Corpora that scoremode knows by itself."""
