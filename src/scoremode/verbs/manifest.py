@@ -11,6 +11,7 @@ import numpy as np
 
 from scoremode.engines.base import EngineFacts
 from scoremode.plan.plan import Plan
+from scoremode.plan.windows import COLUMNS
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import grouping
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
@@ -31,6 +32,7 @@ def describe(
         notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
     if facts and facts.left_out:
         notes.append(f"not counted as weights: {', '.join(facts.left_out)}")
+    missing = not_measured(plan, scores)
     return {
         "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
         "windows": len(plan),
@@ -39,6 +41,7 @@ def describe(
         "method_settings": dict(plan.settings),
         "notes": notes,
         "model_notes": of_model,
+        **({"not_measured": missing} if missing else {}),
         "coverage": plan.coverage,
         "stderr_groups": grouping(plan).kind,
         **_error_of_llamacpp(plan, scores),
@@ -75,6 +78,13 @@ def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     if asked.subject.facts is None or unnamed <= 0:
         return []
     return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
+
+
+def not_measured(plan: Plan, scores: ScoreRows) -> list[str]:
+    """Columns that the engine did not give."""
+    first = next(plan.blocks())
+    there = scores.rows(first.begin, first.end)
+    return [name for name in COLUMNS if not there.has(name)]
 
 
 def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:
