@@ -279,7 +279,7 @@ def test_the_report_shows_nothing_that_was_not_measured(tmp_path: Path, columns:
     (scores,) = data["scores"]
     assert (scores["rank"] is None) == ("rank" not in columns)
     assert (scores["topWord"] is None) == (scores["topLogprob"] is None) == ("top" not in columns)
-    labels = [("Mean rank", "rank"), ("Entropy, nats", "entropy"), ("first choices", "top")]
+    labels = [("mean rank", "rank"), ("entropy", "entropy"), ("first choices", "top")]
     missing = [label for label, column in labels if column not in columns]
     for label in missing:
         assert label in page[page.index('class="note"') :]
@@ -320,10 +320,10 @@ def test_every_other_number_of_a_comparison_needs_logprobs_alone(tmp_path: Path,
 
 
 def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
-    found = compared(tmp_path, ("rank",), ALL)
+    found = compared(tmp_path, ("rank",), ("rank",))
     shown = printed(comparison_table([found], [found.statistics()]))
     assert "not measured" in line_of(shown, "candidate")
-    assert "same top: not measured (no first choices of table:uniform)" in shown
+    assert "same top: not measured (no first choices of the baseline and candidate)" in shown
 
 
 def test_a_gate_on_what_was_not_measured_fails_and_says_so(tmp_path: Path) -> None:
@@ -347,16 +347,16 @@ def test_llamacpps_statistics_leave_the_same_top_out(tmp_path: Path) -> None:
 
 
 def test_a_model_card_has_a_dash_and_the_words_below(tmp_path: Path) -> None:
-    found = compared(tmp_path, (), ())
+    found = compared(tmp_path, ALL, ())
     card = markdown([found], [found.statistics()])
     assert card.splitlines()[3].endswith("| – |")
-    assert "Same top: not measured (no first choices of table:uniform)." in card
+    assert "Same top: not measured (no first choices of candidate)." in card
 
 
 def test_the_report_of_a_comparison_says_why_there_is_no_same_top(tmp_path: Path) -> None:
     found = compared(tmp_path, (), ALL)
     page = render([found], [found.statistics()])
-    assert "Same top: not measured (no first choices of table:uniform)." in page
+    assert "Same top: not measured (no first choices of the baseline)." in page
     assert "not measured" in notebook_comparison(found)
 
 

@@ -44,8 +44,8 @@ def context_before(run: Run, index: int, width: int) -> str:
 
 def top_words(comparison: Comparison) -> str:
     """Why there is no share of equal first choices, in one line; '' where there is one."""
-    sides = (comparison.baseline, comparison.candidate)
-    names = dict.fromkeys(str(run.manifest.get("model", "a run")) for run in sides if not run.scores.has("top"))
+    sides = (("the baseline", comparison.baseline), (comparison.name, comparison.candidate))
+    names = [name for name, run in sides if not run.scores.has("top")]
     return f"same top: {NOT_MEASURED} (no first choices of {' and '.join(names)})" if names else ""
 
 

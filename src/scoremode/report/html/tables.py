@@ -204,7 +204,8 @@ def _not_measured(alone: Sequence[Run]) -> list[str]:
     found = []
     for run in alone:
         metrics = run.manifest.get("metrics", {})
-        names = [label for name, label, _ in RUN_MEASURES if name in NEEDS and name not in metrics]
+        missing = [label for name, label, _ in RUN_MEASURES if name in NEEDS and name not in metrics]
+        names = [label.partition(",")[0].lower() for label in missing]  # without its unit
         if not run.scores.has("top"):
             names.append("first choices")
         if names:
