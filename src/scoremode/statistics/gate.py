@@ -143,7 +143,7 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
         (name.startswith("noise_floor"), "the noise floor was not measured"),
         (of_kl and infinite is None, "KL was not measured"),
         (of_kl and infinite, f"targets with infinite KL: {infinite}"),
-        (of_top and statistics.get("same_top") is None, "the first choices (top) of both models were not measured"),
+        (of_top and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
         (of_logprob and zero, f"targets with probability zero: {zero}"),
         (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
     )

@@ -14,6 +14,8 @@ from scoremode.statistics.gate import too_few
 from scoremode.statistics.ranking import rank
 from scoremode.store.run import Run
 
+NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title: the numbers beside it need the room
+
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What ``--json`` prints."""
@@ -51,7 +53,7 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
             _with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
             _with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
             *(_number(s[name], digits) for name, digits in (("kl_median", 5), ("kl_p99", 4), ("kl_max", 2))),
-            NOT_MEASURED if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
+            NARROW if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
             f"{s['groups']:,}",
         )
     return [table, "", *_notes(found, statistics), _method_line(baseline.manifest, statistics[0])]
