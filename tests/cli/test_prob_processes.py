@@ -17,13 +17,13 @@ CHUNK = 16  # smaller than usual, so that a kill finds many of them done
 SLOWED = f"""
 import os, time
 from scoremode.verbs import prob, prob_files
-sequence_files.CHUNK = {CHUNK}
-score = sequence.SequenceProbability.score
+prob_files.CHUNK = {CHUNK}
+score = prob.SequenceProbability.score
 def slow(self, *given):
     found = score(self, *given)
     time.sleep(float(os.environ["SLOWED"]))
     return found
-sequence.SequenceProbability.score = slow
+prob.SequenceProbability.score = slow
 from scoremode.cli.main import entry
 entry()
 """
