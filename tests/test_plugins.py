@@ -173,7 +173,7 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
     "does not import": (
         {"bad": "bad_engine:Plugin"},
         "import nothing_of_this_name",
-        "it cannot be imported (ModuleNot",
+        "it cannot be imported (Mod",
     ),
     "raises": ({"bad": "bad_engine:Plugin"}, "raise RuntimeError('first\\nsecond')", "(RuntimeError: first second)"),
     "is not an engine": ({"bad": "bad_engine:Plugin"}, "Plugin = 5", "it is not a subclass of"),

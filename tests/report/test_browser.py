@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,20 @@ def test_a_page_of_runs_alone(browser: Browser, tmp_path: Path) -> None:
     assert browser.ask("document.querySelectorAll('.t.v1, .t.v2, .t.v3, .t.v4').length") > 10
     browser.press("n")
     assert browser.ask("document.querySelectorAll('#details thead th').length") == 2
+    assert browser.problems() == []
+
+
+def test_what_was_not_measured_is_said_and_never_drawn_as_a_number(browser: Browser, tmp_path: Path) -> None:
+    full = make_baseline(300)
+    scores = replace(full.scores, rank=None, top=None, top_logprob=None)
+    bare = replace(full, scores=scores, facts=replace(full.facts, top_text=None))
+    path = write(tmp_path / "runs.html", [], [], runs=[bare])
+    browser.screen(1280)
+    browser.open(path)
+    browser.press("n")
+    cells = browser.ask("[...document.querySelectorAll('#details td')].map((cell) => cell.textContent)")
+    assert cells[2:] == ["not measured"] * 3
+    assert "expected" not in browser.ask("document.querySelector('#worst-tokens').textContent")
     assert browser.problems() == []
 
 

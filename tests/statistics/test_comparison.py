@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from scoremode.errors import RunError
+from scoremode.plan.windows import measured
 from scoremode.statistics.comparison import FIELDS, Comparison, Terms, describe, quantile
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.store.run import Run
@@ -430,7 +431,7 @@ def longhand(nll: list[float], base: list[float], kld: list[float], same: list[b
 def test_llamacpp_to_the_printed_digit(groups: int) -> None:
     c = random_comparison(groups, seed=groups)
     base, cand = c.baseline.scores, c.candidate.scores
-    same = (base.top == cand.top).tolist()
+    same = (measured(base.top) == measured(cand.top)).tolist()
     expected = longhand((-cand.logprob).tolist(), (-base.logprob).tolist(), _of(c.kl).tolist(), same)
     assert llamacpp_text(llamacpp_statistics(c)).splitlines() == expected.splitlines()
 

@@ -15,8 +15,9 @@ from scoremode.errors import EngineError, RunError
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
-from scoremode.store.journal import COLUMNS, KL, ROUNDING, Journal, header, read_identity
+from scoremode.store.journal import COLUMNS, COLUMNS_ARE, KL, ROUNDING, Journal, header, read_identity
 from scoremode.store.records import MAGIC, RecordFile
+from tests.partial_engine import SUBSETS, PartialEngine, named
 from tests.plan.test_recipes import tokens_of
 
 IDENTITY: dict[str, Any] = {"model": "m", "plan": "p"}
@@ -68,6 +69,65 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     data[-5] ^= 1
     (tmp_path / "j").write_bytes(bytes(data))
     assert Journal(tmp_path / "j", IDENTITY, plan).done.tolist()[:2] == [True, False]
+
+
+# ── journals without some columns ────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("columns", SUBSETS, ids=named)
+def test_a_journal_that_was_cut_anywhere_resumes_with_the_columns_that_it_had(
+    tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    plan = small_plan()
+    whole = filled_by(tmp_path / "whole", plan, PartialEngine(*columns))
+    begins = whole.index(b"\n") + 1
+    for cut in range(begins, len(whole), 7):
+        (tmp_path / "j").write_bytes(whole[:cut])
+        assert filled_by(tmp_path / "j", plan, PartialEngine(*columns)) == whole
+
+
+def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
+    """The journal's bytes after every missing window was scored."""
+    journal = Journal(path, IDENTITY, plan)
+    for index, answers in engine.score(plan, journal.done.copy()):
+        journal.add(index, answers, 0.5)
+    assert [name for name, _ in journal.rows(0, plan.targets).columns()] == ["logprob", *engine.given]
+    journal.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "named_columns",
+    [
+        b"",
+        b"{}",
+        b"[",
+        b'["rank"]',
+        b'["logprob", "top"]',
+        b'["rank", "logprob"]',
+        b'["logprob", "logprob"]',
+        b'["logprob", "colour"]',
+        b'["logprob", "rank", "entropy", "top", "top_logprob"]',
+    ],
+)
+def test_a_list_of_columns_that_no_engine_gives_is_refused(tmp_path: Path, named_columns: bytes) -> None:
+    path = with_records(tmp_path / "j", (COLUMNS_ARE, named_columns))
+    with pytest.raises(RunError, match=r"cannot be resumed: (its list of columns is damaged|logprob is|top and)"):
+        Journal(path, IDENTITY, small_plan())
+
+
+@pytest.mark.parametrize("first", [(0, None), (COLUMNS_ARE, b'["logprob"]')])
+def test_the_list_of_columns_comes_first_and_once(tmp_path: Path, first: tuple[int, bytes | None]) -> None:
+    plan = small_plan()
+    number, body = first
+    path = with_records(tmp_path / "j", (number, body or body_of(plan, 0)), (COLUMNS_ARE, b'["logprob"]'))
+    with pytest.raises(RunError, match="cannot be resumed: it has window"):
+        opened(path, plan)
+
+
+def test_a_record_with_more_than_the_named_columns_is_refused(tmp_path: Path) -> None:
+    plan = small_plan()
+    path = with_records(tmp_path / "j", (COLUMNS_ARE, b'["logprob", "rank"]'), (0, body_of(plan, 0)))
+    with pytest.raises(RunError, match="its record of window 0 has the wrong length"):
+        opened(path, plan)
 
 
 def test_scores_not_yet_there_are_nan_not_zero(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import InputError, ModelError, RunError
 from scoremode.head.divergence import define_divergence
-from scoremode.plan.windows import Window, WindowList
+from scoremode.plan.windows import Window, WindowList, measured
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.journal import Journal
@@ -138,7 +138,7 @@ def test_a_reference_gives_the_bits_of_lockstep(models: tuple[Path, Path], kept:
 def test_a_model_does_not_diverge_from_itself(models: tuple[Path, Path], kept: Path, tmp_path: Path) -> None:
     (found,) = compare(str(kept), str(models[0]), out=tmp_path)
     assert kl_of(found).max() == 0.0
-    assert (found.candidate.scores.top == found.baseline.scores.top).all()
+    assert (measured(found.candidate.scores.top) == measured(found.baseline.scores.top)).all()
 
 
 LONG: dict[str, Any] = {"text": TEXT * 8, "context_length": 128, "stride": 128}  # batches of more than 128 rows
@@ -177,8 +177,8 @@ def test_scores_of_a_candidate_are_those_that_it_has_alone(
     (found,) = compare(str(kept), str(models[1]), out=tmp_path / "with")
     alone = ppl(str(models[1]), out=tmp_path / "alone", **SMALL)
     assert np.array_equal(found.candidate.scores.logprob, alone.scores.logprob)
-    assert np.array_equal(found.candidate.scores.entropy, alone.scores.entropy)
-    assert np.array_equal(found.candidate.scores.rank, alone.scores.rank)
+    assert np.array_equal(measured(found.candidate.scores.entropy), measured(alone.scores.entropy))
+    assert np.array_equal(measured(found.candidate.scores.rank), measured(alone.scores.rank))
 
 
 def test_two_finished_runs_have_no_divergence(models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from scoremode.values import Floats, Ids, Ints, Raw
+
+COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
+"""What can be measured of a target. Every engine gives ``logprob``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +31,7 @@ class Answers:
     """An engine's answer to one window: one line per row asked, one column per target asked at that row.
 
     Only ``logprob`` is required. None means "not measured": it is shown as such everywhere, and nothing is filled in.
+    ``top`` and ``top_logprob`` come together or not at all. All answers of one engine have the same columns.
     """
 
     logprob: Floats  # (m, k) nats
@@ -36,6 +41,37 @@ class Answers:
     top_logprob: Floats | None = None  # (m,) nats
     states: Raw | None = None  # (m, d) final hidden states, bit for bit; only where they were wanted
     kl: Floats | None = None  # (m,) nats, KL(baseline‖this model); only where a baseline was given
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that were measured, in the order of COLUMNS.
+
+        >>> Answers(np.zeros((1, 1)), entropy=np.zeros(1)).columns
+        ('logprob', 'entropy')
+        """
+        return tuple(name for name in COLUMNS if getattr(self, name) is not None)
+
+
+def wrong_set(columns: Sequence[str]) -> str | None:
+    """What is wrong with a set of columns, in words; None if it can be.
+
+    >>> wrong_set(("logprob", "top"))
+    'top and top_logprob come together or not at all'
+    """
+    if "logprob" not in columns:
+        return "logprob is missing"
+    if ("top" in columns) != ("top_logprob" in columns):
+        return "top and top_logprob come together or not at all"
+    return None
+
+
+def listed(columns: Sequence[str]) -> str:
+    """Names of columns in a sentence.
+
+    >>> listed(("logprob", "rank", "entropy"))
+    'logprob, rank and entropy'
+    """
+    return " and ".join([", ".join(columns[:-1]), columns[-1]] if len(columns) > 1 else columns)
 
 
 T = TypeVar("T")

@@ -12,8 +12,9 @@ from typing import Any
 from scoremode.report.html.charts import escaped
 from scoremode.report.html.numbers import with_error
 from scoremode.report.html.tables import MEASURES, RUN_MEASURES, size_of
+from scoremode.report.text import NOT_MEASURED
 from scoremode.statistics.comparison import Comparison
-from scoremode.store.run import Run
+from scoremode.store.run import NEEDS, Run
 from scoremode.values import Estimate
 
 
@@ -32,6 +33,8 @@ def run_table(run: Run) -> str:
         if stored := metrics.get(name):
             estimate = Estimate.from_json(stored)
             rows.append((label, with_error(estimate.value, estimate.stderr, percent=percent)))
+        elif name in NEEDS:
+            rows.append((label, NOT_MEASURED))
     rows.append(("Tokens", f"{len(run.scores):,}"))
     rows += _named(
         m, (("model", "Model"), ("engine", "Engine"), ("dtype", "Dtype"), ("corpus", "Text"), ("method", "Method"))
@@ -45,6 +48,8 @@ def comparison_table(comparison: Comparison) -> str:
     baseline = comparison.baseline.manifest.get("model", "the baseline")
     rows = [("Baseline perplexity", with_error(statistics.get("ppl_baseline")))]
     rows += [(m.label, m.cell(statistics)) for m in MEASURES if statistics.get(m.name) is not None]
+    if not all(run.scores.has("top") for run in (comparison.baseline, comparison.candidate)):
+        rows.append(("Same top", NOT_MEASURED))
     if statistics.get("noise_floor_kl_mean") is not None:
         rows.append(("Noise floor, KL mean", with_error(statistics["noise_floor_kl_mean"])))
     if size := size_of(comparison):

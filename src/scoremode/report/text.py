@@ -9,6 +9,7 @@ from scoremode.errors import harmless
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 
+NOT_MEASURED = "not measured"
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -39,6 +40,13 @@ def context_before(run: Run, index: int, width: int) -> str:
         size += len(pieces[-1])
         at -= 1
     return "".join(reversed(pieces))[-width:]
+
+
+def top_words(comparison: Comparison) -> str:
+    """Why there is no share of equal first choices, in one line; '' where there is one."""
+    sides = (("the baseline", comparison.baseline), (comparison.name, comparison.candidate))
+    names = [name for name, run in sides if not run.scores.has("top")]
+    return f"same top: {NOT_MEASURED} (no first choices of {' and '.join(names)})" if names else ""
 
 
 def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:

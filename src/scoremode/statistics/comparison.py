@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
+from scoremode.plan.windows import measured
 from scoremode.statistics.estimate import GroupSums, bounded, exponential, finite, moved, ratio
 from scoremode.statistics.groups import present
 from scoremode.store.run import Run
@@ -90,27 +91,28 @@ FIELDS: tuple[str, ...] = (
 def describe(c: Comparison) -> dict[str, Any]:
     """Every number of a comparison, flat and ready for JSON: ``name``, then FIELDS.
 
-    None stands for a value that does not exist (KL that was not measured, the error of too few groups, a quantile of
-    nothing) and for one that is infinite or undefined (a perplexity with a target of probability zero).
+    None stands for a value that does not exist (KL that was not measured, the same top of a run without its ``top``,
+    the error of too few groups, a quantile of nothing) and for one that is infinite or undefined (a perplexity with a
+    target of probability zero).
 
     >>> describe(comparison)["kl_mean"]   # doctest: +SKIP
     0.0312
     """
     require_sound(c)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are answered with None
-        same_top = terms(c, "same_top").estimate()
+        worse = terms(c, "worse").estimate()
         found = {
             "name": c.name,
             "targets": len(c.groups),
-            "groups": same_top.groups,
-            "freedom": same_top.freedom,
+            "groups": worse.groups,
+            "freedom": worse.freedom,
             **_of_both_runs(c),
             **_perplexity(c),
             **_divergence(c),
             **_with_error("delta_logprob_mean", terms(c, "delta_logprob_mean").estimate()),
             **_probability(c),
-            **_with_error("same_top", same_top),
-            **_with_error("worse", terms(c, "worse").estimate()),
+            **_same_top(c),
+            **_with_error("worse", worse),
         }
     return {name: finite(value) if isinstance(value, float) else value for name, value in found.items()}
 
@@ -155,8 +157,8 @@ class PairedBlock:
 
     base: Floats  # (n,) log-probabilities
     cand: Floats  # (n,)
-    base_top: Ids  # (n,)
-    cand_top: Ids  # (n,)
+    base_top: Ids | None  # (n,)
+    cand_top: Ids | None  # (n,)
     kl: Floats | None  # (n,)
     weight: Floats  # (n,)
     groups: Ints  # (n,)
@@ -192,14 +194,14 @@ MEANS: dict[str, Values] = {
     "kl_mean": _kl_of,
     "delta_logprob_mean": lambda b: b.cand - b.base,
     "delta_p_mean": lambda b: b.delta_p,
-    "same_top": lambda b: b.base_top == b.cand_top,
+    "same_top": lambda b: measured(b.base_top) == measured(b.cand_top),
     "worse": lambda b: b.cand < b.base,
 }
 """What each statistic is the mean of, target by target."""
 
 
 def terms(c: Comparison, name: str) -> Terms:
-    """What a statistic is the ratio of; ``kl_mean`` only where KL was measured.
+    """What a statistic is the ratio of; ``kl_mean`` only where KL was measured, ``same_top`` where ``top`` was.
 
     ``ppl_ratio`` and ``log_ppl_ratio`` have the same terms: Σ of differences of nll over Σ of weights, whose value is
     the logarithm of the ratio, or, where the method averages documents, Σ of their perplexities over Σ of the
@@ -379,6 +381,12 @@ def _probability(c: Comparison) -> dict[str, Any]:
         **_with_error("delta_p_rms", _root(_weighted(c, lambda b: b.delta_p**2).estimate())),
         **_named("delta_p", quantiles(delta, DELTA_P_QUANTILES)),
     }
+
+
+def _same_top(c: Comparison) -> dict[str, Any]:
+    if not all(run.scores.has("top") for run in (c.baseline, c.candidate)):
+        return dict.fromkeys(_bounded("same_top"))
+    return _with_error("same_top", terms(c, "same_top").estimate())
 
 
 def _root(square: Estimate) -> Estimate:

@@ -135,13 +135,15 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     """The reason behind a None: the first that applies."""
     infinite = statistics.get("kl_infinite")
     zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
-    of_kl, of_logprob = name.startswith("kl_"), name.startswith(("ppl", "log_ppl", "delta_logprob", "bits"))
+    of_kl, of_top = name.startswith("kl_"), name.startswith("same_top")
+    of_logprob = name.startswith(("ppl", "log_ppl", "delta_logprob", "bits"))
     reasons = (
         (name not in statistics, "these statistics do not have it"),
         (statistics.get("targets") == 0, "there are no targets"),
         (name.startswith("noise_floor"), "the noise floor was not measured"),
         (of_kl and infinite is None, "KL was not measured"),
         (of_kl and infinite, f"targets with infinite KL: {infinite}"),
+        (of_top and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
         (of_logprob and zero, f"targets with probability zero: {zero}"),
         (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
     )

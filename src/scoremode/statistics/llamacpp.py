@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scoremode.statistics.comparison import Comparison, require_sound
 from scoremode.statistics.estimate import finite
-from scoremode.values import Floats
+from scoremode.values import Floats, Ids
 
 # ── llama.cpp's own statistics ───────────────────────────────────────────────────────────────────────────────────────
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
@@ -21,8 +21,9 @@ DELTA_P_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 75.0, 50.0, 25.0, 10.0, 5.0, 1.0,
 def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     """What llama.cpp's ``--kl-divergence`` prints, by its formulas: every target independent and counted once.
 
-    ``…_error`` is what it prints behind ±. KL is left out where it was not measured. Percentiles are taken in float32,
-    as there. Below 100 targets llama.cpp itself prints none of this. Names: ``kld_99.9%``, ``delta_p_50%``, ….
+    ``…_error`` is what it prints behind ±. KL and ``same_top`` are left out where they were not measured. Percentiles
+    are taken in float32, as there. Below 100 targets llama.cpp itself prints none of this. Names: ``kld_99.9%``,
+    ``delta_p_50%``, ….
     """
     require_sound(c)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -34,9 +35,7 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
         square, error = _mean_and_error(delta**2)
         rms = math.sqrt(square)
         found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * error if rms else math.nan}
-        same = float((c.baseline.scores.top == c.candidate.scores.top).mean()) if len(delta) else math.nan
-        spread = math.sqrt(same * (1 - same) / (len(delta) - 1)) if len(delta) > 1 else math.nan
-        found |= {"same_top": same, "same_top_error": spread}
+        found |= _same_top(c.baseline.scores.top, c.candidate.scores.top)
     return {name: finite(value) for name, value in found.items()}
 
 
@@ -63,6 +62,14 @@ def _llamacpp_perplexity(nll: Floats, base: Floats) -> dict[str, float]:
         "ppl_difference": ppl - ppl_base,
         "ppl_difference_error": math.sqrt(max(0.0, square)),
     }
+
+
+def _same_top(base: Ids | None, cand: Ids | None) -> dict[str, float]:
+    if base is None or cand is None:
+        return {}
+    same = float((base == cand).mean()) if len(base) else math.nan
+    spread = math.sqrt(same * (1 - same) / (len(base) - 1)) if len(base) > 1 else math.nan
+    return {"same_top": same, "same_top_error": spread}
 
 
 def _mean_and_error(values: Floats) -> tuple[float, float]:
@@ -127,7 +134,8 @@ def llamacpp_text(statistics: Mapping[str, float | None]) -> str:
         lines += [f"{label} KLD: {number(name):10.6f}" for label, name in _lines_of("kld", KLD_PERCENTILES)]
     lines += ["", "====== Token probability statistics ======", in_percent("Mean    Δp", "delta_p_mean")]
     lines += [f"{label} Δp: {number(name, 100):6.3f}%" for label, name in _lines_of("delta_p", DELTA_P_PERCENTILES)]
-    lines += [in_percent("RMS Δp    ", "delta_p_rms"), in_percent("Same top p", "same_top")]
+    same_top = in_percent("Same top p", "same_top") if "same_top" in statistics else "Same top p: not measured"
+    lines += [in_percent("RMS Δp    ", "delta_p_rms"), same_top]
     return "\n".join(lines) + "\n"
 
 

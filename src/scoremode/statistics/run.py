@@ -24,9 +24,10 @@ class ScoreRows(Protocol):
 
 
 def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Estimate]:
-    """Every number that a run carries."""
+    """Every number that a run carries; none that needs a column which was not measured."""
     groups = grouping(plan)
-    nll, nats_per_byte, nats_per_word, rank, first, entropy = (GroupSums(groups.count) for _ in range(6))
+    nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
+    more: dict[str, GroupSums] = {}  # by the name of the metric
     texts = _PerplexityOfTexts(plan) if plan.average == "document" else None
     bytes_of, words_of = (_units(plan, *of) for of in _counted(tokens))
     for block in plan.blocks():
@@ -35,9 +36,8 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
         nll.add(index, loss * weight, weight)
         nats_per_byte.add(index, loss, bytes_of(block))
         nats_per_word.add(index, loss, words_of(block))
-        rank.add(index, here.rank, ones)
-        first.add(index, here.rank == 1, ones)
-        entropy.add(index, here.entropy, ones)
+        for name, values in _of_optional_columns(here).items():
+            more.setdefault(name, GroupSums(groups.count)).add(index, values, ones)
         if texts:
             texts.add(block, loss)
     mean = nll.estimate()
@@ -46,10 +46,18 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
         "mean_nll": mean,
         "bits_per_byte": moved(nats_per_byte.estimate(), lambda nats: nats / math.log(2), 1 / math.log(2)),
         "word_perplexity": exponential(nats_per_word.estimate()),
-        "mean_rank": rank.estimate(),
-        "top1_accuracy": first.estimate(),
-        "mean_entropy": entropy.estimate(),
+        **{name: sums.estimate() for name, sums in more.items()},
     }
+
+
+def _of_optional_columns(scores: Scores) -> dict[str, Floats | Ints | Bools]:
+    """What the metrics that need more than logprob are the means of."""
+    found: dict[str, Floats | Ints | Bools] = {}
+    if scores.rank is not None:
+        found |= {"mean_rank": scores.rank, "top1_accuracy": scores.rank == 1}
+    if scores.entropy is not None:
+        found["mean_entropy"] = scores.entropy
+    return found
 
 
 class _PerplexityOfTexts:

@@ -1,4 +1,8 @@
-"""The columns of a run as a Parquet file: written block by block, read column by column, never whole."""
+"""The columns of a run as a Parquet file: written block by block, read column by column, never whole.
+
+Every file has every column, with its type. One that was not measured is null in every row and is read as None; a column
+that is null in some rows only is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.errors import RunError
+from scoremode.plan.windows import COLUMNS
 from scoremode.store.files import written_atomically
+from scoremode.store.run_format import COLUMN_TYPES
 from scoremode.store.scores import Scores, TargetFacts
 from scoremode.values import BLOCK, Floats
 
-OF_SCORES = ("logprob", "rank", "entropy", "top", "top_logprob")
 OF_FACTS = ("window", "document", "token", "id", "byte_len", "word_starts", "group", "weight", "text", "top_text")
+OPTIONAL = (*COLUMNS[1:], "top_text")
+TOGETHER = ("top", "top_logprob", "top_text")
 
 
 class Rows(NamedTuple):
@@ -32,9 +39,12 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> An
 
     columns: dict[str, Any] = {name: pa.array(getattr(facts, name)) for name in OF_FACTS if not name.endswith("text")}
     columns["text"] = pa.array(facts.text, type=pa.string()).dictionary_encode()
-    for name, column in scores.columns():
-        columns[name] = pa.array(column)
-    columns["top_text"] = pa.array(facts.top_text, type=pa.string()).dictionary_encode()
+    known = dict(scores.columns())
+    for name in COLUMNS:
+        kind = pa.type_for_alias(COLUMN_TYPES[name])
+        columns[name] = pa.array(known[name]) if name in known else pa.nulls(len(scores), kind)
+    top_text = facts.top_text if facts.top_text is not None else [None] * len(scores)
+    columns["top_text"] = pa.array(top_text, type=pa.string()).dictionary_encode()
     if kl is not None:
         columns["kl"] = pa.array(kl)
     return pa.table(columns)
@@ -67,41 +77,79 @@ class ColumnFile:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows
         self.names: list[str] = self._file.schema_arrow.names
-        missing = [name for name in (*OF_FACTS, *OF_SCORES) if name not in self.names]
-        if missing:
-            raise self._unreadable(f"it has no column {missing[0]}")
+        absent = [name for name in (*OF_FACTS, *COLUMNS) if name not in self.names]
+        if absent:
+            raise self._unreadable(f"it has no column {absent[0]}")
+        self.not_measured = frozenset(name for name in OPTIONAL if self._is_null(name))
+        if 0 < len(self.not_measured.intersection(TOGETHER)) < len(TOGETHER):
+            raise self._unreadable(f"only some of {', '.join(TOGETHER)} were measured")
 
-    def read(self, name: str) -> npt.NDArray[Any]:
-        return _joined([part for (part,) in self._batches([name])])
+    def _is_null(self, name: str) -> bool:
+        """Is the column null in every row? RunError if it is in some. The file's own counts are checked by reading."""
+        nulls = self._null_count(name)
+        if nulls not in (0, self.rows):
+            raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
+        return nulls > 0
 
-    def blocks(self, names: Sequence[str]) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    def _null_count(self, name: str) -> int:
+        import pyarrow as pa
+
+        metadata, found = self._file.metadata, 0
+        index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == name), None)
+        if index is None:
+            raise self._unreadable(f"its column {name} is not plain")
+        for group in range(metadata.num_row_groups):
+            try:
+                counts = metadata.row_group(group).column(index).statistics
+                if counts is not None and counts.has_null_count:
+                    found += counts.null_count
+                else:
+                    found += self._file.read_row_group(group, columns=[name]).column(name).null_count
+            except (pa.ArrowException, KeyError, OSError) as error:
+                raise self._unreadable(error) from None
+        return found
+
+    def read(self, name: str) -> npt.NDArray[Any] | None:
+        parts = [part for (part,) in self._batches([name])]
+        return None if name in self.not_measured else _joined(parts)
+
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Batches end where row groups do, which differ from file to file: they are cut again to BLOCK rows."""
+        there = [name for name in names if name not in self.not_measured]
+        assert there, "columns of which one was measured"
         waiting: list[tuple[npt.NDArray[Any], ...]] = []
-        for batch in self._batches(names):
+        for batch in self._batches(there):
             waiting.append(batch)
             while sum(len(part[0]) for part in waiting) >= BLOCK:
-                joined = [_joined([part[i] for part in waiting]) for i in range(len(names))]
-                yield tuple(column[:BLOCK] for column in joined)
+                joined = [_joined([part[i] for part in waiting]) for i in range(len(there))]
+                yield _in_places(names, there, [column[:BLOCK] for column in joined])
                 waiting = [tuple(column[BLOCK:] for column in joined)]
         if sum(len(part[0]) for part in waiting):
-            yield tuple(_joined([part[i] for part in waiting]) for i in range(len(names)))
+            yield _in_places(names, there, [_joined([part[i] for part in waiting]) for i in range(len(there))])
 
     def _batches(self, names: Sequence[str]) -> Iterator[tuple[npt.NDArray[Any], ...]]:
         import pyarrow as pa
 
         try:
             for batch in self._file.iter_batches(BLOCK, columns=list(names), use_threads=False):
-                yield tuple(_as_numpy(batch.column(name), name) for name in names)
+                yield tuple(self._as_numpy(batch.column(name), name) for name in names)
         except (pa.ArrowException, KeyError, OSError) as error:
             raise self._unreadable(error) from None
+
+    def _as_numpy(self, column: Any, name: str) -> npt.NDArray[Any]:
+        if column.null_count != (len(column) if name in self.not_measured else 0):
+            raise self._unreadable(f"its column {name} is null in some rows")
+        values = column.to_numpy(zero_copy_only=False)
+        return values.astype(object) if name.endswith("text") else np.array(values)
 
     def _unreadable(self, why: object) -> RunError:
         return RunError(f"{self.path} cannot be read ({why})", fix="score again with --fresh")
 
 
-def _as_numpy(column: Any, name: str) -> npt.NDArray[Any]:
-    values = column.to_numpy(zero_copy_only=False)
-    return values.astype(object) if name.endswith("text") else np.array(values)
+def _in_places(names: Sequence[str], there: Sequence[str], parts: Sequence[npt.NDArray[Any]]) -> tuple[Any, ...]:
+    """The columns that are there, None in place of the others."""
+    known = dict(zip(there, parts, strict=True))
+    return tuple(known.get(name) for name in names)
 
 
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -3,6 +3,12 @@
 header  = format, identity of the run
 record  = number of the window | seconds, then logprob rank entropy top top_logprob [kl], one column after the other
         = number of the window | nothing: this window's scores so far do not count, it is scored again
+        = COLUMNS_ARE | JSON: the columns that the engine gives, as in ["logprob", "rank"]
+
+The header is written before the engine has answered, so it cannot say which columns there are. Where the first answer
+lacks some, the first record names those that are there, and every other record has these and no more. Without such a
+record every column is there: a journal of all columns is the same, byte for byte, as before columns could be missing.
+Records of different columns never lie in one journal. An older scoremode refuses COLUMNS_ARE as an impossible window.
 
 records.py holds the file together: its checksums cover the header, the number and the body. What they cannot see is a
 record that was written with something impossible in it, so every record is also checked for that. Scores are not held
@@ -24,15 +30,18 @@ import numpy.typing as npt
 
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, measured
+from scoremode.plan.windows import Answers, listed, wrong_set
 from scoremode.store.records import MAGIC, RecordFile, read_header
 from scoremode.store.scores import Scores
+from scoremode.text.json_files import parse
 from scoremode.values import Bools, Floats, Ints
 
 FORMAT = 2
 SECONDS = struct.Struct("<d")
 COLUMNS = (("logprob", "<f8"), ("rank", "<i8"), ("entropy", "<f8"), ("top", "<i4"), ("top_logprob", "<f8"))
 KL = ("kl", "<f8")
+NAMES = tuple(name for name, _ in COLUMNS)
+COLUMNS_ARE = (1 << 64) - 1  # in place of a window's number
 ROUNDING = 1e-4
 """Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two products in
 float32 that round differently; the heads here give at most 0 on a CPU, and 1e-4 is what their probe allows them."""
@@ -59,8 +68,8 @@ class Journal:
         self.path = path
         self.vocabulary = vocabulary
         self.kl: Floats | None = np.full(plan.targets, np.nan) if with_kl else None
-        self.columns = (*COLUMNS, KL) if with_kl else COLUMNS
-        self.row_bytes = sum(np.dtype(dtype).itemsize for _, dtype in self.columns)
+        self.measured: tuple[str, ...] | None = None  # columns of every record; None until there is one
+        self._from_file = False  # were they read from the file, or given by the engine just now?
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
         self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # where in the file each window's record begins
         self.seconds = 0.0
@@ -74,13 +83,39 @@ class Journal:
 
     def _take(self, window: int, at: int, body: bytes) -> None:
         """Take in a record that was read back."""
-        problem = self._problem(window, body)
+        if window == COLUMNS_ARE and self.measured is None:
+            problem = self._learn_columns(body)
+        else:
+            self.measured, self._from_file = self.measured or NAMES, True
+            problem = self._problem(window, body)
         if problem is not None:
             raise RunError(f"{self.path} cannot be resumed: {problem}", fix="score again with --fresh")
+        if window == COLUMNS_ARE:
+            return
         if body:
             self._know(window, at, body)
         else:
             self.done[window] = False
+
+    def _learn_columns(self, body: bytes) -> str | None:
+        """Take in which columns the records have; what is wrong with that, if anything."""
+        try:
+            given = parse(body)
+        except ValueError:
+            given = None
+        named = tuple(name for name in NAMES if isinstance(given, list) and name in given)
+        if not isinstance(given, list) or list(named) != given or named == NAMES:
+            return "its list of columns is damaged"
+        problem = wrong_set(named)
+        if problem is None:
+            self.measured, self._from_file = named, True
+        return problem
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Names and types of what a record holds, in its order."""
+        kept = tuple(column for column in COLUMNS if column[0] in (self.measured or NAMES))
+        return kept if self.kl is None else (*kept, KL)
 
     def _problem(self, window: int, body: bytes) -> str | None:
         """What is impossible about a record whose checksum is right; None if nothing is."""
@@ -91,7 +126,8 @@ class Journal:
         if self.done[window]:
             return f"it has window {window} twice"
         targets = int(self.plan.target_counts[window])
-        if len(body) != SECONDS.size + targets * self.row_bytes:
+        row_bytes = sum(np.dtype(dtype).itemsize for _, dtype in self.columns)
+        if len(body) != SECONDS.size + targets * row_bytes:
             return f"its record of window {window} has the wrong length"
         if not 0 <= SECONDS.unpack_from(body)[0] < math.inf:
             return f"window {window} took an impossible time"
@@ -116,17 +152,36 @@ class Journal:
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
         """Keep a window's scores."""
-        kl = answers.kl if self.kl is not None else None
-        given = [answers.logprob[:, 0], measured(answers.rank)[:, 0], answers.entropy, answers.top, answers.top_logprob]
-        given += [] if kl is None else [kl]
+        begins = self.measured is None
+        self._require_same_columns(window, answers)
         body = SECONDS.pack(seconds) + b"".join(
-            np.ascontiguousarray(column, dtype=dtype).tobytes()
-            for column, (_, dtype) in zip(given, self.columns, strict=True)
+            np.ascontiguousarray(_one_target(getattr(answers, name)), dtype=dtype).tobytes()
+            for name, dtype in self.columns
         )
         problem = self._problem(window, body)
         if problem is not None:
-            raise EngineError(f"the engine gave no usable scores: {problem}", fix="this is a fault of the engine")
+            raise _no_use(problem)
+        if begins and self.measured != NAMES:
+            self._file.append(COLUMNS_ARE, json.dumps(self.measured).encode())
         self._know(window, self._file.append(window, body), body)
+
+    def _require_same_columns(self, window: int, answers: Answers) -> None:
+        """The first answer says which columns there are; one with others is refused."""
+        problem = wrong_set(answers.columns)
+        if self.kl is not None and answers.kl is None:
+            problem = f"window {window} has no divergence"
+        if problem is not None:
+            raise _no_use(problem)
+        self.measured = self.measured or answers.columns
+        if self.measured == answers.columns:
+            return
+        given, known = listed(answers.columns), listed(self.measured)
+        if self._from_file:
+            raise RunError(
+                f"{self.path} has {known} of each target, but the engine now gives {given}",
+                fix="score again with --fresh",
+            )
+        raise _no_use(f"window {window} has {given}, and windows before it have {known}")
 
     def forget(self, window: int) -> None:
         """Score a window again that the journal has: what belongs to its scores elsewhere was lost."""
@@ -137,7 +192,7 @@ class Journal:
     def rows(self, begin: int, end: int) -> Scores:
         """The scores of some consecutive targets, those of whole windows; NaN if there is none yet."""
         offsets = self.plan.target_offsets
-        found = Scores.empty(end - begin)
+        found = Scores.empty(end - begin, self.measured or NAMES[:1])
         for window in range(*np.searchsorted(offsets, (begin, end)).tolist()):
             if self.done[window]:
                 self._read_into(found, int(offsets[window]) - begin, window)
@@ -146,11 +201,20 @@ class Journal:
     def _read_into(self, found: Scores, row: int, window: int) -> None:
         n = int(self.plan.target_counts[window])
         columns = self._split(self._file.body(int(self._at[window]), window), n)
-        for name, _ in COLUMNS:
-            getattr(found, name)[row : row + n] = columns[name]
+        for name, column in found.columns():
+            column[row : row + n] = columns[name]
 
     def close(self) -> None:
         self._file.close()
+
+
+def _no_use(problem: str) -> EngineError:
+    return EngineError(f"the engine gave no usable scores: {problem}", fix="this is a fault of the engine")
+
+
+def _one_target(column: Column) -> Column:
+    """A column of a plan's window, which has one target per row: (m, 1) and (m,) alike become (m,)."""
+    return column[:, 0] if column.ndim == 2 else column
 
 
 def impossible(columns: Mapping[str, Column], vocabulary: int | None = None) -> str | None:

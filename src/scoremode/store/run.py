@@ -11,6 +11,9 @@ from scoremode.store.columns import to_arrow
 from scoremode.store.scores import Scores, TargetFacts
 from scoremode.values import Estimate, Floats
 
+NEEDS = {"mean_rank": "rank", "top1_accuracy": "rank", "mean_entropy": "entropy"}
+"""Metrics that need a column which not every engine gives."""
+
 NOT_SHOWN = ("metrics", "identity", "format", "scores_sha256", "seal")  # parts of a manifest that are for programs
 
 
@@ -31,6 +34,11 @@ class Run:
     kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), where it was scored against a baseline
 
     def _estimate(self, name: str) -> Estimate:
+        if name not in self.manifest["metrics"] and name in NEEDS:
+            raise RunError(
+                f"{name} was not measured: the {self.manifest['engine']} engine gave no {NEEDS[name]}",
+                fix=f"score with an engine that gives {NEEDS[name]}, such as --engine transformers",
+            )
         if name not in self.manifest["metrics"]:
             raise RunError(f"this run has no {name}", fix="it scored no whole word or byte: give a longer text")
         return Estimate.from_json(self.manifest["metrics"][name])
@@ -65,11 +73,14 @@ class Run:
         return to_arrow(self.scores, self.facts, self.kl)
 
     def summary(self) -> dict[str, Any]:
-        """What ``--json`` prints: numbers first, then what makes them reproducible."""
+        """What ``--json`` prints: numbers first, then what makes them reproducible. None: not measured, or infinite."""
         metrics = self.manifest["metrics"]
         numbers: dict[str, Any] = {name: metrics[name]["value"] for name in ("perplexity", "mean_nll")}
         for name in metrics:
             numbers[name] = metrics[name]["value"]
             numbers[f"{name}_stderr"] = metrics[name]["stderr"]
+        for name in NEEDS:
+            if name not in metrics:
+                numbers |= {name: None, f"{name}_stderr": None}
         rest = {name: value for name, value in self.manifest.items() if name not in NOT_SHOWN}
         return {**numbers, **rest, "cached": self.cached, "run": self.path}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunError, harmless
+from scoremode.plan.windows import COLUMNS
 from scoremode.store.files import file_sha256
 from scoremode.store.sealed import (
     anything,
@@ -18,6 +19,7 @@ from scoremode.store.sealed import (
     line,
     mapping,
     number,
+    one_of,
     optional,
     record,
     sha256,
@@ -104,6 +106,7 @@ MORE = {  # where they are there
     "versions": mapping(text),
     "hardware": mapping(line),
     "against": optional(record({"model": text, "fingerprint": text})),
+    "not_measured": each(one_of(*COLUMNS[1:])),  # columns that the engine did not give; only if there are some
     "noise_kl": optional(each(number(0))),
     "noise_perturbed": optional(line),
     "model_notes": each(line),

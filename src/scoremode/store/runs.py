@@ -275,6 +275,10 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         raise RunError(
             f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix="score again with --fresh"
         )
+    if stored.not_measured - {"top_text"} != set(manifest.get("not_measured", ())):
+        raise RunError(
+            f"{stored.path} has other columns than its manifest says were measured", fix="score again with --fresh"
+        )
     return Run(
         plan_digest=manifest["plan_digest"],
         scores=Scores.on_disk(stored),

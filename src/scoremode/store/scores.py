@@ -1,14 +1,18 @@
-"""Columns of numbers, one row per target: in memory, or read from disk when they are asked for."""
+"""Columns of numbers, one row per target: in memory, or read from disk when they are asked for.
+
+A column that was not measured is None.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from scoremode.plan.windows import COLUMNS
 from scoremode.values import BLOCK, Floats, Ids, Ints
 
 
@@ -16,13 +20,14 @@ class StoredColumns(Protocol):
     """Columns on disk, of one length."""
 
     rows: int
+    not_measured: frozenset[str]  # names of columns
 
-    def read(self, name: str) -> npt.NDArray[Any]:
-        """A whole column."""
+    def read(self, name: str) -> npt.NDArray[Any] | None:
+        """A whole column; None where it was not measured."""
         ...
 
-    def blocks(self, names: Sequence[str]) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        """Some columns side by side, BLOCK rows at a time."""
+    def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured."""
         ...
 
 
@@ -48,26 +53,34 @@ class Columns:
             object.__setattr__(self, name, column)
             return column
 
-    def blocks(self, *names: str) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        """Some columns side by side, BLOCK rows at a time; what lies on disk is not kept in memory."""
+    def has(self, name: str) -> bool:
+        """Was this column measured? What lies on disk is not read to tell."""
+        stored = getattr(self, "_stored", None)
+        return getattr(self, name) is not None if stored is None else name not in stored.not_measured
+
+    def blocks(self, *names: str) -> Iterator[tuple[Any, ...]]:
+        """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured.
+
+        What lies on disk is not kept in memory. The first column named must be there: it says how many rows there are.
+        """
         stored = getattr(self, "_stored", None)
         if stored is not None:
             yield from stored.blocks(names)
             return
         columns = [getattr(self, name) for name in names]
         for begin in range(0, len(columns[0]), BLOCK):
-            yield tuple(column[begin : begin + BLOCK] for column in columns)
+            yield tuple(None if column is None else column[begin : begin + BLOCK] for column in columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores(Columns):
-    """One row per target, in plan order."""
+    """One row per target, in plan order. None is a column that was not measured."""
 
     logprob: Floats  # (n,) nats, <= 0
-    rank: Ints  # (n,) 1 = the model's first choice
-    entropy: Floats  # (n,) nats, of the whole next-token distribution
-    top: Ids  # (n,) the model's first choice
-    top_logprob: Floats  # (n,) nats
+    rank: Ints | None = None  # (n,) 1 = the model's first choice
+    entropy: Floats | None = None  # (n,) nats, of the whole next-token distribution
+    top: Ids | None = None  # (n,) the model's first choice
+    top_logprob: Floats | None = None  # (n,) nats; there if and only if ``top`` is
 
     def __len__(self) -> int:
         stored = getattr(self, "_stored", None)
@@ -75,22 +88,24 @@ class Scores(Columns):
 
     def rows(self, begin: int, end: int) -> Scores:
         """The scores of some consecutive targets."""
-        return Scores(*(column[begin:end] for _, column in self.columns()))
+        return Scores(**{name: column[begin:end] for name, column in self.columns()})
 
     @staticmethod
-    def empty(n: int) -> Scores:
-        """Room for n scores, NaN until filled, so that a hole cannot pass for a number."""
+    def empty(n: int, columns: Collection[str] = COLUMNS) -> Scores:
+        """Room for n scores of these columns, NaN until filled, so that a hole cannot pass for a number."""
         return Scores(
             logprob=np.full(n, np.nan),
-            rank=np.zeros(n, np.int64),
-            entropy=np.full(n, np.nan),
-            top=np.full(n, -1, np.int32),
-            top_logprob=np.full(n, np.nan),
+            rank=np.zeros(n, np.int64) if "rank" in columns else None,
+            entropy=np.full(n, np.nan) if "entropy" in columns else None,
+            top=np.full(n, -1, np.int32) if "top" in columns else None,
+            top_logprob=np.full(n, np.nan) if "top_logprob" in columns else None,
         )
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        for name in ("logprob", "rank", "entropy", "top", "top_logprob"):
-            yield name, getattr(self, name)
+        """The columns that were measured, by name."""
+        for name in COLUMNS:
+            if (column := getattr(self, name)) is not None:
+                yield name, column
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,4 +121,4 @@ class TargetFacts(Columns):
     group: Ints  # (n,) targets of one group are not independent of each other
     weight: Floats  # (n,) how much the target counts in the method's mean: 1 unless windows are averaged
     text: npt.NDArray[np.object_]  # (n,) the characters of the source that the token stands for
-    top_text: npt.NDArray[np.object_]  # (n,) the model's first choice, decoded
+    top_text: npt.NDArray[np.object_] | None = None  # (n,) the model's first choice, decoded

@@ -11,6 +11,7 @@ import numpy as np
 
 from scoremode.engines.base import EngineFacts
 from scoremode.plan.plan import Plan
+from scoremode.plan.windows import COLUMNS
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import grouping
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
@@ -30,6 +31,7 @@ def describe(
     if passed_over := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
     notes += subject.notes
+    missing = not_measured(plan, scores)
     return {
         "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
         "windows": len(plan),
@@ -38,6 +40,7 @@ def describe(
         "method_settings": dict(plan.settings),
         "notes": notes,
         "model_notes": of_model,
+        **({"not_measured": missing} if missing else {}),
         "coverage": plan.coverage,
         "stderr_groups": grouping(plan).kind,
         **_error_of_llamacpp(plan, scores),
@@ -74,6 +77,13 @@ def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     if unnamed <= 0:
         return []
     return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
+
+
+def not_measured(plan: Plan, scores: ScoreRows) -> list[str]:
+    """Columns that the engine did not give."""
+    first = next(plan.blocks())
+    there = scores.rows(first.begin, first.end)
+    return [name for name in COLUMNS if not there.has(name)]
 
 
 def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:

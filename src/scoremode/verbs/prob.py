@@ -27,7 +27,7 @@ from scoremode.engines.registry import require
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError, UnknownArgumentError
 from scoremode.models.subject import Subject
 from scoremode.plan.making import plan_of_pairs
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, listed
 from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import is_text
 from scoremode.values import Ids
@@ -47,7 +47,7 @@ class TokenScore:
     id: int
     text: str
     logprob: float  # nats
-    rank: int
+    rank: int | None  # None: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +318,8 @@ class SequenceProbability:
         return np.array(allowed, dtype=np.int32)
 
     def _result(self, pair: EncodedPair, answers: Answers, condition_log_prob: float) -> SequenceScore:
-        logprobs, ranks = answers.logprob[:, 0].tolist(), measured(answers.rank)[:, 0].tolist()
-        ids = pair.ids[pair.first :].tolist()
+        logprobs, ids = answers.logprob[:, 0].tolist(), pair.ids[pair.first :].tolist()
+        ranks = [None] * len(ids) if answers.rank is None else answers.rank[:, 0].tolist()
         log_prob = _no_more_than_certain(math.fsum(logprobs) - condition_log_prob)
         per_token = -log_prob / len(ids)
         return SequenceScore(
@@ -337,7 +337,7 @@ class SequenceProbability:
 
 
 def _answers(engine: Engine, source: WindowSource, progress: Progress | None = None) -> list[Answers]:
-    """The answers of every window, in order: all of them, and all of them numbers."""
+    """The answers of every window, in order: all of them, all of them numbers, all with the same columns."""
     if not len(source):
         return []
     found: dict[int, Answers] = {}
@@ -345,6 +345,12 @@ def _answers(engine: Engine, source: WindowSource, progress: Progress | None = N
     fed, total = 0, int(lengths.sum())
     for index, answers in engine.score(source, np.zeros(len(source), dtype=np.bool_)):
         check_answers(index, source.window(index), answers)
+        before = next(iter(found.values()), answers)
+        if before.columns != answers.columns:
+            raise EngineError(
+                f"window {index} has {listed(answers.columns)}, and windows before it have {listed(before.columns)}",
+                fix="this is a fault of the engine",
+            )
         found[index] = answers
         fed += int(lengths[index])
         if progress:

@@ -260,8 +260,12 @@ def check_result(value: Any, prompt: str, target: str) -> None:
     if set(value) != {f.name for f in fields(SequenceScore)}:
         raise ValueError("other fields than a result has")
     for token in value["tokens"]:
-        if set(token) != {f.name for f in fields(TokenScore)} or type(token["id"]) is not int or token["rank"] < 1:
+        if set(token) != {f.name for f in fields(TokenScore)} or type(token["id"]) is not int:
             raise ValueError("a token that cannot be")
+        if token["rank"] is not None and token["rank"] < 1:
+            raise ValueError("a token that cannot be")
+    if len({token["rank"] is None for token in value["tokens"]}) > 1:
+        raise ValueError("ranks of some tokens only")
     result = SequenceScore.from_json(value)
     if (result.prompt, result.target) != (prompt, target):
         raise ValueError("the answer to another pair")

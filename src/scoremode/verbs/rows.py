@@ -54,7 +54,7 @@ def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Wor
         group=groups.of(block),
         weight=weights_of(asked.plan, block),
         text=_source_pieces(asked, block, words),
-        top_text=words.of(scores.top),
+        top_text=None if scores.top is None else words.of(scores.top),
     )
 
 

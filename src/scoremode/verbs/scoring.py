@@ -11,7 +11,7 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window
+from scoremode.plan.windows import Answers, Window, wrong_set
 from scoremode.store import runs
 from scoremode.store.journal import Journal
 from scoremode.store.run import Run
@@ -74,6 +74,9 @@ def score_plan(
         raise EngineError(f"the engine left {missing} of {len(plan)} windows without an answer", fix="run it again")
 
 
+PER_TARGET = ("logprob", "rank")  # columns of shape (m, k); the others are (m,)
+
+
 def check_divergence(index: int, kl: Floats | None) -> None:
     """Infinite is a divergence, NaN and less than nothing are not."""
     if kl is not None and not (kl >= 0).all():
@@ -81,12 +84,20 @@ def check_divergence(index: int, kl: Floats | None) -> None:
 
 
 def check_answers(index: int, window: Window, answers: Answers) -> None:
-    """One number for each target, none of them NaN; minus infinity is a probability of zero, and allowed."""
-    if answers.logprob.shape != window.targets.shape:
-        raise EngineError(
-            f"window {index} asked for {window.targets.shape} scores and got {answers.logprob.shape}",
-            fix="this is a fault of the engine",
-        )
+    """One number for each target, none of them NaN; minus infinity is a probability of zero, and allowed.
+
+    Every column that is there has its shape. Whoever collects answers checks that all have the same columns.
+    """
+    wrong = wrong_set(answers.columns)
+    if wrong is not None:
+        raise EngineError(f"window {index} got wrong columns: {wrong}", fix="this is a fault of the engine")
+    for name in answers.columns:
+        wanted, shape = window.targets.shape[: 2 if name in PER_TARGET else 1], getattr(answers, name).shape
+        if shape != wanted:
+            what = "scores" if name == "logprob" else f"values of {name}"
+            raise EngineError(
+                f"window {index} asked for {wanted} {what} and got {shape}", fix="this is a fault of the engine"
+            )
     for column in (answers.logprob, answers.entropy, answers.top_logprob):
         if column is None:
             continue

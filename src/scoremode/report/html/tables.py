@@ -11,10 +11,10 @@ from scoremode.report.html import charts
 from scoremode.report.html.charts import escaped
 from scoremode.report.html.numbers import Statistics, file_size, usable, with_error
 from scoremode.report.html.runs import distinct_baselines, run_name
-from scoremode.report.text import noise_words
+from scoremode.report.text import NOT_MEASURED, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
-from scoremode.store.run import Run
+from scoremode.store.run import NEEDS, Run
 from scoremode.values import Estimate
 
 # ── summary ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,7 +90,8 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     marked = any(marks[m.name] for m in shown)
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> of a column. ' if marked else ""
     floors = dict.fromkeys(noise_words(c, s) for c, s in distinct_baselines(comparisons, statistics))
-    said = "".join(f" {escaped(floor[:1].upper() + floor[1:])}." for floor in floors if floor)
+    missing = dict.fromkeys(map(top_words, comparisons))
+    said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing) if words)
     rests_on = escaped(_rests_on(comparisons, statistics))
     note = f"{legend}± is one standard error over {rests_on}. KL is in nats per token.{said}"
     return _table(head, rows, f'<p class="note">{note}</p>')
@@ -102,7 +103,7 @@ def _rests_on(comparisons: Sequence[Comparison], statistics: Sequence[Statistics
     for c, s in distinct_baselines(comparisons, statistics):
         kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
         groups = int(usable(s.get("groups")) or 0)
-        known = s.get("same_top_stderr") is not None
+        known = s.get("worse_stderr") is not None
         found.append(f"{groups:,} {kind}" if known else f"nothing here: {too_few(groups, kind)}")
     return "; ".join(dict.fromkeys(found))
 
@@ -178,7 +179,7 @@ def size_cell(bits_per_weight: object, stored_bytes: object) -> str:
 
 
 def runs_table(alone: Sequence[Run]) -> str:
-    known = [m for m in RUN_MEASURES if any(m[0] in run.manifest.get("metrics", {}) for run in alone)]
+    known = [m for m in RUN_MEASURES if m[0] in NEEDS or any(m[0] in run.manifest.get("metrics", {}) for run in alone)]
     head = '<th scope="col">Run</th><th scope="col">Tokens</th>'
     head += "".join(f'<th scope="col">{escaped(label)}</th>' for _, label, _ in known)
     rows = []
@@ -188,11 +189,28 @@ def runs_table(alone: Sequence[Run]) -> str:
         for name, label, percent in known:
             stored = metrics.get(name)
             estimate = Estimate.from_json(stored) if stored else None
-            cell = with_error(estimate.value, estimate.stderr, percent=percent) if estimate else "–"
+            nothing = f'<span title="{NOT_MEASURED}">–</span>' if name in NEEDS else "–"
+            cell = with_error(estimate.value, estimate.stderr, percent=percent) if estimate else nothing
             cell += groups_line(estimate, run) if estimate else ""
             cells += f'<td data-label="{escaped(label)}">{cell}</td>'
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(run_name(run, alone))}</th>{cells}</tr>')
-    return _table(head, rows, '<p class="note">± is one standard error, over the groups that stand behind it.</p>')
+    said = "".join(f" {escaped(words)}" for words in _not_measured(alone))
+    note = f'<p class="note">± is one standard error, over the groups that stand behind it.{said}</p>'
+    return _table(head, rows, note)
+
+
+def _not_measured(alone: Sequence[Run]) -> list[str]:
+    """Which numbers an engine did not give, a sentence per run."""
+    found = []
+    for run in alone:
+        metrics = run.manifest.get("metrics", {})
+        missing = [label for name, label, _ in RUN_MEASURES if name in NEEDS and name not in metrics]
+        names = [label.partition(",")[0].lower() for label in missing]  # without its unit
+        if not run.scores.has("top"):
+            names.append("first choices")
+        if names:
+            found.append(f"{run_name(run, alone)}: {', '.join(names)} {NOT_MEASURED}.")
+    return found
 
 
 def groups_line(estimate: Estimate, run: Run) -> str:

@@ -68,9 +68,10 @@ class PageData:
         self.scores.append(
             {
                 "logprob": column(s.logprob[order]),
-                "rank": column(s.rank[order]),
-                "topLogprob": column(s.top_logprob[order]),
-                "topWord": self._words(run.facts.top_text[order]),
+                # null: not measured
+                "rank": None if s.rank is None else column(s.rank[order]),
+                "topLogprob": None if s.top_logprob is None else column(s.top_logprob[order]),
+                "topWord": None if run.facts.top_text is None else self._words(run.facts.top_text[order]),
             }
         )
         self._known.append((run, len(self.scores) - 1))

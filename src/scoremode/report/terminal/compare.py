@@ -8,11 +8,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.report.text import noise_words, shown
+from scoremode.report.text import NOT_MEASURED, noise_words, shown, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.ranking import rank
 from scoremode.store.run import Run
+
+NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title: the numbers beside it need the room
 
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
             _with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
             _with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
             *(_number(s[name], digits) for name, digits in (("kl_median", 5), ("kl_p99", 4), ("kl_max", 2))),
-            "-" if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
+            NARROW if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
             f"{s['groups']:,}",
         )
     return [table, "", *_notes(found, statistics), _method_line(baseline.manifest, statistics[0])]
@@ -60,7 +62,7 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
 def _method_line(m: Any, s: dict[str, Any]) -> Text:
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in m["method_settings"].items())
     kind = m["stderr_groups"]
-    rests_on = f"± over {s['groups']:,} {kind}" if s["same_top_stderr"] is not None else too_few(s["groups"], kind)
+    rests_on = f"± over {s['groups']:,} {kind}" if s["worse_stderr"] is not None else too_few(s["groups"], kind)
     return Text(shown(f"{m['method']} ({settings}), {s['targets']:,} targets, {rests_on}"), "dim")
 
 
@@ -71,6 +73,7 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
         notes += [Text(shown(f"{run.manifest['model']}: {note}"), "yellow") for note in _of_model(run)]
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
+    notes += [Text(shown(why)) for why in dict.fromkeys(map(top_words, found)) if why]
     if not any(c.kl is None for c in found) and len(found) > 1:
         for entry in rank(list(found)):
             if entry.tied_with:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scoremode.report.text import shown
-from scoremode.verbs.prob import SequenceScore
+from scoremode.verbs.prob import SequenceScore, TokenScore
 
 
 def sequence_table(results: Sequence[SequenceScore]) -> list[Any]:
@@ -17,13 +17,14 @@ def sequence_table(results: Sequence[SequenceScore]) -> list[Any]:
     table.add_column("target")
     for name in ("log prob", "prob", "perplexity"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("tokens (logprob, rank)")
+    ranked = any(t.rank is not None for r in results for t in r.tokens)
+    table.add_column("tokens (logprob, rank)" if ranked else "tokens (logprob; rank not measured)")
     prompts = list(dict.fromkeys(r.prompt for r in results))
     for prompt in prompts:
         if len(prompts) > 1:
             table.add_row(Text(shown(prompt), "dim"), "", "", "", "")
         for r in (r for r in results if r.prompt == prompt):
-            tokens = "  ".join(f"{shown(t.text)!r} {t.logprob:.3f} #{t.rank}" for t in r.tokens)
+            tokens = "  ".join(map(_token, r.tokens))
             row = (
                 Text(repr(shown(r.target))),
                 f"{r.log_prob:.5f}",
@@ -33,6 +34,10 @@ def sequence_table(results: Sequence[SequenceScore]) -> list[Any]:
             )
             table.add_row(*row)
     return [table, *_boundary_notes(results)]
+
+
+def _token(token: TokenScore) -> str:
+    return f"{shown(token.text)!r} {token.logprob:.3f}" + ("" if token.rank is None else f" #{token.rank}")
 
 
 def _boundary_notes(results: Iterable[SequenceScore]) -> list[Text]:

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from scoremode.report.terminal.console import Facts
 from scoremode.report.terminal.numbers import basis, with_error
-from scoremode.report.text import context_before, shown, worst_targets
-from scoremode.store.run import Run
+from scoremode.report.text import NOT_MEASURED, context_before, shown, worst_targets
+from scoremode.store.run import NEEDS, Run
 from scoremode.values import Estimate
 
 NUMBERS = (
@@ -32,10 +32,13 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
     m = run.manifest
     metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS if name in m["metrics"]}
     table = Facts()
-    shown_metrics = [(name, label) for name, label in NUMBERS if name in metrics]
-    numbers = {name: with_error(metrics[name], percent=name == "top1_accuracy") for name, _ in shown_metrics}
+    shown_metrics = [(name, label) for name, label in NUMBERS if name in metrics or name in NEEDS]
+    numbers = {name: with_error(known, percent=name == "top1_accuracy") for name, known in metrics.items()}
     wide = max((len(number) for number in numbers.values() if len(number) <= WIDEST), default=0)
     for name, label in shown_metrics:
+        if name not in metrics:
+            table.line(label, Text(NOT_MEASURED, "dim"))
+            continue
         number = Text(numbers[name].ljust(wide), "bold" * (name == "perplexity"))
         known = metrics[name].stderr is not None
         rests_on = basis(metrics[name], m["stderr_groups"], percent=name == "top1_accuracy") if known else ""
@@ -97,14 +100,22 @@ def worst_table(run: Run, count: int) -> Table:
     table.add_column("logprob", justify="right", no_wrap=True)
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("the model expected", no_wrap=True, overflow="ellipsis")
+    ranks = run.scores.rank
     for index in worst_targets(run, count):
         token = shown(str(run.facts.text[index]))
         before = shown(context_before(run, index, max(8, 50 - len(token))))
-        expected = f"{shown(str(run.facts.top_text[index]))!r} p={math.exp(run.scores.top_logprob[index]):.2f}"
         table.add_row(
             Text.assemble((before, "dim"), ("«", "dim"), (token, "bold red"), ("»", "dim")),
             f"{run.scores.logprob[index]:.2f}",
-            f"{run.scores.rank[index]:,}",
-            Text(expected),
+            NOT_MEASURED if ranks is None else f"{ranks[index]:,}",
+            Text(_expected(run, index)),
         )
     return table
+
+
+def _expected(run: Run, index: int) -> str:
+    """The model's first choice and its probability."""
+    word, logprob = run.facts.top_text, run.scores.top_logprob
+    if word is None or logprob is None:
+        return NOT_MEASURED
+    return f"{shown(str(word[index]))!r} p={math.exp(logprob[index]):.2f}"

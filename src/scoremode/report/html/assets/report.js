@@ -37,6 +37,9 @@
   const word = (i) => data.words[numbers(text().word)[i]];
   const topWord = (scores, i) => data.words[numbers(scores.topWord)[i]];
 
+  /** What an engine did not give is null; nothing is shown in its place. */
+  const measured = (column, write) => (column === null ? make("span", "error", "not measured") : write());
+
   /** How bad each token is by a measure: positive is worse. */
   function badness(v, measure) {
     v.badness = v.badness || {};
@@ -288,9 +291,9 @@
     body.append(
       row(["probability", ...each((s) => probability(numbers(s.logprob)[i]))]),
       row(["logprob", ...each((s) => fixed(numbers(s.logprob)[i]))]),
-      row(["rank", ...each((s) => numbers(s.rank)[i].toLocaleString("en"))]),
-      row(["first choice", ...each((s) => make("span", "quote", quoted(topWord(s, i))))]),
-      row(["its probability", ...each((s) => probability(numbers(s.topLogprob)[i]))]),
+      row(["rank", ...each((s) => measured(s.rank, () => numbers(s.rank)[i].toLocaleString("en")))]),
+      row(["first choice", ...each((s) => measured(s.topWord, () => make("span", "quote", quoted(topWord(s, i)))))]),
+      row(["its probability", ...each((s) => measured(s.topLogprob, () => probability(numbers(s.topLogprob)[i])))]),
     );
     if (candidate()) {
       const last = (name, value) => body.append(row([name, "", value]));
@@ -372,8 +375,9 @@
     const before = baseline();
     const after = candidate();
     const p = (scores) => probability(numbers(scores.logprob)[i]);
-    if (!after) return `${p(before)}, expected ${quoted(topWord(before, i))}`;
-    return `${p(before)} → ${p(after)}, expects ${quoted(topWord(after, i))}`;
+    const first = (scores, verb) => (scores.topWord === null ? "" : `, ${verb} ${quoted(topWord(scores, i))}`);
+    if (!after) return p(before) + first(before, "expected");
+    return `${p(before)} → ${p(after)}${first(after, "expects")}`;
   }
 
   function drawContext(i) {

@@ -1,0 +1,120 @@
+"""Files that were written when every engine gave every column: they open, resume, and are written the same today."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import scoremode as sm
+from scoremode.engines.base import Want
+from scoremode.engines.baseline import StoredBaseline
+from scoremode.engines.table.engine import TableEngine
+from scoremode.plan.windows import COLUMNS, measured
+from scoremode.store.journal import NAMES, Journal, read_identity
+from scoremode.store.reference import Reference
+from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
+from scoremode.verbs.compare import of_runs
+from scoremode.verbs.question import Question, ask
+from tests.partial_engine import LOGITS
+
+KEPT = Path(__file__).resolve().parents[1] / "data" / "format2"
+TEXT = "Ten short lines.\nOne table of bytes.\nEvery column is here.\n"
+QUESTION: dict[str, Any] = {"text": TEXT, "method": "sliding-once", "context_length": 16, "stride": 8}
+SECONDS, WINDOWS = 0.25, 3  # of each record, and how many there are
+
+
+def asked() -> Question:
+    return ask("table:uniform", **QUESTION)
+
+
+def stored_baseline() -> StoredBaseline:
+    return StoredBaseline(Reference.open(KEPT / "reference"), asked().plan)
+
+
+def reopened(folder: Path, name: str) -> Journal:
+    """A copy of a journal, opened to resume."""
+    shutil.copy(KEPT / name / JOURNAL, folder)
+    identity = read_identity(folder / JOURNAL)
+    assert identity is not None
+    return Journal(folder / JOURNAL, identity, asked().plan, with_kl=name.endswith("kl"), vocabulary=256)
+
+
+@pytest.mark.parametrize("name", ["run", "reference", "candidate"])
+def test_a_run_opens_with_every_column(name: str) -> None:
+    run = sm.load(KEPT / name)
+    assert [column for column in COLUMNS if run.scores.has(column)] == list(COLUMNS)
+    assert measured(run.facts.top_text)[0] == chr(measured(run.scores.top)[0])
+
+
+def test_a_run_has_the_numbers_that_it_had() -> None:
+    run = sm.load(KEPT / "run")
+    assert run.perplexity.value == 564.2402810214879
+    assert run.mean_rank.value == 130.20689655172413
+    assert run.summary()["mean_entropy"] == 4.886002035044504
+
+
+def test_a_reference_is_still_a_baseline() -> None:
+    found = of_runs(str(KEPT / "reference"), str(KEPT / "candidate"))
+    assert found.statistics()["kl_max"] == 0.0
+    assert found.statistics()["same_top"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["unfinished", "unfinished-kl"])
+def test_a_journal_resumes_with_every_column(tmp_path: Path, name: str) -> None:
+    journal = reopened(tmp_path, name)
+    assert journal.done.tolist() == [i < WINDOWS for i in range(7)]
+    assert journal.measured == NAMES
+    engine, plan = TableEngine(LOGITS), journal.plan
+    want = Want(against=stored_baseline()) if name.endswith("kl") else Want()
+    for index, answers in engine.score(plan, journal.done.copy(), want):
+        journal.add(index, answers, SECONDS)
+    stored = sm.load(KEPT / "run").scores
+    for column, values in journal.rows(0, plan.targets).columns():
+        assert np.array_equal(values, getattr(stored, column)), column
+
+
+@pytest.mark.parametrize("name", ["unfinished", "unfinished-kl"])
+def test_a_journal_of_all_columns_is_written_byte_for_byte_as_before(tmp_path: Path, name: str) -> None:
+    before = (KEPT / name / JOURNAL).read_bytes()
+    identity, plan = read_identity(KEPT / name / JOURNAL), asked().plan
+    assert identity is not None
+    journal = Journal(tmp_path / JOURNAL, identity, plan, with_kl=name.endswith("kl"), vocabulary=256)
+    want = Want(against=stored_baseline()) if name.endswith("kl") else Want()
+    for index, answers in TableEngine(LOGITS).score(plan, journal.done.copy(), want):
+        if index < WINDOWS:
+            journal.add(index, answers, SECONDS)
+    journal.close()
+    assert (tmp_path / JOURNAL).read_bytes() == before
+
+
+def test_columns_are_written_as_before(tmp_path: Path) -> None:
+    """Byte for byte by the same pyarrow; another one writes its own version into the file."""
+    sm.ppl("table:uniform", engine=TableEngine(LOGITS), out=tmp_path / "run", **QUESTION)
+    ours, kept = tmp_path / "run" / SCORES, KEPT / "run" / SCORES
+    assert pq.read_table(ours).equals(pq.read_table(kept))
+    assert pq.read_schema(ours).equals(pq.read_schema(kept), check_metadata=True)
+    if pq.read_metadata(kept).created_by == f"parquet-cpp-arrow version {pa.__version__}":
+        assert ours.read_bytes() == kept.read_bytes()
+
+
+def test_a_manifest_of_all_columns_has_the_same_fields_and_metrics(tmp_path: Path) -> None:
+    sm.ppl("table:uniform", engine=TableEngine(LOGITS), out=tmp_path / "run", **QUESTION)
+    ours, kept = (json.loads((folder / MANIFEST).read_text()) for folder in (tmp_path / "run", KEPT / "run"))
+    assert list(ours) == list(kept)
+    assert ours["metrics"] == kept["metrics"]
+    assert ours["scores_sha256"] == kept["scores_sha256"] or ours["versions"] != kept["versions"]
+
+
+def test_a_run_that_is_read_is_written_again_the_same(tmp_path: Path) -> None:
+    """Reading loses nothing: the table of a stored run is the table of the file."""
+    run = sm.load(KEPT / "candidate")
+    assert run.to_arrow().equals(pq.read_table(KEPT / "candidate" / SCORES))
+    assert replace(run.scores).top_logprob is not None
