@@ -47,9 +47,7 @@ def run(parsed: argparse.Namespace) -> None:
             older_than=parsed.older_than, larger_than=parsed.larger_than, kinds=kinds, dry_run=parsed.dry_run
         )
     else:
-        raise OptionError(
-            f"scoremode cache has no '{parsed.action}'", fix=did_you_mean(parsed.action, ["prune"])
-        )
+        raise OptionError(f"scoremode cache has no '{parsed.action}'", fix=did_you_mean(parsed.action, ["prune"]))
     if parsed.json:
         options.print_json(found)
     else:

@@ -129,12 +129,12 @@ def _announce(outcome: Outcome, limit: int) -> None:
         return
     counted = count_words({kind: sum(entry.kind == kind for entry in gone) for kind in LIMITED})
     newest = datetime.fromtimestamp(max(entry.used for entry in gone) + 60)  # to the minute, and never too early
-    print(
+    line = (
         f"cache: removed {counted} ({size_words(outcome.freed)}), last used before {newest:%Y-%m-%d %H:%M}, to stay "
-        f"below {size_words(limit)}; SCOREMODE_CACHE_LIMIT changes the limit",
-        file=sys.stderr,
-        flush=True,
+        f"below {size_words(limit)}; SCOREMODE_CACHE_LIMIT changes the limit"
     )
+    with suppress(OSError, ValueError):  # nobody can be told
+        print(line, file=sys.stderr, flush=True)
 
 
 # ── hashes ───────────────────────────────────────────────────────────────────────────────────────────────────────────

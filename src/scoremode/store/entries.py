@@ -127,8 +127,9 @@ def _run(kind: str, path: Path, info: os.stat_result) -> Entry:
     strange = sorted(name for name, found in files.items() if not (stat.S_ISREG(found.st_mode) and _is_ours(name)))
     if strange:
         return _foreign(kind, path, info, f"holds {harmless(strange[0])}")
-    mark = files.get(MANIFEST) or files.get(JOURNAL) or info
-    entry = Entry(kind, path, _size(files), mark.st_mtime, UNFINISHED)
+    telling = files.keys() & {MANIFEST, JOURNAL} or files.keys() - {LOCK}  # a lock changes the folder's own time
+    used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
+    entry = Entry(kind, path, _size(files), used, UNFINISHED)
     if MANIFEST in files:
         whole = SCORES in files and (kind != "references" or REFERENCE in files)
         return replace(entry, state=FINISHED if whole else DAMAGED, note="" if whole else "files are missing")

@@ -82,10 +82,10 @@ def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
             away = entry.path.with_name(f".removed-{entry.path.name.lstrip('.')}-{secrets.token_hex(8)}")
             entry.path.rename(away)
         return _delete(away)
-    except OSError as error:
-        return f"it cannot be removed ({error.strerror})"
-    except RunError as error:  # of the lock
-        return error.message
+    except (OSError, RunError) as error:  # a RunError is the lock's
+        if not os.path.lexists(entry.path):
+            return "another process removed it"
+        return f"it cannot be removed ({error.strerror})" if isinstance(error, OSError) else error.message
 
 
 def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
