@@ -20,6 +20,7 @@ PPL = ("ppl", "table:uniform", "--text")
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SCOREMODE_CACHE_LIMIT", raising=False)
     return tmp_path / "cache"
 
 
