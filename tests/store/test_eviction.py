@@ -22,7 +22,7 @@ import scoremode as sm
 from scoremode.errors import OptionError
 from scoremode.store import cache, runs, usage
 from scoremode.store.entries import DAMAGED, FINISHED, FOREIGN, OUTDATED, REMOVED, UNFINISHED, described, entries, look
-from scoremode.store.eviction import CHANGED, IN_USE, evict, remove
+from scoremode.store.eviction import CHANGED, GONE, IN_USE, evict, remove
 from scoremode.store.locks import Lock
 from scoremode.store.reference import Reference
 from scoremode.store.units import age_words, parse_age, parse_size, size_words
@@ -412,7 +412,8 @@ def test_what_another_process_removed_meanwhile(a_run: Callable[..., Path], root
     folder = a_run(9)
     [entry] = entries(root)
     shutil.rmtree(folder)
-    assert remove(entry) == "another process removed it"
+    outcome = evict([entry], larger_than=0)
+    assert (outcome.removed, outcome.skipped, outcome.left) == ([], [(entry, GONE)], 0)
 
 
 def test_whoever_waits_for_a_folder_that_is_removed_makes_it_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,6 +502,37 @@ def test_a_run_larger_than_the_limit_stays_and_empties_nothing(
     assert (small.exists(), huge.exists()) == (True, False), "it goes first"
 
 
+def test_a_huge_reference_in_use_empties_nothing(
+    a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every candidate of a long comparison would remove all that is small."""
+    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "5kB")
+    small, huge = a_run(9, size=1000), a_run(5, size=20_000, kind="references")
+    with another_process(HELD, huge / ".lock"):
+        cache.make_room(a_run(size=1000))
+    assert (small.exists(), huge.exists()) == (True, True)
+
+
+def test_one_process_makes_room_at_a_time(
+    a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "1kB")
+    old = a_run(9)
+    with another_process(HELD, root / ".evicting.lock"):
+        cache.make_room(a_run())
+        assert old.exists()
+        assert {entry["state"] for entry in list_cache()["entries"]} == {"finished", "kept"}
+    cache.make_room(a_run())
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("when", [-5e9, 8e9])
+def test_any_time_of_a_file_can_be_listed(when: float, a_run: Callable[..., Path], root: Path) -> None:
+    os.utime(a_run() / "manifest.json", (when, when))
+    assert len(list_cache()["entries"]) == 1
+    assert len(prune_cache(larger_than=0)["removed"]) == 1
+
+
 def test_models_and_named_runs_are_neither_counted_nor_removed(
     a_run: Callable[..., Path], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,7 +555,7 @@ def test_the_total_is_measured_once_and_then_remembered(
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "1MB")
     cache.make_room(a_run())
     scanned: list[Path] = []
-    monkeypatch.setattr(cache, "entries", lambda folder, kinds: scanned.append(folder) or [])
+    monkeypatch.setattr(cache, "_measure", lambda root, kept, limit: scanned.append(kept))
     cache.make_room(a_run())
     assert scanned == []
     assert usage.add(root, 0) == 2000

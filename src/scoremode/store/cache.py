@@ -13,17 +13,16 @@ import sys
 import time
 import weakref
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from scoremode.errors import OptionError, RunError
 from scoremode.store import usage
-from scoremode.store.entries import DIGEST, KINDS, REMOVED, entries, look, mark_of
+from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, look, mark_of
 from scoremode.store.eviction import Outcome, evict
 from scoremode.store.files import file_sha256, write_atomically
-from scoremode.store.locks import open_locked
-from scoremode.store.units import count_words, parse_size, size_words
+from scoremode.store.locks import held, open_locked
+from scoremode.store.units import count_words, moment, parse_size, size_words
 from scoremode.text.json_files import read_object
 
 DEFAULT_LIMIT = 50 * 10**9
@@ -110,17 +109,22 @@ def make_room(kept: Path) -> None:
     with suppress(OSError, RunError):  # the run is kept, whatever happens to others
         root = cache_folder()
         total = usage.add(root, look(kept.parent.name, kept).size)
-        if total is not None and total <= limit:
-            return
-        own, found = root / kept.parent.name / kept.name, list(entries(root, LIMITED))
-        mine, total = sum(e.size for e in found if e.path == own), sum(e.size for e in found)
-        if total > limit or any(entry.state == REMOVED for entry in found):
-            beside = 0 if mine > limit else mine  # larger than the limit on its own: others need not go for it
-            target = int(limit * ROOM) - beside if total > limit else None
-            outcome = evict((e for e in found if e.path != own), larger_than=target, first=limit)
-            total = outcome.left + mine
-            _announce(outcome, limit)
-        usage.write(root, total)
+        if total is None or total > limit:
+            with held(root / EVICTING, busy=RunError("another process makes room")):  # two would remove twice as much
+                _measure(root, root / kept.parent.name / kept.name, limit)
+
+
+def _measure(root: Path, kept: Path, limit: int) -> None:
+    """Measure the cache, remove what is too much, and remember the total."""
+    found = list(entries(root, LIMITED))
+    mine, total = sum(e.size for e in found if e.path == kept), sum(e.size for e in found)
+    if total > limit or any(entry.state == REMOVED for entry in found):
+        beside = 0 if mine > limit else mine  # larger than the limit on its own: others need not go for it
+        target = int(limit * ROOM) - beside if total > limit else None
+        outcome = evict((e for e in found if e.path != kept), larger_than=target, too_large=limit)
+        total = outcome.left + mine
+        _announce(outcome, limit)
+    usage.write(root, total)
 
 
 def _announce(outcome: Outcome, limit: int) -> None:
@@ -128,7 +132,7 @@ def _announce(outcome: Outcome, limit: int) -> None:
     if not gone:
         return
     counted = count_words({kind: sum(entry.kind == kind for entry in gone) for kind in LIMITED})
-    newest = datetime.fromtimestamp(max(entry.used for entry in gone) + 60)  # to the minute, and never too early
+    newest = moment(max(entry.used for entry in gone) + 60).astimezone()  # to the minute, and never too early
     line = (
         f"cache: removed {counted} ({size_words(outcome.freed)}), last used before {newest:%Y-%m-%d %H:%M}, to stay "
         f"below {size_words(limit)}; SCOREMODE_CACHE_LIMIT changes the limit"

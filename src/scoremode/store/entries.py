@@ -30,7 +30,9 @@ from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
 from scoremode.text.json_files import read_object
 
 KINDS = ("runs", "references", "models", "logs")
-LOCK, MODEL_MARK, USAGE, HASHES = ".lock", "scoremode.json", "usage.txt", "sha256.json"
+LOCK, MODEL_MARK = ".lock", "scoremode.json"
+HASHES, USAGE, EVICTING = "sha256.json", "usage.txt", ".evicting.lock"
+SMALL = {HASHES: "hashes of large files", USAGE: "total size", EVICTING: "lock of whoever makes room"}
 FINISHED, UNFINISHED, DAMAGED, OUTDATED = "finished", "unfinished", "damaged", "outdated"
 FOREIGN, REMOVED, KEPT = "foreign", "removed", "kept"
 DIGEST = re.compile(r"[0-9a-f]{20}")
@@ -82,8 +84,9 @@ def others(root: Path) -> Iterator[Entry]:
         if found.name in KINDS and found.is_dir(follow_symlinks=False):
             continue
         info = found.stat(follow_symlinks=False)
-        if found.name in (HASHES, USAGE) and stat.S_ISREG(info.st_mode):
-            what = "hashes of large files" if found.name == HASHES else "total size"
+        what = "a file being written, or what a kill left of it" if fnmatchcase(found.name, TEMPORARY) else None
+        what = SMALL.get(found.name, what)
+        if what is not None and stat.S_ISREG(info.st_mode):
             yield Entry("other", Path(found.path), info.st_size, info.st_mtime, KEPT, facts={"what": what})
         else:
             yield _foreign("other", Path(found.path), info, "a link" if found.is_symlink() else "not made by scoremode")

@@ -21,6 +21,7 @@ from scoremode.store.locks import Lock, open_locked
 
 IN_USE = "another process is using it"
 CHANGED = "it was used just now"
+GONE = "another process removed it"
 CONVERTING = 3600.0  # seconds; a conversion takes one minute and holds no lock
 ATTEMPTS = 100  # at a folder that another process deletes at the same time
 
@@ -43,28 +44,36 @@ def evict(
     *,
     older_than: float | None = None,
     larger_than: int | None = None,
-    first: int | None = None,
+    too_large: int | None = None,
     dry_run: bool = False,
 ) -> Outcome:
-    """Remove what was not used for ``older_than`` seconds; then, least recently used first, what is beyond
-    ``larger_than`` bytes in all. Entries of more than ``first`` bytes go before the others. What an interrupted removal
-    left is always removed.
+    """Remove what was not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
+
+    Entries of more than ``too_large`` bytes go before the others, and do not count if they must stay. What an
+    interrupted removal left is always removed.
     """
     waiting = [entry for entry in found if entry.removable]
-    waiting.sort(key=lambda entry: (entry.state != REMOVED, first is None or entry.size <= first, entry.used))
-    outcome, now = Outcome(left=sum(entry.size for entry in waiting)), time.time()
+    waiting.sort(key=lambda entry: (entry.state != REMOVED, not _exceeds(entry, too_large), entry.used))
+    outcome, now, excused = Outcome(left=sum(entry.size for entry in waiting)), time.time(), 0
     for entry in waiting:
         old = older_than is not None and max(0.0, now - entry.used) >= older_than
-        beyond = larger_than is not None and outcome.left > larger_than
+        beyond = larger_than is not None and outcome.left - excused > larger_than
         if not (old or beyond or entry.state == REMOVED):
             continue
         reason = remove(entry, dry_run=dry_run)
         if reason is None:
             outcome.removed.append(entry)
-            outcome.left -= entry.size
         else:
             outcome.skipped.append((entry, reason))
+        if reason in (None, GONE):
+            outcome.left -= entry.size
+        elif _exceeds(entry, too_large):
+            excused += entry.size
     return outcome
+
+
+def _exceeds(entry: Entry, size: int | None) -> bool:
+    return size is not None and entry.size > size
 
 
 def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
@@ -84,7 +93,7 @@ def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
         return _delete(away)
     except (OSError, RunError) as error:  # a RunError is the lock's
         if not os.path.lexists(entry.path):
-            return "another process removed it"
+            return GONE
         return f"it cannot be removed ({error.strerror})" if isinstance(error, OSError) else error.message
 
 

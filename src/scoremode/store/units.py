@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from datetime import UTC, datetime
 
 DECIMAL = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -72,6 +74,15 @@ def age_words(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds // length:.0f} {unit}"
     return f"{max(0, seconds):.0f} s"
+
+
+def moment(seconds: float) -> datetime:
+    """A file's time, which may be anything, as a time in UTC that can be printed.
+
+    >>> moment(1e30).year > 2020, moment(-1e30).year
+    (True, 1970)
+    """
+    return datetime.fromtimestamp(min(max(0.0, seconds), time.time() + 60), UTC)
 
 
 def count_words(counts: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ from scoremode.store.entries import USAGE
 from scoremode.store.files import write_atomically
 
 BELIEVED = 86_400.0  # seconds
-LONGEST = 1 << 20  # bytes of a file that is still read: 100,000 entries and more
+LONGEST = 1 << 20  # bytes of a file that is still read: about 100,000 entries
 
 
 def add(root: Path, size: int) -> int | None:
@@ -26,9 +26,11 @@ def add(root: Path, size: int) -> int | None:
         return None
     try:
         os.write(file, f"{size}\n".encode())
+        if os.fstat(file).st_size > LONGEST:
+            return None
         lines = os.pread(file, LONGEST, 0).decode("ascii").split("\n")
         measured, total = lines[0].split()
-        if len(lines) > LONGEST // 12 or not 0 <= time.time() - float(measured) < BELIEVED:
+        if not 0 <= time.time() - float(measured) < BELIEVED:
             return None
         return int(total) + sum(int(line) for line in lines[1:] if line)
     except (OSError, ValueError):

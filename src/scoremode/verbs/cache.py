@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from scoremode.errors import OptionError
 from scoremode.store.cache import cache_folder, cache_limit
 from scoremode.store.entries import KINDS, Entry, described, entries, others
 from scoremode.store.eviction import evict
+from scoremode.store.units import moment
 
 
 def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:
         "kind": entry.kind,
         "path": _printable(entry.path.relative_to(root)),
         "size": entry.size,
-        "used": datetime.fromtimestamp(entry.used, UTC).isoformat(timespec="seconds"),
+        "used": moment(entry.used).isoformat(timespec="seconds"),
         "age_seconds": round(max(0.0, now - entry.used)),
         "state": entry.state,
         "note": entry.note or None,
