@@ -82,7 +82,8 @@ def loaded_after(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["ppl", "--help"], ["prob", "--help"], ["plan", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["ppl", "--help"], ["prob", "--help"], ["plan", "--help"], ["cache", "--help"]],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (

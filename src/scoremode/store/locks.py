@@ -95,6 +95,27 @@ def held(path: Path, *, busy: RunError, waiting: Callable[[], None] | None = Non
         lock.release()
 
 
+def open_locked(path: Path, *, shared: bool) -> int | None:
+    """An existing file, open and locked until it is closed; None if another process holds it the other way.
+
+    Readers share, a remover does not. The file is neither made nor changed; OSError if it cannot be opened or locked.
+    """
+    import fcntl
+
+    try:
+        file = os.open(path, os.O_RDONLY if shared else os.O_RDWR)  # NFS wants a writable file for a lock of one's own
+    except PermissionError:
+        file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if error.errno in TAKEN:
+            return None
+        raise
+    return file
+
+
 def _is_still_there(file: int, path: Path) -> bool:
     """Is the locked file the one that the path names now?"""
     try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import Outline, difference
-from scoremode.store.cache import remembered_sha256
+from scoremode.store.cache import hold, remembered_sha256, used
 from scoremode.store.reference_format import (
     DATA_START,
     HEAD,
@@ -84,6 +84,7 @@ class Reference:
         """The reference in this folder. Sizes and headers are always checked, hashes once for each content."""
         folder = Path(folder)
         manifest = read_manifest(folder)
+        used(folder)
         layout = Layout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
         head = manifest["head"]
         files = [
@@ -97,7 +98,9 @@ class Reference:
                 raise RunError(f"{folder / name} {reason}", fix=made_again(folder))
         if verify:
             _verify(folder, [(name, sha256, size) for name, sha256, size, _ in files], progress)
-        return Reference(folder, manifest, layout)
+        opened = Reference(folder, manifest, layout)
+        hold(folder, opened)  # its files are opened when rows are asked for
+        return opened
 
     @property
     def targets(self) -> int:

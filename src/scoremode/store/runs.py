@@ -23,7 +23,8 @@ from typing import Any
 
 from scoremode.errors import RunError, harmless
 from scoremode.store import columns, journal
-from scoremode.store.cache import cache_folder
+from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, used
+from scoremode.store.entries import LOCK
 from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
 from scoremode.store.locks import Lock
 from scoremode.store.reference_format import is_own_name
@@ -46,7 +47,6 @@ from scoremode.text.json_files import read_object
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed", "default_folder", "is_run", "load"]
 
-LOCK = ".lock"
 OURS = {MANIFEST, SCORES, JOURNAL}
 WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
@@ -116,19 +116,13 @@ def claimed(folder: Path, identity: dict[str, Any], *, fresh: bool = False, wait
 
 def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) -> Claim:
     _require_possible(folder)
-    found = _look(folder, identity, fresh=fresh)  # refuses before anything is made or locked
+    if is_cached(folder):
+        cache_limit()  # refuses a limit that cannot be read before anything is scored
+    found = _first_look(folder, identity, fresh=fresh)  # refuses before anything is made or locked
     if found is not None:
+        used(folder)
         return Claim(folder, identity, found)
-    _make(folder)
-    lock, waited = Lock(folder / LOCK), False
-
-    def say() -> None:
-        nonlocal waited
-        waited = True
-        print(WAITING, file=sys.stderr, flush=True)
-
-    if not lock.acquire(waiting=say if waits else None):
-        raise RunError(f"another process is scoring into {folder}", fix="wait for it, or give another --out")
+    lock, waited = _locked(folder, waits=waits)
     try:
         if waited and fresh:
             with suppress(RunError):  # scored while we waited: as fresh as can be
@@ -138,9 +132,43 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
         lock.release()
         raise
     if found is not None:
+        used(folder)
         lock.release()
         return Claim(folder, identity, found)
     return Claim(folder, identity, None, lock, fresh=fresh)
+
+
+def _first_look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
+    """As ``_look``, without the lock: the cache may remove the folder meanwhile."""
+    try:
+        return _look(folder, identity, fresh=fresh)
+    except RunError:
+        if folder.exists() or not is_cached(folder):
+            raise
+        return None
+
+
+def _locked(folder: Path, *, waits: bool) -> tuple[Lock, bool]:
+    """The lock of a folder, which is made if it is not there; and whether another process had it first."""
+    waited = False
+
+    def say() -> None:
+        nonlocal waited
+        if not waited:
+            print(WAITING, file=sys.stderr, flush=True)
+        waited = True
+
+    while True:
+        _make(folder)
+        lock = Lock(folder / LOCK)
+        try:
+            if lock.acquire(waiting=say if waits else None):
+                return lock, waited
+        except RunError:
+            if folder.exists() or not is_cached(folder):
+                raise
+            continue  # the cache removed it before we had the lock
+        raise RunError(f"another process is scoring into {folder}", fix="wait for it, or give another --out")
 
 
 def _require_possible(folder: Path) -> None:
@@ -299,4 +327,6 @@ def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any],
     assert wrong is None, f"a manifest without a usable {wrong}: it could not be read again"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
     (folder / JOURNAL).unlink(missing_ok=True)
-    return _opened(folder, whole)
+    run = _opened(folder, whole)
+    make_room(folder)
+    return run

@@ -1,0 +1,218 @@
+"""What lies in the cache folder: every entry with its size, its last use and its state.
+
+runs/DIGEST, references/DIGEST   folders of runs.py; the digest is that of the question
+models/NAME                      checkpoints that were converted once; scoremode.json was written last
+logs/vllm-….log                  what an engine said before it failed
+sha256.json, usage.txt           remembered hashes, remembered total size
+KIND/.removed-NAME-TOKEN         an entry whose deletion was interrupted
+
+An entry is ours if its name and the names of all its files are. Anything else is foreign: it is listed, and never
+opened, measured, followed or removed. No entry is opened here, but for its manifest when it is described.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from scoremode.errors import RunError, harmless
+from scoremode.store import sealed
+from scoremode.store.files import TEMPORARY
+from scoremode.store.records import read_header
+from scoremode.store.reference_format import REFERENCE, is_own_name
+from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
+from scoremode.text.json_files import read_object
+
+KINDS = ("runs", "references", "models", "logs")
+LOCK, MODEL_MARK = ".lock", "scoremode.json"
+HASHES, USAGE, EVICTING = "sha256.json", "usage.txt", ".evicting.lock"
+SMALL = {HASHES: "hashes of large files", USAGE: "total size", EVICTING: "lock of whoever makes room"}
+FINISHED, UNFINISHED, DAMAGED, OUTDATED = "finished", "unfinished", "damaged", "outdated"
+FOREIGN, REMOVED, KEPT = "foreign", "removed", "kept"
+DIGEST = re.compile(r"[0-9a-f]{20}")
+LOG = re.compile(r"vllm-[0-9]+-[0-9a-f]{8}\.log")
+CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # tempfile.mkdtemp's, in models/embedded.py
+LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
+
+Stats = dict[str, os.stat_result]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that the cache keeps."""
+
+    kind: str  # one of KINDS, or "other"
+    path: Path
+    size: int  # bytes of its files
+    used: float  # when it was last made, resumed or read; seconds since 1970
+    state: str
+    note: str = ""  # what is wrong with it
+    facts: dict[str, Any] = field(default_factory=dict)  # what it is, once it was described
+
+    @property
+    def removable(self) -> bool:
+        return self.state not in (FOREIGN, KEPT)
+
+    @property
+    def is_folder(self) -> bool:
+        return self.kind != "logs" and self.removable
+
+
+def mark_of(folder: Path) -> Path:
+    """The file of an entry whose time of change is its last use."""
+    return folder / (MODEL_MARK if folder.parent.name == "models" else MANIFEST)
+
+
+# ── find ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
+    """The entries of these kinds, in no order. Links are not followed; a kind that is a link has no entries."""
+    for kind in kinds:
+        folder = root / kind
+        if folder.is_dir() and not folder.is_symlink():
+            yield from (look(kind, Path(found.path)) for found in _scan(folder))
+
+
+def others(root: Path) -> Iterator[Entry]:
+    """What lies beside the kinds: small files of ours, and what is not ours."""
+    for found in _scan(root) if root.exists() else ():
+        if found.name in KINDS and found.is_dir(follow_symlinks=False):
+            continue
+        info = found.stat(follow_symlinks=False)
+        what = "a file being written, or what a kill left of it" if fnmatchcase(found.name, TEMPORARY) else None
+        what = SMALL.get(found.name, what)
+        if what is not None and stat.S_ISREG(info.st_mode):
+            yield Entry("other", Path(found.path), info.st_size, info.st_mtime, KEPT, facts={"what": what})
+        else:
+            yield _foreign("other", Path(found.path), info, "a link" if found.is_symlink() else "not made by scoremode")
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError as error:
+        raise RunError(
+            f"{folder} cannot be read ({error.strerror})", fix="set SCOREMODE_CACHE to a folder of your own"
+        ) from None
+
+
+def look(kind: str, path: Path) -> Entry:
+    """One entry as it is now, by names, sizes and times alone."""
+    try:
+        info = path.lstat()
+        if kind == "logs":
+            ours = stat.S_ISREG(info.st_mode) and LOG.fullmatch(path.name)
+            return Entry(kind, path, info.st_size, info.st_mtime, FINISHED) if ours else _foreign(kind, path, info)
+        if not stat.S_ISDIR(info.st_mode):
+            return _foreign(kind, path, info, "a link" if stat.S_ISLNK(info.st_mode) else "not a folder")
+        if LEFTOVER.fullmatch(path.name):
+            files = _files(path)
+            return Entry(kind, path, _size(files), info.st_mtime, REMOVED, "its deletion was interrupted")
+        return _model(path, info) if kind == "models" else _run(kind, path, info)
+    except OSError as error:
+        return Entry(kind, path, 0, 0.0, FOREIGN, f"cannot be read ({error.strerror})")
+
+
+def _foreign(kind: str, path: Path, info: os.stat_result, note: str = "not made by scoremode") -> Entry:
+    return Entry(kind, path, 0, info.st_mtime, FOREIGN, note)
+
+
+def _run(kind: str, path: Path, info: os.stat_result) -> Entry:
+    if not DIGEST.fullmatch(path.name):
+        return _foreign(kind, path, info)
+    files = _files(path, deep=False)
+    strange = sorted(name for name, found in files.items() if not (stat.S_ISREG(found.st_mode) and _is_ours(name)))
+    if strange:
+        return _foreign(kind, path, info, f"holds {harmless(strange[0])}")
+    telling = files.keys() & {MANIFEST, JOURNAL} or files.keys() - {LOCK}  # a lock changes the folder's own time
+    used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
+    entry = Entry(kind, path, _size(files), used, UNFINISHED)
+    if MANIFEST in files:
+        whole = SCORES in files and (kind != "references" or REFERENCE in files)
+        return replace(entry, state=FINISHED if whole else DAMAGED, note="" if whole else "files are missing")
+    if JOURNAL not in files and files.keys() - {LOCK}:
+        return replace(entry, state=DAMAGED, note=f"has neither {MANIFEST} nor {JOURNAL}")
+    return entry
+
+
+def _is_ours(name: str) -> bool:
+    return name in (MANIFEST, SCORES, JOURNAL, LOCK) or is_own_name(name) or fnmatchcase(name, TEMPORARY)
+
+
+def _model(path: Path, info: os.stat_result) -> Entry:
+    files = _files(path)
+    if MODEL_MARK in files:
+        try:
+            made = read_object(path / MODEL_MARK)
+        except ValueError:
+            made = {}
+        if {"source", "sha256", "conversion"} <= made.keys():
+            facts = {"what": f"converted from {made['source']}"} if sealed.text(made["source"]) else {}
+            return Entry("models", path, _size(files), files[MODEL_MARK].st_mtime, FINISHED, facts=facts)
+    elif CONVERSION.fullmatch(path.name) and all(name.split(os.sep)[0] == "model" for name in files):
+        newest = max([info.st_mtime, *(found.st_mtime for found in files.values())])
+        return Entry("models", path, _size(files), newest, UNFINISHED, "its conversion was interrupted")
+    return _foreign("models", path, info)
+
+
+def _files(folder: Path, *, deep: bool = True, before: str = "") -> Stats:
+    """Everything in a folder but folders, by relative name; links are not followed."""
+    found: Stats = {}
+    with os.scandir(folder) as inside:
+        for entry in inside:
+            if deep and entry.is_dir(follow_symlinks=False):
+                found |= _files(Path(entry.path), before=f"{before}{entry.name}{os.sep}")
+            else:
+                found[before + entry.name] = entry.stat(follow_symlinks=False)
+    return found
+
+
+def _size(files: Stats) -> int:
+    return sum(found.st_size for found in files.values())
+
+
+# ── describe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def described(entry: Entry) -> Entry:
+    """The entry with what its manifest or its journal says of it. Nothing is hashed, so an edit is not noticed."""
+    if entry.kind not in ("runs", "references") or entry.state not in (FINISHED, UNFINISHED):
+        return entry
+    try:
+        if entry.state == UNFINISHED:
+            return _described_by_journal(entry)
+        manifest = read_object(entry.path / MANIFEST)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return replace(entry, state=DAMAGED, note=harmless(f"{MANIFEST}: {reason}"))
+    known = manifest.get("format")
+    if type(known) is not int or not isinstance(manifest.get("identity"), dict):
+        return replace(entry, state=DAMAGED, note=f"{MANIFEST}: not a run's")
+    if known != FORMAT:
+        return replace(entry, state=OUTDATED, note=f"written in format {known}, this scoremode reads {FORMAT}")
+    facts = {name: manifest.get(name) for name in ("model", "corpus", "method", "engine", "dtype")}
+    against = manifest.get("against")
+    facts["against"] = against.get("model") if isinstance(against, dict) else None
+    targets = manifest.get("targets")
+    return replace(entry, facts={**_texts(facts), "targets": targets if type(targets) is int else None})
+
+
+def _described_by_journal(entry: Entry) -> Entry:
+    """A journal knows what makes its run this one: fingerprints, no names."""
+    path = entry.path / JOURNAL
+    if not path.exists():
+        return replace(entry, note="nothing was scored yet")
+    known = read_header(path) or {}
+    identity = known.get("identity")
+    if not isinstance(identity, dict):
+        return replace(entry, state=DAMAGED, note=f"{JOURNAL}: its first line cannot be read")
+    return replace(entry, facts=_texts({name: identity.get(name) for name in ("model", "corpus", "engine")}))
+
+
+def _texts(found: dict[str, Any]) -> dict[str, str | None]:
+    """Anybody may have written these: what cannot be printed is not known."""
+    return {name: value if sealed.text(value) else None for name, value in found.items()}

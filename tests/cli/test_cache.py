@@ -1,0 +1,167 @@
+"""scoremode cache and scoremode cache prune."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, Refused
+
+DAY = 86_400.0
+PPL = ("ppl", "table:uniform", "--text")
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SCOREMODE_CACHE_LIMIT", raising=False)
+    return tmp_path / "cache"
+
+
+def kept(command: Command, text: str, days: float = 0.0) -> str:
+    """A run in the cache, last used so many days ago; its path in the cache."""
+    folder = Path(command(*PPL, text, "--json").json["run"])
+    os.utime(folder / "manifest.json", (time.time() - days * DAY,) * 2)
+    return f"runs/{folder.name}"
+
+
+# ── list ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_an_empty_cache(command: Command, root: Path) -> None:
+    outcome = command("cache")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out == f"{root}: 0 B, limit 50 GB for runs and references\n"
+
+
+def test_runs_are_listed_newest_use_first_with_totals(command: Command, root: Path) -> None:
+    old, new = kept(command, "an old text", 40), kept(command, "a new text", 3)
+    lines = command("cache").out.splitlines()
+    order = [line.split()[0] for line in lines if line.startswith("runs/")]
+    assert order == [new, old]
+    [line] = [line for line in lines if line.startswith(old)]
+    assert "40 d ago" in line
+    assert line.endswith("finished  table:uniform, text, sliding-once, table, 10 targets")
+    assert any(line.startswith("2 runs, ") for line in lines)
+    assert lines[-1].startswith(f"{root}: ")
+
+
+def test_as_json(command: Command, root: Path) -> None:
+    path = kept(command, "a text", 2)
+    found = command("cache", "--json").json
+    assert (found["folder"], found["limit"]) == (str(root), 50 * 10**9)
+    [entry] = [entry for entry in found["entries"] if entry["kind"] == "runs"]
+    assert (entry["path"], entry["state"], entry["model"]) == (path, "finished", "table:uniform")
+    assert entry["age_seconds"] == pytest.approx(2 * DAY, abs=60)
+    assert found["totals"]["runs"] == {"entries": 1, "size": entry["size"]}
+    assert found["size"] == sum(entry["size"] for entry in found["entries"])
+
+
+def test_only_one_kind(command: Command) -> None:
+    kept(command, "a text")
+    assert command("cache", "--kind", "references", "--json").json["entries"] == []
+    assert len(command("cache", "--kind", "runs", "--kind", "references", "--json").json["entries"]) == 1
+
+
+def test_what_others_wrote_is_harmless_to_a_terminal(command: Command, root: Path) -> None:
+    folder = root / "runs" / ("0" * 20)
+    folder.mkdir(parents=True)
+    (folder / "scores.parquet").touch()
+    (folder / "manifest.json").write_text(json.dumps({"format": 2, "identity": {}, "model": "\x1b[2Jevil\nline"}))
+    (root / "a\x1b[2J\nfile").touch()
+    outcome = command("cache")
+    assert outcome.code == 0
+    assert "\x1b" not in outcome.out
+    assert len(outcome.out.splitlines()) == 7
+
+
+def test_a_cache_folder_that_is_a_file(refused: Refused, root: Path) -> None:
+    root.write_text("not a folder")
+    assert "Not a directory" in refused("cache")
+
+
+# ── prune ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_prune_says_what_it_removed_and_what_was_freed(command: Command, root: Path) -> None:
+    old, new = kept(command, "an old text", 40), kept(command, "a new text", 3)
+    size = sum(path.stat().st_size for path in (root / old).iterdir())
+    planned = command("cache", "prune", "--older-than", "30d", "--dry-run")
+    assert planned.out.splitlines()[-1].startswith("would remove 1 run (")
+    assert (root / old).exists()
+    outcome = command("cache", "prune", "--older-than", "30d", "--json")
+    assert [entry["path"] for entry in outcome.json["removed"]] == [old]
+    assert outcome.json["freed"] == size
+    assert ((root / old).exists(), (root / new).exists()) == (False, True)
+    assert command("cache", "prune", "--older-than", "4w").out.startswith("removed nothing; ")
+
+
+def test_prune_by_size(command: Command, root: Path) -> None:
+    old, new = kept(command, "an old text", 40), kept(command, "a new text", 3)
+    assert command("cache", "prune", "--larger-than", "10kB").code == 0
+    assert ((root / old).exists(), (root / new).exists()) == (False, True)
+
+
+def test_a_skipped_entry_is_said(command: Command, root: Path) -> None:
+    from scoremode.store.locks import Lock
+
+    path = kept(command, "a text", 40)
+    lock = Lock(root / path / ".lock")
+    assert lock.acquire()
+    outcome = command("cache", "prune", "--older-than", "1h")
+    lock.release()
+    assert f"skipped {path}: another process is using it\n" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["prune"], "give --older-than 30d, --larger-than 10GB or both"),
+        (["prune", "--dry-run"], "give --older-than 30d"),
+        (["prune", "--older-than", "soon"], "'soon' is not an age, as in 12h (hours), 30d (days) or 4w (weeks)"),
+        (["prune", "--larger-than", "10"], "'10' is not a size, as in 500MB"),
+        (["prune", "--larger-than", "1GB", "--kind", "all"], "all"),
+        (["--larger-than", "1GB"], "type scoremode cache prune --larger-than"),
+        (["--dry-run"], "--dry-run belongs to prune"),
+        (["purne"], "did you mean 'prune'?"),
+    ],
+)
+def test_refusals(arguments: list[str], words: str, refused: Refused) -> None:
+    assert words in refused("cache", *arguments)
+
+
+# ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_a_run_beyond_the_limit_announces_what_went_and_leaves_json_alone(root: Path, command: Command) -> None:
+    """In a process of its own, as a user meets it."""
+    old = kept(command, "an old text", 40)
+    code = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"]
+    environment = {**os.environ, "SCOREMODE_CACHE_LIMIT": "10kB"}
+    done = subprocess.run(
+        [*code, *PPL, "a new text", "--json"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["cached"] is False
+    assert done.stderr.startswith("cache: removed 1 run (")
+    assert done.stderr.endswith("to stay below 10 kB; SCOREMODE_CACHE_LIMIT changes the limit\n")
+    assert done.stderr.count("\n") == 1
+    assert not (root / old).exists()
+
+
+def test_a_bad_limit(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "fifty")
+    assert "SCOREMODE_CACHE_LIMIT: 'fifty' is not a size" in refused(*PPL, "a text")
+    assert "SCOREMODE_CACHE_LIMIT" in refused("cache")
+
+
+def test_thousands_of_runs_are_listed_in_seconds(command: Command, root: Path) -> None:
+    source = root / kept(command, "a text")
+    manifest, scores = ((source / name).read_bytes() for name in ("manifest.json", "scores.parquet"))
+    for number in range(3000):
+        folder = root / "runs" / f"{number:020x}"
+        folder.mkdir()
+        (folder / "manifest.json").write_bytes(manifest)
+        (folder / "scores.parquet").write_bytes(scores)
+    begun = time.perf_counter()
+    assert len(command("cache", "--kind", "runs", "--json").json["entries"]) == 3001
+    assert time.perf_counter() - begun < 5
