@@ -61,7 +61,8 @@ lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.dev ## let ruff rewrite the files
+format: $(VENV)/.dev ## write what is made from the engines' options, and let ruff rewrite the files
+	$(BIN)/python -m scoremode.engines.signature
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -22,7 +22,8 @@ from scoremode.store.journal import NAMES, Journal, read_identity
 from scoremode.store.reference import Reference
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.verbs.compare import of_runs
-from scoremode.verbs.question import Question, ask
+from scoremode.verbs.question import Question
+from tests.makers import ask
 from tests.partial_engine import LOGITS
 
 KEPT = Path(__file__).resolve().parents[1] / "data" / "format2"

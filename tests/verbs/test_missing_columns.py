@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
+from scoremode.engines import registry
 from scoremode.engines.base import SCORES as ONLY_SCORES
 from scoremode.engines.base import Want
 from scoremode.errors import EngineError, RunError
@@ -36,9 +37,7 @@ from scoremode.store.outputs import check_output
 from scoremode.store.records import HEAD
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.values import Bools
-from scoremode.verbs import noise as noise_verb
-from scoremode.verbs import ppl as ppl_verb
-from scoremode.verbs import prob_files, scoring
+from scoremode.verbs import prob_files
 from scoremode.verbs.compare import of_runs
 from scoremode.verbs.prob import SequenceProbability, SequenceScore
 from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named
@@ -56,8 +55,7 @@ def using(monkeypatch: pytest.MonkeyPatch) -> Using:
     """Makes every verb open this engine, whatever it asks for."""
 
     def use(engine: PartialEngine) -> None:
-        for verb in (ppl_verb, scoring, noise_verb):
-            monkeypatch.setattr(verb, "open_engine", lambda *_, **__: engine)
+        monkeypatch.setattr(registry, "open_engine", lambda *_, **__: engine)
 
     return use
 
