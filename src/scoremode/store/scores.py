@@ -16,7 +16,7 @@ from scoremode.plan.windows import COLUMNS
 from scoremode.values import BLOCK, Floats, Ids, Ints
 
 
-class StoredColumns(Protocol):
+class ColumnReader(Protocol):
     """Columns on disk, of one length."""
 
     rows: int
@@ -31,14 +31,14 @@ class StoredColumns(Protocol):
         ...
 
 
-class Columns:
+class LazyColumns:
     """Arrays of one length. Those of a stored run are read when they are first asked for; from then on they stay."""
 
     __slots__ = ("_stored",)
-    _stored: StoredColumns  # left empty where all columns are in memory
+    _stored: ColumnReader  # left empty where all columns are in memory
 
     @classmethod
-    def on_disk(cls, stored: StoredColumns) -> Self:
+    def on_disk(cls, stored: ColumnReader) -> Self:
         made = object.__new__(cls)
         object.__setattr__(made, "_stored", stored)
         return made
@@ -73,7 +73,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scores(Columns):
+class Scores(LazyColumns):
     """One row per target, in plan order. None is a column that was not measured."""
 
     logprob: Floats  # (n,) nats, <= 0
@@ -109,7 +109,7 @@ class Scores(Columns):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TargetFacts(Columns):
+class TargetFacts(LazyColumns):
     """Where each target stands in the text: what a person needs to read the scores. One row per target."""
 
     window: Ints  # (n,)
