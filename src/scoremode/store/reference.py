@@ -17,7 +17,7 @@ from scoremode.store.reference_format import (
     DATA_START,
     HEAD,
     RAW_DTYPES,
-    Layout,
+    ShardLayout,
     head_header,
     head_size,
     made_again,
@@ -38,7 +38,7 @@ def bytes_of(rows: Raw) -> memoryview:
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
 
-def read_rows(folder: Path, layout: Layout, first: int, count: int) -> Raw:
+def read_rows(folder: Path, layout: ShardLayout, first: int, count: int) -> Raw:
     """Rows as an array of their own. Read, not mapped: a mapped file that is cut short kills the process."""
     rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype])
     for shard, offset, before, n in layout.pieces(first, count):
@@ -77,7 +77,7 @@ class Reference:
 
     folder: Path
     manifest: Mapping[str, Any]
-    layout: Layout
+    layout: ShardLayout
 
     @staticmethod
     def open(folder: str | Path, verify: bool = True, progress: Progress | None = None) -> Reference:
@@ -85,7 +85,7 @@ class Reference:
         folder = Path(folder)
         manifest = read_manifest(folder)
         used(folder)
-        layout = Layout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
+        layout = ShardLayout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
         head = manifest["head"]
         files = [
             (entry["file"], entry["sha256"], layout.shard_size(shard), layout.shard_header(shard))

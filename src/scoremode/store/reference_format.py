@@ -56,7 +56,7 @@ MOST_ROWS, WIDEST = 1 << 48, 1 << 24
 
 # ── geometry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardLayout:
     """Which row stands in which file, and where."""
 
     targets: int
@@ -203,7 +203,7 @@ def wrong_entry(manifest: Mapping[str, Any]) -> str | None:
     unfit = unusable(manifest, FIELDS, MORE)
     if unfit is not None:
         return f"no usable {unfit}"
-    layout = Layout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
+    layout = ShardLayout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
     if len(manifest["shards"]) != layout.shards:
         return "its list of files does not cover the targets"
     for shard, entry in enumerate(manifest["shards"]):

@@ -40,7 +40,7 @@ from scoremode.store.reference_format import (
     ROWS,
     SHARD_NAME,
     WIDEST,
-    Layout,
+    ShardLayout,
     head_fits,
     head_header,
     identity_in,
@@ -88,7 +88,7 @@ class StatesWriter:
         assert 0 < width <= WIDEST, "no such width"
         self.folder = Path(folder)
         row_bytes = width * RAW_DTYPES[dtype].itemsize
-        self.layout = Layout(targets, width, dtype, max(1, shard_bytes // row_bytes))
+        self.layout = ShardLayout(targets, width, dtype, max(1, shard_bytes // row_bytes))
         self.identity: dict[str, Any] = json.loads(json.dumps(identity, sort_keys=True, allow_nan=False))
         self.present: Bools = np.zeros(targets, dtype=np.bool_)
         self.head: dict[str, Any] | None = None  # what write_head was given, known again after a kill
