@@ -24,7 +24,7 @@ from scoremode.report.html.runs import positions, reading_order, run_name
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.text import column, page_data
 from scoremode.report.notebook import comparison_table, run_table
-from scoremode.statistics.comparison import Comparison, describe
+from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.store.run import Run
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 
@@ -430,6 +430,6 @@ def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:
         run = make_run(baseline.facts, np.minimum(logprob, 0), 5, model=name)
         run = dataclasses.replace(run, scores=dataclasses.replace(run.scores, logprob=logprob))
         found.append(Comparison(name, baseline, run, np.arange(400) % 8, np.ones(400), None, None, {}))
-    page = render(found, [describe(c) for c in found])
+    page = render(found, [comparison_statistics(c) for c in found])
     assert "Closest to the baseline by perplexity ratio: <strong>near</strong>" in page
     assert "It cannot be told apart from twin." in page

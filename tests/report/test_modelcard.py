@@ -11,14 +11,14 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.report.modelcard import code, escaped, markdown, model_index
-from scoremode.statistics.comparison import Comparison, describe
+from scoremode.statistics.comparison import Comparison, comparison_statistics
 from tests.statistics.test_comparison import compared, random_comparison
 
 HOSTILE = "a|b`c`<script>1</script>&amp;*x*[l](javascript:1)\\|~~s~~\n# h\x1b[31m https://evil.example www.evil.example"
 
 
 def published(*comparisons: Comparison) -> str:
-    return markdown(comparisons, [describe(c) for c in comparisons])
+    return markdown(comparisons, [comparison_statistics(c) for c in comparisons])
 
 
 def rows(text: str) -> list[list[str]]:
@@ -39,7 +39,7 @@ def test_a_row_a_candidate_behind_the_baseline() -> None:
     assert [row[0] for row in table[2:]] == ["base-model (baseline)", "q4", "q8"]
     assert [row[1] for row in table[2:]] == ["–", "4.50", "–"]
     assert {len(row) for row in table} == {7}
-    found = describe(random_comparison(50))
+    found = comparison_statistics(random_comparison(50))
     share, error = found["same_top"], found["same_top_stderr"]
     assert table[3][6] == f"{100 * share:.1f}% ± {100 * error:.1f}%"
     assert table[3][5] == f"{found['kl_p99']:.4g}"
@@ -126,7 +126,7 @@ def read_by_the_hub(block: str) -> Any:
 @pytest.mark.parametrize("name", ["q4", HOSTILE, 'quote " : - {x} # 😀', "yes", "1.5", ""])
 def test_the_hub_reads_the_metadata(name: str) -> None:
     c = random_comparison(20, name=name or "-", corpus=name or "-")
-    found = describe(c)
+    found = comparison_statistics(c)
     data = read_by_the_hub(model_index(c, found))
     plain = "".join("�" if ch in "\n\x1b" else ch for ch in name or "-")
     assert data.model_name == plain

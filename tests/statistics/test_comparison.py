@@ -14,7 +14,7 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
-from scoremode.statistics.comparison import FIELDS, Comparison, Terms, describe, quantile
+from scoremode.statistics.comparison import FIELDS, Comparison, Terms, comparison_statistics, quantile
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.store.run import Run
 from scoremode.store.scores import Scores, TargetFacts
@@ -110,7 +110,7 @@ def random_comparison(groups: int = 250, seed: int = 0, **more: Any) -> Comparis
 
 # ── hand-made ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
-    found = describe(random_comparison(20, noise_kl=[0.0, 0.1]))
+    found = comparison_statistics(random_comparison(20, noise_kl=[0.0, 0.1]))
     assert list(found) == ["name", *FIELDS]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert [name for name, value in found.items() if value is None] == []
@@ -119,7 +119,7 @@ def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
 def test_kl_by_hand() -> None:
     """Six groups of two targets sum to 0.2, 0.4, …: a mean of 0.35, residuals of ±0.1, ±0.3, ±0.5 around 0.7."""
     kl = np.repeat(np.arange(1, 7) / 10, 2)
-    found = describe(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
+    found = comparison_statistics(compared([-1.0] * 12, [-1.0] * 12, kl=kl, groups=np.repeat(np.arange(6), 2)))
     assert math.isclose(found["kl_mean"], 0.35)
     assert math.isclose(found["kl_mean_stderr"], math.sqrt(6 / 5 * 0.7) / 12)
     assert math.isclose(found["kl_mean_high"], 0.35 + 2.570582 * found["kl_mean_stderr"], rel_tol=1e-6)
@@ -133,7 +133,7 @@ def test_kl_by_hand() -> None:
 def test_groups_of_unequal_size_by_hand() -> None:
     """Sizes 1, 1, 1, 1, 4: shares h of 1/8 and 1/2, each residual over 1 - h, freedom (Σh²)² / Σh⁴."""
     kl, groups = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 0.6, 0.6, 0.6]), np.array([0, 1, 2, 3, 4, 4, 4, 4])
-    found = describe(compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups))
+    found = comparison_statistics(compared([-1.0] * 8, [-1.0] * 8, kl=kl, groups=groups))
     mean = 3.4 / 8
     residuals = np.array([0.1 - mean, 0.2 - mean, 0.3 - mean, 0.4 - mean, 2.4 - 4 * mean])
     shares = np.array([1, 1, 1, 1, 4]) / 8
@@ -144,7 +144,7 @@ def test_groups_of_unequal_size_by_hand() -> None:
 def test_shares_and_probabilities_by_hand() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
     base, cand = [half, half, quarter, quarter] * 2, [quarter, half, half, quarter] * 2
-    found = describe(compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)))
+    found = comparison_statistics(compared(base, cand, tops=([1, 2, 3, 4] * 2, [1, 2, 3, 5] * 2)))
     assert found["same_top"] == 0.75
     assert math.isclose(found["same_top_stderr"], math.sqrt(0.75 * 0.25 / 7))
     assert found["worse"] == 0.25
@@ -156,7 +156,9 @@ def test_shares_and_probabilities_by_hand() -> None:
 
 
 def test_weights_count_in_means_and_not_in_quantiles() -> None:
-    found = describe(compared([-1.0, -1.0, -1.0], [-1.0, -2.0, -1.0], kl=[0.0, 1.0, 0.5], weight=[1.0, 2.0, 1.0]))
+    found = comparison_statistics(
+        compared([-1.0, -1.0, -1.0], [-1.0, -2.0, -1.0], kl=[0.0, 1.0, 0.5], weight=[1.0, 2.0, 1.0])
+    )
     assert math.isclose(found["kl_mean"], 2.5 / 4)
     assert math.isclose(found["log_ppl_ratio"], 0.5)
     assert math.isclose(found["worse"], 0.5)
@@ -166,7 +168,7 @@ def test_weights_count_in_means_and_not_in_quantiles() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
     c = random_comparison(30, method=method)
-    found = describe(c)
+    found = comparison_statistics(c)
     assert math.isclose(found["ppl_ratio"], found["ppl_candidate"] / found["ppl_baseline"], rel_tol=1e-12)
     assert math.isclose(found["ppl_difference"], found["ppl_candidate"] - found["ppl_baseline"], rel_tol=1e-9)
     assert math.isclose(found["log_ppl_ratio"], math.log(found["ppl_ratio"]), rel_tol=1e-9)
@@ -174,8 +176,8 @@ def test_the_ratio_is_that_of_the_two_perplexities(method: str) -> None:
 
 
 def test_token_and_document_averages_differ_where_documents_do() -> None:
-    token = describe(random_comparison(30))
-    document = describe(random_comparison(30, method="mean-of-texts"))
+    token = comparison_statistics(random_comparison(30))
+    document = comparison_statistics(random_comparison(30, method="mean-of-texts"))
     assert abs(token["ppl_difference"] - document["ppl_difference"]) > 0.005
     assert token["kl_mean"] == document["kl_mean"]
 
@@ -183,7 +185,7 @@ def test_token_and_document_averages_differ_where_documents_do() -> None:
 def test_a_mean_over_documents_by_hand() -> None:
     """Perplexities 2, 4 become 3, 5, three times: ratio 8 / 6, residuals 3 - 2·4/3 and 5 - 4·4/3."""
     base, cand = np.log([1 / 2, 1 / 4] * 3), np.log([1 / 3, 1 / 5] * 3)
-    found = describe(compared(base, cand, document=np.arange(6), method="mean-of-texts"))
+    found = comparison_statistics(compared(base, cand, document=np.arange(6), method="mean-of-texts"))
     assert math.isclose(found["ppl_ratio"], 4 / 3)
     error = math.sqrt(3 * (1 / 9) / (1 - 1 / 9) + 3 * (1 / 9) / (1 - 2 / 9)) / 18
     assert math.isclose(found["ppl_ratio_stderr"], error)
@@ -192,10 +194,10 @@ def test_a_mean_over_documents_by_hand() -> None:
 
 
 def test_the_noise_floor_is_that_of_its_own_array() -> None:
-    found = describe(compared([-1.0, -1.0], [-1.0, -1.0], kl=[5.0, 5.0], noise_kl=[0.0, 0.01, 0.02]))
+    found = comparison_statistics(compared([-1.0, -1.0], [-1.0, -1.0], kl=[5.0, 5.0], noise_kl=[0.0, 0.01, 0.02]))
     assert math.isclose(found["noise_floor_kl_mean"], 0.01)
     assert math.isclose(found["noise_floor_kl_p99"], 0.0198)
-    assert describe(compared([-1.0], [-1.0], kl=[5.0]))["noise_floor_kl_mean"] is None
+    assert comparison_statistics(compared([-1.0], [-1.0], kl=[5.0]))["noise_floor_kl_mean"] is None
 
 
 def test_quantiles_are_those_of_numpy() -> None:
@@ -208,8 +210,8 @@ def test_quantiles_are_those_of_numpy() -> None:
 def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
     generator = np.random.default_rng(5)
     shared, own, other = (generator.exponential(2.0, 2000) for _ in range(3))
-    paired = describe(compared(-shared, -(shared + 0.01 * own)))
-    alone = describe(compared(-shared, -other))
+    paired = comparison_statistics(compared(-shared, -(shared + 0.01 * own)))
+    alone = comparison_statistics(compared(-shared, -other))
     for name in ("log_ppl_ratio_stderr", "ppl_ratio_stderr", "ppl_difference_stderr"):
         assert 20 * paired[name] < alone[name]
 
@@ -217,13 +219,13 @@ def test_paired_errors_shrink_where_both_runs_share_their_noise() -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
     c = random_comparison(80, seed=2, method=method)
-    found = describe(c)
+    found = comparison_statistics(c)
     left = []
     for g in range(80):
         keep = c.groups != g
         rest = {"groups": c.groups[keep], "document": c.groups[keep], "method": method}
         part = compared(c.baseline.scores.logprob[keep], c.candidate.scores.logprob[keep], kl=_of(c.kl)[keep], **rest)
-        left.append(describe(part))
+        left.append(comparison_statistics(part))
     for name in ("kl_mean", "ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_p_mean", "delta_p_rms", "worse"):
         values = np.array([part[name] for part in left])
         jackknife = math.sqrt(79 / 80 * float(((values - values.mean()) ** 2).sum()))
@@ -231,7 +233,7 @@ def test_errors_agree_with_leaving_out_one_group_at_a_time(method: str) -> None:
 
 
 def test_the_bounds_are_students_t_around_the_value() -> None:
-    found = describe(random_comparison(12, seed=1))
+    found = comparison_statistics(random_comparison(12, seed=1))
     assert 5 < found["freedom"] < 11  # documents differ in size
     for name in ("kl_mean", "log_ppl_ratio", "ppl_difference", "same_top", "delta_p_mean"):
         value, error, low, high = (found[name + part] for part in ("", "_stderr", "_low", "_high"))
@@ -250,7 +252,7 @@ def test_the_error_covers_the_truth_about_as_often_as_it_should() -> None:
         kl = generator.gamma(2.0, 0.5, 40)[groups] * generator.gamma(0.5, 0.1, len(groups))
         base = -generator.exponential(3.0, len(groups)) - 1
         cand = base - 0.03 - generator.normal(0, 0.02, 40)[groups] - generator.normal(0, 0.05, len(groups))
-        found = describe(compared(base, cand, kl=kl, groups=groups))
+        found = comparison_statistics(compared(base, cand, kl=kl, groups=groups))
         for name in covered:
             covered[name] += found[f"{name}_low"] < truth[name] < found[f"{name}_high"]
     assert 264 <= covered["log_ppl_ratio"] <= 296
@@ -270,7 +272,7 @@ def _of(array: Floats | None) -> Floats:
 
 # ── odd shapes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_one_target() -> None:
-    found = describe(compared([-1.0], [-1.5], kl=[0.2]))
+    found = comparison_statistics(compared([-1.0], [-1.5], kl=[0.2]))
     assert found["kl_mean"] == found["kl_max"] == found["kl_p99"] == 0.2
     assert math.isclose(found["ppl_ratio"], math.exp(0.5))
     assert [found[f"{name}_stderr"] for name in ("kl_mean", "ppl_ratio", "same_top", "delta_p_rms")] == [None] * 4
@@ -279,7 +281,7 @@ def test_one_target() -> None:
 
 @pytest.mark.parametrize("groups", [[0, 0, 0, 0], [0, 1, 1, 1], [0, 1, 2, 3]])
 def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
-    found = describe(compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups))
+    found = comparison_statistics(compared([-1.0, -2.0] * 2, [-1.5, -2.0] * 2, kl=[0.2, 0.4] * 2, groups=groups))
     nothing = {name for name, value in found.items() if value is None}
     errors = {n for n in FIELDS if n.endswith(("_stderr", "_low", "_high")) and "_baseline" not in n}
     errors -= {n for n in FIELDS if n.startswith("ppl_candidate")}  # each run's own, made by make_run
@@ -289,13 +291,13 @@ def test_too_few_groups_have_no_errors_and_no_bounds(groups: list[int]) -> None:
 
 def test_groups_of_one_are_independent_targets() -> None:
     kl = np.array([0.1, 0.5, 0.2, 0.7, 0.3])
-    found = describe(compared([-1.0] * 5, [-1.0] * 5, kl=kl))
+    found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=kl))
     assert math.isclose(found["kl_mean_stderr"], kl.std(ddof=1) / math.sqrt(5))
 
 
 def test_numbers_of_groups_may_have_holes() -> None:
     without, holes = (
-        describe(compared([-1.0] * 5, [-2.0] * 5, kl=[0.1, 0.2, 0.6, 0.7, 0.9], groups=g))
+        comparison_statistics(compared([-1.0] * 5, [-2.0] * 5, kl=[0.1, 0.2, 0.6, 0.7, 0.9], groups=g))
         for g in ([0, 1, 2, 3, 4], [0, 5, 9, 11, 12])
     )
     assert without["groups"] == holes["groups"] == 5
@@ -305,7 +307,7 @@ def test_numbers_of_groups_may_have_holes() -> None:
 def test_equal_runs_have_no_difference_and_no_error() -> None:
     c = random_comparison(20)
     same = compared(c.baseline.scores.logprob, c.baseline.scores.logprob, kl=np.zeros(len(c.groups)), groups=c.groups)
-    found = describe(same)
+    found = comparison_statistics(same)
     ones = ("ppl_ratio", "ppl_ratio_low", "ppl_ratio_high", "same_top")
     zeros = ("log_ppl_ratio", "ppl_difference", "kl_mean", "kl_max", "delta_p_rms", "worse", "delta_p_mean")
     assert [found[name] for name in ones] == [1.0] * 4
@@ -315,14 +317,14 @@ def test_equal_runs_have_no_difference_and_no_error() -> None:
 
 
 def test_no_targets_have_no_numbers() -> None:
-    found = describe(compared([], [], kl=[], noise_kl=[]))
+    found = comparison_statistics(compared([], [], kl=[], noise_kl=[]))
     counted = {"name", "targets", "groups", "zero_probability_baseline", "zero_probability_candidate", "kl_infinite"}
     assert {name for name, value in found.items() if value is not None} == counted
     assert found["targets"] == found["groups"] == found["kl_infinite"] == 0
 
 
 def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
-    found = describe(compared([-1.0] * 5, [-1.0] * 5, kl=[0.1, 0.2, math.inf, 0.3, 0.4]))
+    found = comparison_statistics(compared([-1.0] * 5, [-1.0] * 5, kl=[0.1, 0.2, math.inf, 0.3, 0.4]))
     assert found["kl_infinite"] == 1
     assert [found[f"kl_{name}"] for name in ("mean", "mean_stderr", "mean_low", "mean_high", "max", "p90")] == [
         None
@@ -331,14 +333,14 @@ def test_infinite_kl_is_counted_and_leaves_the_quantiles_below_it() -> None:
 
 
 def test_kl_that_was_not_measured_is_none_and_the_rest_stands() -> None:
-    found = describe(compared([-1.0, -2.0], [-1.5, -2.0]))
+    found = comparison_statistics(compared([-1.0, -2.0], [-1.5, -2.0]))
     assert {value for name, value in found.items() if name.startswith("kl_")} == {None}
     assert math.isclose(found["log_ppl_ratio"], 0.25)
 
 
 @pytest.mark.parametrize(("base", "cand"), [(-1.0, -math.inf), (-math.inf, -1.0), (-math.inf, -math.inf)])
 def test_probability_zero_makes_ratios_unknown_and_is_counted(base: float, cand: float) -> None:
-    found = describe(compared([-1.0, base, -1.0], [-1.0, cand, -2.0]))
+    found = comparison_statistics(compared([-1.0, base, -1.0], [-1.0, cand, -2.0]))
     names = ("ppl_ratio", "log_ppl_ratio", "ppl_difference", "delta_logprob_mean", "ppl_ratio_low", "ppl_ratio_stderr")
     assert [found[name] for name in names] == [None] * 6
     assert found["zero_probability_baseline"] == int(math.isinf(base))
@@ -349,14 +351,14 @@ def test_probability_zero_makes_ratios_unknown_and_is_counted(base: float, cand:
 
 def test_what_is_not_a_number_is_refused() -> None:
     with pytest.raises(RunError, match="q4: kl holds what is not a number"):
-        describe(compared([-1.0], [-1.0], kl=[math.nan]))
+        comparison_statistics(compared([-1.0], [-1.0], kl=[math.nan]))
     with pytest.raises(RunError, match="the candidate holds"):
-        describe(compared([-1.0], [math.nan]))
+        comparison_statistics(compared([-1.0], [math.nan]))
 
 
 def test_arrays_that_do_not_line_up_are_refused() -> None:
     with pytest.raises(RunError, match="the candidate has 1 targets instead of 2"):
-        describe(compared([-1.0, -1.0], [-1.0]))
+        comparison_statistics(compared([-1.0, -1.0], [-1.0]))
     with pytest.raises(RunError, match="kl has 3"):
         llamacpp_statistics(compared([-1.0, -1.0], [-1.0, -2.0], kl=[0.0] * 3))
 
@@ -449,8 +451,8 @@ def test_llamacpp_ignores_groups_and_weights_and_therefore_is_too_sure() -> None
     independent = compared(c.baseline.scores.logprob, c.candidate.scores.logprob, kl=c.kl)
     error = llamacpp_statistics(c)["kld_mean_error"]
     assert error is not None
-    assert math.isclose(error, describe(independent)["kl_mean_stderr"], rel_tol=1e-9)
-    assert error < 0.8 * describe(c)["kl_mean_stderr"]
+    assert math.isclose(error, comparison_statistics(independent)["kl_mean_stderr"], rel_tol=1e-9)
+    assert error < 0.8 * comparison_statistics(c)["kl_mean_stderr"]
 
 
 def test_llamacpp_of_equal_runs_and_of_few_targets() -> None:

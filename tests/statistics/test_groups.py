@@ -13,7 +13,7 @@ import scoremode as sm
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import METHODS, find_method
-from scoremode.statistics.comparison import describe
+from scoremode.statistics.comparison import comparison_statistics
 from scoremode.statistics.groups import FEWEST, STRETCH, groups_of, weights_of
 from scoremode.verbs.compare import of_runs
 from tests.makers import ask
@@ -96,7 +96,7 @@ def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
         question["stride"] = 4
     first = sm.ppl(str(tiny_bos), out=tmp_path / "a", **question)
     sm.ppl(str(tiny_bos), out=tmp_path / "b", dtype="bfloat16", **question)
-    found = describe(of_runs(str(tmp_path / "a"), str(tmp_path / "b")))
+    found = comparison_statistics(of_runs(str(tmp_path / "a"), str(tmp_path / "b")))
     assert found["ppl_ratio"] == pytest.approx(found["ppl_candidate"] / found["ppl_baseline"], rel=1e-12)
     assert found["ppl_ratio_stderr"] is not None
     asked = ask(str(tiny_bos), **question)

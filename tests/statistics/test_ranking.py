@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scoremode.errors import OptionError, RunError
-from scoremode.statistics.comparison import Comparison, describe
+from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.statistics.ranking import Ranked, closest, rank
 from tests.statistics.test_comparison import compared
 
@@ -35,13 +35,15 @@ def known(name: str, value: float | None, stderr: float | None = 1.0) -> dict[st
 def test_paired_differences_tell_apart_what_two_errors_cannot() -> None:
     pair = [candidate("worse", 0.001, seed=1), candidate("better", 0.0, seed=2)]
     assert places(rank(pair)) == [(1, "better", ()), (2, "worse", ())]
-    alone = [describe(c) for c in pair]
+    alone = [comparison_statistics(c) for c in pair]
     assert places(rank(alone)) == [(1, "better", ("worse",)), (1, "worse", ("better",))]
 
 
 def test_values_and_errors_are_those_of_the_statistics() -> None:
     c = candidate("a", 0.0)
-    assert rank([c]) == [Ranked(1, "a", describe(c)["kl_mean"], describe(c)["kl_mean_stderr"], ())]
+    assert rank([c]) == [
+        Ranked(1, "a", comparison_statistics(c)["kl_mean"], comparison_statistics(c)["kl_mean_stderr"], ())
+    ]
 
 
 def test_differences_within_their_error_share_a_place() -> None:

@@ -15,7 +15,7 @@ from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import METHODS, find_method
 from scoremode.statistics import comparison
-from scoremode.statistics.comparison import Comparison, describe
+from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.statistics.groups import groups_of
 from scoremode.statistics.run import all_metrics
 from scoremode.store import columns, scores
@@ -56,7 +56,9 @@ def test_a_target_more_takes_few_bytes_more(tmp_path: Path, monkeypatch: pytest.
     found: list[Comparison] = []
     scoring = [peak_of(lambda n=n: found.append(compared(tmp_path, n))) for n in (few, many)]  # type: ignore[misc]
     assert (scoring[1] - scoring[0]) / (many - few) < 40
-    telling = [peak_of(partial(describe, c)) for c in found]  # resampling takes a few MB, for long texts too
+    telling = [
+        peak_of(partial(comparison_statistics, c)) for c in found
+    ]  # resampling takes a few MB, for long texts too
     assert (telling[1] - telling[0]) / (many - few) < 20
 
 
@@ -68,9 +70,9 @@ def in_blocks_of(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
 def test_statistics_do_not_depend_on_the_block(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     c = random_comparison(30, method=method, noise_kl=[0.0, 0.1])
-    at_once = describe(c)
+    at_once = comparison_statistics(c)
     in_blocks_of(7, monkeypatch)
-    assert describe(c) == at_once
+    assert comparison_statistics(c) == at_once
 
 
 def plans() -> list[Plan]:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     from scoremode.cli.progress import progress_bar
     from scoremode.statistics import gate
-    from scoremode.statistics.comparison import describe
+    from scoremode.statistics.comparison import comparison_statistics
     from scoremode.store.outputs import check_report
     from scoremode.store.redaction import command_without_secrets
     from scoremode.verbs.compare import compare
@@ -62,7 +62,7 @@ def run(parsed: argparse.Namespace) -> int:
         )
     command = " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
     found = [replace(c, manifest={**c.manifest, "command": command}) for c in found]
-    statistics = [describe(c) for c in found]
+    statistics = [comparison_statistics(c) for c in found]
     _print(parsed, found, statistics)
     if output:
         from scoremode.report.html.page import write

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.report.html.page import write
-    from scoremode.statistics.comparison import describe
+    from scoremode.statistics.comparison import comparison_statistics
     from scoremode.store.outputs import check_report
     from scoremode.store.runs import load
     from scoremode.verbs.compare import of_runs
@@ -25,7 +25,7 @@ def run(parsed: argparse.Namespace) -> None:
     output = check_report(parsed.output)  # before columns are read
     first, *others = parsed.run_folders
     found = [of_runs(first, other) for other in others]
-    write(parsed.output, found, [describe(c) for c in found], runs=[] if found else [load(first)])
+    write(parsed.output, found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)])
     if parsed.json:
         options.print_json({"report": parsed.output, "runs": len(parsed.run_folders)})
     output.announce(f"written to {output}", quiet=parsed.json)

@@ -31,7 +31,7 @@ SETTINGS = (("context_length", "context"), ("stride", "stride"))
 def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
     """A table with a row per candidate, below it how to get the same numbers again.
 
-    >>> print(markdown([comparison], [describe(comparison)]))   # doctest: +SKIP
+    >>> print(markdown([comparison], [comparison_statistics(comparison)]))   # doctest: +SKIP
     | model | bits per weight | perplexity | ratio | KL mean (nats) | KL 99 % | same top |
     """
     if not comparisons:

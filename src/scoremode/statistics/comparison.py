@@ -45,7 +45,7 @@ class Comparison:
 
     def statistics(self) -> dict[str, Any]:
         """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""
-        return describe(self)
+        return comparison_statistics(self)
 
 
 KL_QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
@@ -85,17 +85,17 @@ FIELDS: tuple[str, ...] = (
     *(f"delta_p_{name}" for name in DELTA_P_QUANTILES),
     *_bounded("same_top", "worse"),
 )
-"""Every number of ``describe``, in its order: what a gate may name."""
+"""Every number of ``comparison_statistics``, in its order: what a gate may name."""
 
 
-def describe(c: Comparison) -> dict[str, Any]:
+def comparison_statistics(c: Comparison) -> dict[str, Any]:
     """Every number of a comparison, flat and ready for JSON: ``name``, then FIELDS.
 
     None stands for a value that does not exist (KL that was not measured, the same top of a run without its ``top``,
     the error of too few groups, a quantile of nothing) and for one that is infinite or undefined (a perplexity with a
     target of probability zero).
 
-    >>> describe(comparison)["kl_mean"]   # doctest: +SKIP
+    >>> comparison_statistics(comparison)["kl_mean"]   # doctest: +SKIP
     0.0312
     """
     require_sound(c)

@@ -1,7 +1,7 @@
 """Rules that fail a comparison: ``--fail-if "kl_mean > 0.02"``.
 
 rule   = name operator number ["surely"]
-name   = any number that ``statistics.describe`` gives
+name   = any number that ``comparison_statistics`` gives
 surely = fail only where the 95 % bound lies beyond the number: the lower one for > and >=, the upper one for < and <=.
          Without it the value itself is judged.
 

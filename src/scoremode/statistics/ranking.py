@@ -16,7 +16,13 @@ from typing import Any, cast
 import numpy as np
 
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
-from scoremode.statistics.comparison import Comparison, Terms, describe, terms_of_difference, terms_of_distance
+from scoremode.statistics.comparison import (
+    Comparison,
+    Terms,
+    comparison_statistics,
+    terms_of_difference,
+    terms_of_distance,
+)
 from scoremode.statistics.estimate import bounded
 from scoremode.values import Estimate
 
@@ -60,7 +66,9 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
     comparisons = cast("Sequence[Comparison]", candidates) if paired else ()
     _require_one_question(comparisons)
     rows: list[Mapping[str, Any]] = (
-        [describe(c) for c in comparisons] if paired else list(cast("Sequence[Mapping[str, Any]]", candidates))
+        [comparison_statistics(c) for c in comparisons]
+        if paired
+        else list(cast("Sequence[Mapping[str, Any]]", candidates))
     )
     known = sorted(
         (i for i, row in enumerate(rows) if row.get(by) is not None), key=lambda i: -BETTER[by] * rows[i][by]
