@@ -67,23 +67,23 @@ DELTA_P_QUANTILES = {
 }
 
 
-def _bounded(*names: str) -> tuple[str, ...]:
+def _error_names(*names: str) -> tuple[str, ...]:
     """The names of numbers that have an error and bounds."""
     return tuple(name + part for name in names for part in ("", "_stderr", "_low", "_high"))
 
 
 FIELDS: tuple[str, ...] = (
     *("targets", "groups", "freedom"),
-    *_bounded("ppl_baseline", "ppl_candidate"),
+    *_error_names("ppl_baseline", "ppl_candidate"),
     *("bits_per_byte_baseline", "bits_per_byte_candidate"),
     *("zero_probability_baseline", "zero_probability_candidate"),
-    *_bounded("ppl_ratio", "log_ppl_ratio", "ppl_difference", "kl_mean"),
+    *_error_names("ppl_ratio", "log_ppl_ratio", "ppl_difference", "kl_mean"),
     "kl_infinite",
     *(f"kl_{name}" for name in KL_QUANTILES),
     *("noise_floor_kl_mean", "noise_floor_kl_p99"),
-    *_bounded("delta_logprob_mean", "delta_p_mean", "delta_p_rms"),
+    *_error_names("delta_logprob_mean", "delta_p_mean", "delta_p_rms"),
     *(f"delta_p_{name}" for name in DELTA_P_QUANTILES),
-    *_bounded("same_top", "worse"),
+    *_error_names("same_top", "worse"),
 )
 """Every number of ``comparison_statistics``, in its order: what a gate may name."""
 
@@ -109,10 +109,10 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
             **_of_both_runs(c),
             **_perplexity(c),
             **_divergence(c),
-            **_with_error("delta_logprob_mean", terms(c, "delta_logprob_mean").estimate()),
+            **_error_fields("delta_logprob_mean", terms(c, "delta_logprob_mean").estimate()),
             **_probability(c),
             **_same_top(c),
-            **_with_error("worse", worse),
+            **_error_fields("worse", worse),
         }
     return {name: finite(value) if isinstance(value, float) else value for name, value in found.items()}
 
@@ -297,7 +297,7 @@ def _of_both_runs(c: Comparison) -> dict[str, Any]:
     """What each run says of itself, averaged as the method does."""
     found: dict[str, Any] = {}
     for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
-        found |= _with_error(f"ppl_{side}", _stored(run, "perplexity"))
+        found |= _error_fields(f"ppl_{side}", _stored(run, "perplexity"))
     for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
         found[f"bits_per_byte_{side}"] = _stored(run, "bits_per_byte").value
     for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
@@ -321,9 +321,9 @@ def _perplexity(c: Comparison) -> dict[str, Any]:
         quotient = exponential(logarithm) if math.isfinite(logarithm.value) else logarithm
         difference = _difference_of_exponentials(c)
     return {
-        **_with_error("ppl_ratio", quotient),
-        **_with_error("log_ppl_ratio", logarithm),
-        **_with_error("ppl_difference", difference),
+        **_error_fields("ppl_ratio", quotient),
+        **_error_fields("log_ppl_ratio", logarithm),
+        **_error_fields("ppl_difference", difference),
     }
 
 
@@ -358,10 +358,10 @@ def _divergence(c: Comparison) -> dict[str, Any]:
     }
     if c.kl is None:
         return {
-            **dict.fromkeys((*_bounded("kl_mean"), "kl_infinite", *(f"kl_{name}" for name in KL_QUANTILES))),
+            **dict.fromkeys((*_error_names("kl_mean"), "kl_infinite", *(f"kl_{name}" for name in KL_QUANTILES))),
             **noise,
         }
-    mean = _with_error("kl_mean", terms(c, "kl_mean").estimate())
+    mean = _error_fields("kl_mean", terms(c, "kl_mean").estimate())
     infinite = {"kl_infinite": int(np.isinf(c.kl).sum())}
     return {**mean, **infinite, **_named("kl", quantiles(c.kl.copy(), KL_QUANTILES)), **noise}
 
@@ -377,16 +377,16 @@ def _probability(c: Comparison) -> dict[str, Any]:
         delta[begin : begin + len(block.base)] = block.delta_p
         begin += len(block.base)
     return {
-        **_with_error("delta_p_mean", terms(c, "delta_p_mean").estimate()),
-        **_with_error("delta_p_rms", _root(_weighted(c, lambda b: b.delta_p**2).estimate())),
+        **_error_fields("delta_p_mean", terms(c, "delta_p_mean").estimate()),
+        **_error_fields("delta_p_rms", _root(_weighted(c, lambda b: b.delta_p**2).estimate())),
         **_named("delta_p", quantiles(delta, DELTA_P_QUANTILES)),
     }
 
 
 def _same_top(c: Comparison) -> dict[str, Any]:
     if not all(run.scores.has("top") for run in (c.baseline, c.candidate)):
-        return dict.fromkeys(_bounded("same_top"))
-    return _with_error("same_top", terms(c, "same_top").estimate())
+        return dict.fromkeys(_error_names("same_top"))
+    return _error_fields("same_top", terms(c, "same_top").estimate())
 
 
 def _root(square: Estimate) -> Estimate:
@@ -395,5 +395,5 @@ def _root(square: Estimate) -> Estimate:
     return moved(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)
 
 
-def _with_error(name: str, e: Estimate) -> dict[str, Any]:
-    return dict(zip(_bounded(name), (e.value, e.stderr, e.low, e.high), strict=True))
+def _error_fields(name: str, e: Estimate) -> dict[str, Any]:
+    return dict(zip(_error_names(name), (e.value, e.stderr, e.low, e.high), strict=True))
