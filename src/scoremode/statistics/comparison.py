@@ -120,7 +120,7 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
 def require_sound(c: Comparison) -> None:
     """Refuse arrays that do not line up, and what is not a number: neither may pass for a result."""
     held = {"groups": c.groups, "weight": c.weight, "kl": c.kl, "noise_kl": c.noise_kl}
-    parts = {name: (len(array), in_blocks(array)) for name, array in held.items() if array is not None}
+    parts = {name: (len(array), array_blocks(array)) for name, array in held.items() if array is not None}
     for name, run in (("the baseline", c.baseline), ("the candidate", c.candidate)):
         parts[name] = len(run.scores), (logprob for (logprob,) in run.scores.blocks("logprob"))
     for name, (length, blocks) in parts.items():
@@ -132,7 +132,7 @@ def require_sound(c: Comparison) -> None:
             raise RunError(f"{c.name}: {name} holds what is not a number", fix="score again with --fresh")
 
 
-def in_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     return (array[begin : begin + BLOCK] for begin in range(0, len(array), BLOCK))
 
 
@@ -218,7 +218,7 @@ def terms_of_difference(a: Comparison, b: Comparison, name: str) -> Terms:
         ours, theirs = _document_terms(a), _document_terms(b)
         ours.numerator -= theirs.numerator
         return ours
-    values, numbers = MEANS[name], present(in_blocks(a.groups))
+    values, numbers = MEANS[name], present(array_blocks(a.groups))
     found = Terms(len(numbers))
     for ours_here, theirs_here in zip(paired_blocks(a), paired_blocks(b), strict=True):
         numerator = values(ours_here) * ours_here.weight - values(theirs_here) * theirs_here.weight
@@ -241,7 +241,7 @@ def averages_documents(c: Comparison) -> bool:
 
 
 def _weighted(c: Comparison, values: Values) -> Terms:
-    numbers = present(in_blocks(c.groups))  # without holes: an empty group would be counted as an independent one
+    numbers = present(array_blocks(c.groups))  # without holes: an empty group would be counted as an independent one
     found = Terms(len(numbers))
     for block in paired_blocks(c):
         found.add(np.searchsorted(numbers, block.groups), values(block) * block.weight, block.weight)
