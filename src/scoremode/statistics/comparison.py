@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
 from scoremode.plan.windows import measured
-from scoremode.statistics.estimate import GroupSums, bounded, exponential, finite, moved, ratio
+from scoremode.statistics.estimate import GroupSums, bounded, exponential, finite, ratio, transformed
 from scoremode.statistics.groups import present
 from scoremode.store.run import Run
 from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
@@ -331,7 +331,7 @@ def _logarithm(e: Estimate) -> Estimate:
     """ln of an estimate."""
     if not (math.isfinite(e.value) and e.value > 0):
         return Estimate(math.nan, None, e.n, e.groups)
-    return moved(e, lambda x: math.log(x) if x > 0 else -math.inf, 1 / e.value)
+    return transformed(e, lambda x: math.log(x) if x > 0 else -math.inf, 1 / e.value)
 
 
 def _difference_of_exponentials(c: Comparison) -> Estimate:
@@ -392,7 +392,7 @@ def _same_top(c: Comparison) -> dict[str, Any]:
 def _root(square: Estimate) -> Estimate:
     """The square root of an estimate. No spread around zero is an error of zero."""
     value = math.sqrt(square.value)
-    return moved(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)
+    return transformed(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)
 
 
 def _error_fields(name: str, e: Estimate) -> dict[str, Any]:

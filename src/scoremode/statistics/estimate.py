@@ -67,7 +67,7 @@ def bounded(e: Estimate) -> Estimate:
     return replace(e, low=e.value - reach, high=e.value + reach)
 
 
-def moved(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
+def transformed(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
     """A growing function of an estimate: the error to first order, the bounds through the function itself."""
     stderr = None if e.stderr is None else e.stderr * slope
     low, high = (None if bound is None else to(bound) for bound in (e.low, e.high))
@@ -86,7 +86,7 @@ def exponential(mean: Estimate) -> Estimate:
     value = _exp(mean.value)
     if not math.isfinite(value):
         return Estimate(value, None, mean.n, mean.groups)
-    return moved(mean, _exp, value)
+    return transformed(mean, _exp, value)
 
 
 def _exp(x: float) -> float:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from scoremode.plan.plan import Plan, TargetBlock
-from scoremode.statistics.estimate import GroupSums, exponential, moved
+from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import grouping, present, weights_of
 from scoremode.store.scores import Scores
 from scoremode.text.tokens import Tokens
@@ -44,7 +44,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
     return {
         "perplexity": texts.estimate() if texts else exponential(mean),
         "mean_nll": mean,
-        "bits_per_byte": moved(nats_per_byte.estimate(), lambda nats: nats / math.log(2), 1 / math.log(2)),
+        "bits_per_byte": transformed(nats_per_byte.estimate(), lambda nats: nats / math.log(2), 1 / math.log(2)),
         "word_perplexity": exponential(nats_per_word.estimate()),
         **{name: sums.estimate() for name, sums in more.items()},
     }
