@@ -20,7 +20,7 @@ from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
 from scoremode.plan.windows import measured
 from scoremode.statistics.estimate import GroupSums, bounded, exponential, finite, ratio, transformed
-from scoremode.statistics.groups import present
+from scoremode.statistics.groups import distinct
 from scoremode.store.run import Run
 from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
 
@@ -218,7 +218,7 @@ def terms_of_difference(a: Comparison, b: Comparison, name: str) -> Terms:
         ours, theirs = _document_terms(a), _document_terms(b)
         ours.numerator -= theirs.numerator
         return ours
-    values, numbers = MEANS[name], present(array_blocks(a.groups))
+    values, numbers = MEANS[name], distinct(array_blocks(a.groups))
     found = Terms(len(numbers))
     for ours_here, theirs_here in zip(paired_blocks(a), paired_blocks(b), strict=True):
         numerator = values(ours_here) * ours_here.weight - values(theirs_here) * theirs_here.weight
@@ -241,7 +241,7 @@ def averages_documents(c: Comparison) -> bool:
 
 
 def _weighted(c: Comparison, values: Values) -> Terms:
-    numbers = present(array_blocks(c.groups))  # without holes: an empty group would be counted as an independent one
+    numbers = distinct(array_blocks(c.groups))  # without holes: an empty group would be counted as an independent one
     found = Terms(len(numbers))
     for block in paired_blocks(c):
         found.add(np.searchsorted(numbers, block.groups), values(block) * block.weight, block.weight)
@@ -250,7 +250,7 @@ def _weighted(c: Comparison, values: Values) -> Terms:
 
 def _document_terms(c: Comparison) -> Terms:
     """Perplexity of each document under the candidate, over that under the baseline."""
-    documents = present(document for (document,) in c.baseline.facts.blocks("document"))
+    documents = distinct(document for (document,) in c.baseline.facts.blocks("document"))
     base, cand = GroupSums(len(documents)), GroupSums(len(documents))
     for (document,), block in zip(c.baseline.facts.blocks("document"), paired_blocks(c), strict=True):
         index, ones = np.searchsorted(documents, document), np.ones(len(document))

@@ -25,7 +25,7 @@ FEWEST = 5  # groups; with fewer, nothing useful can be said about how far a num
 STRETCH = 1 << 15  # tokens; in shorter stretches of one text, neighbours move together
 
 
-def present(numbers: Iterable[Ints]) -> Ints:
+def distinct(numbers: Iterable[Ints]) -> Ints:
     """The numbers that occur, ascending, of what comes block by block."""
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.unique(block) for block in numbers)]))
 
@@ -56,7 +56,7 @@ class _Cut:
 
     def __init__(self, starts: Ints, plan: Plan) -> None:
         self.starts = starts
-        self.used = present(self._parts(block) for block in plan.blocks())
+        self.used = distinct(self._parts(block) for block in plan.blocks())
         self.count = len(self.used)
 
     def _parts(self, block: TargetBlock) -> Ints:

@@ -11,7 +11,7 @@ import numpy as np
 
 from scoremode.plan.plan import Plan, TargetBlock
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
-from scoremode.statistics.groups import grouping, present, weights_of
+from scoremode.statistics.groups import distinct, grouping, weights_of
 from scoremode.store.scores import Scores
 from scoremode.text.tokens import Tokens
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
@@ -64,7 +64,7 @@ class _PerplexityOfTexts:
     """Arithmetic mean over documents of exp(mean nll of the document)."""
 
     def __init__(self, plan: Plan) -> None:
-        self.documents = present(block.document for block in plan.blocks())
+        self.documents = distinct(block.document for block in plan.blocks())
         self.nll = GroupSums(len(self.documents))
 
     def add(self, block: TargetBlock, nll: Floats) -> None:
