@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
 from scoremode.plan.windows import measured
-from scoremode.statistics.estimate import GroupSums, bounded, exponential, finite, ratio, transformed
+from scoremode.statistics.estimate import GroupSums, exponential, finite, ratio, transformed, with_bounds
 from scoremode.statistics.groups import distinct
 from scoremode.store.run import Run
 from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
@@ -347,7 +347,7 @@ def _difference_of_exponentials(c: Comparison) -> Estimate:
         return Estimate(math.nan, None, len(c.groups), cand.groups)
     moves = _weighted(c, lambda b: ppl_cand * (-b.cand - cand.value) - ppl_base * (-b.base - base.value))
     around_zero = moves.estimate()
-    return bounded(Estimate(value, around_zero.stderr, len(c.groups), cand.groups, around_zero.freedom))
+    return with_bounds(Estimate(value, around_zero.stderr, len(c.groups), cand.groups, around_zero.freedom))
 
 
 def _divergence(c: Comparison) -> dict[str, Any]:

@@ -54,10 +54,10 @@ class GroupSums:
         residual = self.numerator - value * self.denominator
         variance = float((residual**2 / (1 - share)).sum()) / total**2
         freedom = min(count - 1.0, float((share**2).sum() ** 2 / (share**4).sum()))
-        return bounded(Estimate(value, math.sqrt(variance), self.n, count, freedom))
+        return with_bounds(Estimate(value, math.sqrt(variance), self.n, count, freedom))
 
 
-def bounded(e: Estimate) -> Estimate:
+def with_bounds(e: Estimate) -> Estimate:
     """The estimate with its bounds: value ± Student's t · stderr."""
     from scipy.special import stdtrit  # here, because `scoremode --help` must not wait for it
 

@@ -23,7 +23,7 @@ from scoremode.statistics.comparison import (
     terms_of_difference,
     terms_of_distance,
 )
-from scoremode.statistics.estimate import bounded
+from scoremode.statistics.estimate import with_bounds
 from scoremode.values import Estimate
 
 BETTER = {
@@ -145,4 +145,4 @@ def _independent(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimat
     errors, freedoms = [[row.get(name) for row in (a, b)] for name in (f"{by}_stderr", "freedom")]
     known = None not in errors and None not in freedoms
     stderr = math.hypot(*cast("list[float]", errors)) if known else None
-    return bounded(Estimate(a[by] - b[by], stderr, 0, 0, min(cast("list[float]", freedoms)) if known else None))
+    return with_bounds(Estimate(a[by] - b[by], stderr, 0, 0, min(cast("list[float]", freedoms)) if known else None))
