@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
 from scoremode.plan.windows import measured
-from scoremode.statistics.estimate import GroupSums, exponential, finite, ratio, transformed, with_bounds
+from scoremode.statistics.estimate import GroupSums, exponential, finite_or_none, ratio, transformed, with_bounds
 from scoremode.statistics.groups import distinct
 from scoremode.store.run import Run
 from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
@@ -114,7 +114,7 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
             **_same_top(c),
             **_error_fields("worse", worse),
         }
-    return {name: finite(value) if isinstance(value, float) else value for name, value in found.items()}
+    return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in found.items()}
 
 
 def require_sound(c: Comparison) -> None:

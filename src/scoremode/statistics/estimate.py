@@ -97,18 +97,18 @@ def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
     """Estimates as plain data; JSON has no infinity: what is infinite becomes null, what does not exist is left out."""
     return {
         name: {
-            "value": finite(e.value),
-            "stderr": finite(e.stderr),
+            "value": finite_or_none(e.value),
+            "stderr": finite_or_none(e.stderr),
             "n": e.n,
             "groups": e.groups,
-            "freedom": finite(e.freedom),
-            "low": finite(e.low),
-            "high": finite(e.high),
+            "freedom": finite_or_none(e.freedom),
+            "low": finite_or_none(e.low),
+            "high": finite_or_none(e.high),
         }
         for name, e in estimates.items()
         if not math.isnan(e.value)
     }
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.statistics.comparison import Comparison, require_sound
-from scoremode.statistics.estimate import finite
+from scoremode.statistics.estimate import finite_or_none
 from scoremode.values import Floats, Ids
 
 # ── llama.cpp's own statistics ───────────────────────────────────────────────────────────────────────────────────────
@@ -36,7 +36,7 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
         rms = math.sqrt(square)
         found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * error if rms else math.nan}
         found |= _same_top(c.baseline.scores.top, c.candidate.scores.top)
-    return {name: finite(value) for name, value in found.items()}
+    return {name: finite_or_none(value) for name, value in found.items()}
 
 
 def _llamacpp_perplexity(nll: Floats, base: Floats) -> dict[str, float]:
