@@ -24,7 +24,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import all_options
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.plan.plan import Plan
-from scoremode.statistics.estimate import finite
+from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.run import all_metrics
 from scoremode.store.journal import Journal
 from scoremode.store.scores import Scores
@@ -55,7 +55,7 @@ class Drift:
     sequence_max: float
 
     def as_json(self, prefix: str) -> dict[str, float | None]:
-        return {_key(prefix, name): finite(value) for name, value in asdict(self).items()}
+        return {_key(prefix, name): finite_or_none(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Noise:
         return {
             "settings": {name.replace("_", "-"): value for name, value in s.settings.items()},
             **s.drift.as_json("drift"),
-            "perplexity": finite(s.perplexity),
-            "perplexity_ratio": finite(s.perplexity_ratio),
+            "perplexity": finite_or_none(s.perplexity),
+            "perplexity_ratio": finite_or_none(s.perplexity_ratio),
             **(s.repeats.as_json("repeat_drift") if s.repeats else {}),
             "engine": s.facts.engine,
             "dtype": s.facts.dtype,
