@@ -131,7 +131,7 @@ class Journal:
             return f"its record of window {window} has the wrong length"
         if not 0 <= SECONDS.unpack_from(body)[0] < math.inf:
             return f"window {window} took an impossible time"
-        problem = impossible(self._split(body, targets), self.vocabulary)
+        problem = impossible_value(self._split(body, targets), self.vocabulary)
         return None if problem is None else f"in window {window} {problem}"
 
     def _split(self, body: bytes, targets: int) -> dict[str, Column]:
@@ -217,7 +217,7 @@ def _one_target(column: Column) -> Column:
     return column[:, 0] if column.ndim == 2 else column
 
 
-def impossible(columns: Mapping[str, Column], vocabulary: int | None = None) -> str | None:
+def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = None) -> str | None:
     """What no model can have answered, in words; None if all is possible.
 
     Minus infinity is a probability of zero, and allowed; so is an infinite divergence.
