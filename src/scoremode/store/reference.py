@@ -18,10 +18,10 @@ from scoremode.store.reference_format import (
     HEAD,
     RAW_DTYPES,
     ShardLayout,
+    file_problem,
     head_header,
     head_size,
     made_again,
-    misfit,
     read_manifest,
     shard_name,
 )
@@ -93,7 +93,7 @@ class Reference:
         ]
         files.append((HEAD, head["sha256"], head_size(head, layout.width), head_header(head, layout.width)))
         for name, _, size, header in files:
-            reason = misfit(folder / name, size, header)
+            reason = file_problem(folder / name, size, header)
             if reason:
                 raise RunError(f"{folder / name} {reason}", fix=made_again(folder))
         if verify:

@@ -192,13 +192,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if not is_sealed(manifest):
         raise RunError(f"{path} was changed after the reference was made", fix=made_again(folder))
-    wrong = wrong_entry(manifest)
+    wrong = manifest_problem(manifest)
     if wrong is not None:
         raise RunError(f"{path} is damaged ({harmless(wrong)})", fix=made_again(folder))
     return manifest
 
 
-def wrong_entry(manifest: Mapping[str, Any]) -> str | None:
+def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """What a reference's manifest cannot say; None if every entry that is read has its type and range."""
     unfit = unusable(manifest, FIELDS, MORE)
     if unfit is not None:
@@ -212,10 +212,10 @@ def wrong_entry(manifest: Mapping[str, Any]) -> str | None:
             return f"file {shard} is not {shard_name(shard)} with {layout.shard_rows(shard)} rows"
     if manifest["vocabulary"] > manifest["head"]["vocabulary"]:
         return "no usable vocabulary"
-    return wrong_head(manifest["head"])
+    return head_problem(manifest["head"])
 
 
-def wrong_head(head: Any) -> str | None:
+def head_problem(head: Any) -> str | None:
     """What a head cannot be; None if it fits its own description."""
     if not record(HEAD_FIELDS)(head):
         return "no usable head"
@@ -253,7 +253,7 @@ def identity_in(folder: Path) -> dict[str, Any] | None:
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def misfit(path: Path, size: int, header: bytes) -> str | None:
+def file_problem(path: Path, size: int, header: bytes) -> str | None:
     """What is wrong with a file, without reading it whole; None if nothing is."""
     try:
         found = path.stat()
@@ -272,6 +272,6 @@ def misfit(path: Path, size: int, header: bytes) -> str | None:
 
 def head_fits(folder: Path, head: Any, width: int) -> bool:
     """Was the head of an unfinished reference written whole?"""
-    if wrong_head(head) is not None:
+    if head_problem(head) is not None:
         return False
-    return misfit(folder / HEAD, head_size(head, width), head_header(head, width)) is None
+    return file_problem(folder / HEAD, head_size(head, width), head_header(head, width)) is None

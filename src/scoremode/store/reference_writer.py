@@ -41,15 +41,15 @@ from scoremode.store.reference_format import (
     SHARD_NAME,
     WIDEST,
     ShardLayout,
+    file_problem,
     head_fits,
     head_header,
+    head_problem,
     identity_in,
     is_own_name,
-    misfit,
+    manifest_problem,
     read_partial,
     shard_name,
-    wrong_entry,
-    wrong_head,
 )
 from scoremode.store.sealed import sealed
 from scoremode.values import Bools, Ints, Raw
@@ -150,7 +150,7 @@ class StatesWriter:
             )
         for shard in range(self.layout.shards):
             path = self.folder / shard_name(shard)
-            reason = misfit(path, self.layout.shard_size(shard), self.layout.shard_header(shard))
+            reason = file_problem(path, self.layout.shard_size(shard), self.layout.shard_header(shard))
             if reason:
                 raise RunError(f"{path} {reason}", fix="start again with --fresh")
         self.resumed = True
@@ -273,7 +273,7 @@ class StatesWriter:
             with _disk_errors(self.folder), making.open("wb", buffering=0) as file:
                 head = self._write_blocks(file.fileno(), blocks, bias)
                 head |= {"vocabulary": int(vocabulary), "scale": float(scale), "softcap": softcap and float(softcap)}
-                assert wrong_head(head) is None, f"a head that cannot be kept: {wrong_head(head)}"
+                assert head_problem(head) is None, f"a head that cannot be kept: {head_problem(head)}"
                 os.fsync(file.fileno())
                 os.replace(making, self.folder / HEAD)
                 self.head = head
@@ -318,7 +318,9 @@ class StatesWriter:
         with _disk_errors(self.folder):
             hashes = _hash_files([self.folder / name for name in names], progress)
             complete = self._complete(manifest, hashes)
-            assert wrong_entry(complete) is None, f"a manifest that could not be read again: {wrong_entry(complete)}"
+            assert manifest_problem(complete) is None, (
+                f"a manifest that could not be read again: {manifest_problem(complete)}"
+            )
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
             for name in (ROWS, PARTIAL):
