@@ -165,12 +165,12 @@ def require_columns(path: Path, manifest: dict[str, Any]) -> None:
     """Refuse columns that are not the ones that the manifest seals, or that no run has."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
-    wrong = wrong_column(path)
+    wrong = columns_problem(path)
     if wrong is not None:
         raise RunError(f"{path} is damaged ({wrong})", fix="score again with --fresh")
 
 
-def wrong_column(path: Path) -> str | None:
+def columns_problem(path: Path) -> str | None:
     """In what a Parquet file is not a run's columns; None if it can be one's."""
     import pyarrow as pa
     import pyarrow.parquet as pq

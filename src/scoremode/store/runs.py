@@ -37,9 +37,9 @@ from scoremode.store.run_format import (
     MANIFEST,
     MORE,
     SCORES,
+    columns_problem,
     read_manifest,
     require_columns,
-    wrong_column,
 )
 from scoremode.store.scores import Scores, TargetFacts
 from scoremode.store.sealed import sealed, unusable
@@ -243,7 +243,7 @@ def _require_ours(folder: Path, present: set[str]) -> None:
         MANIFEST in present and _looks_ours(folder / MANIFEST)
     )
     known = known or is_reference(folder)
-    damaged = not foreign and SCORES in present and (MANIFEST in present or wrong_column(folder / SCORES) is None)
+    damaged = not foreign and SCORES in present and (MANIFEST in present or columns_problem(folder / SCORES) is None)
     if not known and not damaged:
         name = foreign[0] if foreign else sorted(present)[0]
         raise RunError(f"{folder} is not a run: it holds {harmless(name)}", fix="give a new or empty folder to --out")
