@@ -52,10 +52,10 @@ class Answers:
         return tuple(name for name in COLUMNS if getattr(self, name) is not None)
 
 
-def wrong_set(columns: Sequence[str]) -> str | None:
+def column_set_problem(columns: Sequence[str]) -> str | None:
     """What is wrong with a set of columns, in words; None if it can be.
 
-    >>> wrong_set(("logprob", "top"))
+    >>> column_set_problem(("logprob", "top"))
     'top and top_logprob come together or not at all'
     """
     if "logprob" not in columns:

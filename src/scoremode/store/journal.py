@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, listed, wrong_set
+from scoremode.plan.windows import Answers, column_set_problem, listed
 from scoremode.store.records import MAGIC, RecordFile, read_header
 from scoremode.store.scores import Scores
 from scoremode.text.json_files import parse
@@ -106,7 +106,7 @@ class Journal:
         named = tuple(name for name in NAMES if isinstance(given, list) and name in given)
         if not isinstance(given, list) or list(named) != given or named == NAMES:
             return "its list of columns is damaged"
-        problem = wrong_set(named)
+        problem = column_set_problem(named)
         if problem is None:
             self.measured, self._from_file = named, True
         return problem
@@ -167,7 +167,7 @@ class Journal:
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
         """The first answer says which columns there are; one with others is refused."""
-        problem = wrong_set(answers.columns)
+        problem = column_set_problem(answers.columns)
         if self.kl is not None and answers.kl is None:
             problem = f"window {window} has no divergence"
         if problem is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window, wrong_set
+from scoremode.plan.windows import Answers, Window, column_set_problem
 from scoremode.store import runs
 from scoremode.store.journal import Journal
 from scoremode.store.run import Run
@@ -88,7 +88,7 @@ def check_answers(index: int, window: Window, answers: Answers) -> None:
 
     Every column that is there has its shape. Whoever collects answers checks that all have the same columns.
     """
-    wrong = wrong_set(answers.columns)
+    wrong = column_set_problem(answers.columns)
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix="this is a fault of the engine")
     for name in answers.columns:
