@@ -244,7 +244,7 @@ def _check_messages(messages: list[Any], where: str) -> None:
         if not isinstance(message, dict):
             what = f"{where} holds {_kind(message)} where a message should be"
             raise CorpusError(what, fix=f"{MESSAGES_LIKE}, or choose another --field")
-        wrong = _wrong_role(message) or _wrong_content(message)
+        wrong = _role_problem(message) or _content_problem(message)
         if wrong:
             raise CorpusError(f"{where}, message {number} {wrong}", fix=MESSAGES_LIKE)
     try:
@@ -255,7 +255,7 @@ def _check_messages(messages: list[Any], where: str) -> None:
         raise CorpusError(f"{where} holds a value that a message cannot have ({error})", fix=MESSAGES_LIKE) from None
 
 
-def _wrong_role(message: Message) -> str | None:
+def _role_problem(message: Message) -> str | None:
     if "role" not in message:
         return "has no role"
     role = message["role"]
@@ -264,7 +264,7 @@ def _wrong_role(message: Message) -> str | None:
     return None if role.strip() else "has an empty role"
 
 
-def _wrong_content(message: Message) -> str | None:
+def _content_problem(message: Message) -> str | None:
     if "content" not in message:
         return "has no content"
     content = message["content"]
