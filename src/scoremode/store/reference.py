@@ -21,8 +21,8 @@ from scoremode.store.reference_format import (
     file_problem,
     head_header,
     head_size,
-    made_again,
     read_manifest,
+    remake_fix,
     shard_name,
 )
 from scoremode.values import Raw
@@ -48,9 +48,9 @@ def read_rows(folder: Path, layout: ShardLayout, first: int, count: int) -> Raw:
                 file.seek(offset)
                 whole = fill(file, bytes_of(rows[before : before + n]))
         except OSError as error:
-            raise RunError(f"{path} cannot be read ({error.strerror})", fix=made_again(folder)) from None
+            raise RunError(f"{path} cannot be read ({error.strerror})", fix=remake_fix(folder)) from None
         if not whole:
-            raise RunError(f"{path} was cut short", fix=made_again(folder))
+            raise RunError(f"{path} was cut short", fix=remake_fix(folder))
     return rows
 
 
@@ -95,7 +95,7 @@ class Reference:
         for name, _, size, header in files:
             reason = file_problem(folder / name, size, header)
             if reason:
-                raise RunError(f"{folder / name} {reason}", fix=made_again(folder))
+                raise RunError(f"{folder / name} {reason}", fix=remake_fix(folder))
         if verify:
             _verify(folder, [(name, sha256, size) for name, sha256, size, _ in files], progress)
         opened = Reference(folder, manifest, layout)
@@ -176,9 +176,9 @@ def _verify(folder: Path, files: list[tuple[str, str, int]], progress: Progress 
         try:
             found = remembered_sha256(folder / name)
         except OSError as error:
-            raise RunError(f"{folder / name} cannot be read ({error.strerror})", fix=made_again(folder)) from None
+            raise RunError(f"{folder / name} cannot be read ({error.strerror})", fix=remake_fix(folder)) from None
         if found != sha256:
-            raise RunError(f"{folder / name} was changed after the reference was made", fix=made_again(folder))
+            raise RunError(f"{folder / name} was changed after the reference was made", fix=remake_fix(folder))
         done += size
         if progress:
             progress(done, total)

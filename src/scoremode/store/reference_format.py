@@ -166,7 +166,7 @@ PARTIAL_FIELDS: dict[str, Kind] = {
 }
 
 
-def made_again(folder: Path) -> str:
+def remake_fix(folder: Path) -> str:
     made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
     return f"copy the folder again, or remove it and make it again: {made}"
 
@@ -182,19 +182,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = read_object(path)
     except ValueError as error:
-        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=made_again(folder)) from None
+        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=remake_fix(folder)) from None
     except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror})", fix=made_again(folder)) from None
+        raise RunError(f"{path} cannot be read ({error.strerror})", fix=remake_fix(folder)) from None
     known = manifest.get("format")
     if type(known) is int and known != FORMAT:
         raise RunError(
             f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="make the reference again"
         )
     if not is_sealed(manifest):
-        raise RunError(f"{path} was changed after the reference was made", fix=made_again(folder))
+        raise RunError(f"{path} was changed after the reference was made", fix=remake_fix(folder))
     wrong = manifest_problem(manifest)
     if wrong is not None:
-        raise RunError(f"{path} is damaged ({harmless(wrong)})", fix=made_again(folder))
+        raise RunError(f"{path} is damaged ({harmless(wrong)})", fix=remake_fix(folder))
     return manifest
 
 
