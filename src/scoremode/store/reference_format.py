@@ -33,7 +33,7 @@ from scoremode.store.sealed import (
     record,
     sha256,
     text,
-    unusable,
+    unusable_field,
     whole,
 )
 from scoremode.text.json_files import read_object
@@ -200,7 +200,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """What a reference's manifest cannot say; None if every entry that is read has its type and range."""
-    unfit = unusable(manifest, FIELDS, MORE)
+    unfit = unusable_field(manifest, FIELDS, MORE)
     if unfit is not None:
         return f"no usable {unfit}"
     layout = ShardLayout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
@@ -233,7 +233,7 @@ def read_partial(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         known = read_object(path)
-        reason = unusable(known, PARTIAL_FIELDS)
+        reason = unusable_field(known, PARTIAL_FIELDS)
         reason = f"no usable {reason}" if reason else None if is_sealed(known) else "it was changed"
     except (ValueError, OSError) as error:
         reason = str(error)

@@ -24,7 +24,7 @@ from scoremode.store.sealed import (
     record,
     sha256,
     text,
-    unusable,
+    unusable_field,
     whole,
 )
 from scoremode.text.json_files import read_object
@@ -155,7 +155,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if not is_sealed(manifest):
         raise RunError(f"{path} was changed after the run", fix="score again with --fresh")
-    wrong = unusable(manifest, FIELDS, MORE)
+    wrong = unusable_field(manifest, FIELDS, MORE)
     if wrong is not None:
         raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix="score again with --fresh")
     return manifest

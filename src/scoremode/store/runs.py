@@ -42,7 +42,7 @@ from scoremode.store.run_format import (
     require_columns,
 )
 from scoremode.store.scores import Scores, TargetFacts
-from scoremode.store.sealed import sealed, unusable
+from scoremode.store.sealed import sealed, unusable_field
 from scoremode.text.json_files import read_object
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed", "default_folder", "is_run", "load"]
@@ -323,7 +323,7 @@ def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any],
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
     whole = sealed(json.loads(json.dumps(whole, allow_nan=False)))  # as it will be read: tuples are lists
-    wrong = unusable(whole, FIELDS, MORE)
+    wrong = unusable_field(whole, FIELDS, MORE)
     assert wrong is None, f"a manifest without a usable {wrong}: it could not be read again"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
     (folder / JOURNAL).unlink(missing_ok=True)

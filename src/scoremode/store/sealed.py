@@ -6,7 +6,7 @@ again; so every field that is read later is also checked against a table of kind
 >>> kept = sealed({"targets": 5})
 >>> is_sealed(kept), is_sealed({**kept, "targets": 6})
 (True, False)
->>> unusable({"targets": "5"}, {"targets": whole()})
+>>> unusable_field({"targets": "5"}, {"targets": whole()})
 'targets'
 """
 
@@ -43,7 +43,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def unusable(
+def unusable_field(
     manifest: Mapping[str, Any], fields: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None
 ) -> str | None:
     """The first field that is missing or not of its kind; None if there is none.
@@ -132,7 +132,7 @@ def record(fields: Mapping[str, Kind], more: Mapping[str, Kind] | None = None, *
     """An object with these fields, and perhaps some of ``more``; ``closed``: and with no other."""
 
     def fits(value: Any) -> bool:
-        if not isinstance(value, dict) or unusable(value, fields, more) is not None:
+        if not isinstance(value, dict) or unusable_field(value, fields, more) is not None:
             return False
         return not closed or not (value.keys() - fields.keys() - (more or {}).keys())
 
