@@ -23,9 +23,9 @@ from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
-from scoremode.head.divergence import COPIES, DivergencePartials, no_sums
+from scoremode.head.divergence import COPIES, DivergencePartials, empty_sums
 from scoremode.head.matrix import Head
-from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, nothing_of
+from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
 ROWS = 1024  # together: matrix kernels are at their best from about 512 on, and the weights are read less often
 COLUMNS = 4096  # together, at most: more would not make the product faster
@@ -240,7 +240,7 @@ class _Side:
     def partials(self, sums: _Sums) -> Partials:
         """Of the slice, after all its blocks were counted."""
         if not self.plan.blocks:
-            return nothing_of(self.hidden, self.targets)
+            return empty_partials(self.hidden, self.targets)
         drop = sums.drop(self.largest)
         share = drop.exp()
         return Partials(
@@ -311,7 +311,7 @@ def _diverge(p: _Side, q: _Side) -> DivergencePartials:
     """Count and add up all blocks of q; the sums of the divergence in float64, as ``divergence`` does."""
     with_ids = p.plan.with_ids
     if not with_ids:
-        return DivergencePartials(q.partials(_sums(q)), *no_sums(q.hidden, torch.float64))
+        return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
     largest_p = torch.full((p.n,), float("-inf"))
     sums_q, reference_p = _Sums.zeros(len(with_ids), q.n, torch.float32), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross = torch.zeros(3, len(with_ids), p.n, dtype=torch.float64)

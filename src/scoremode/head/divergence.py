@@ -88,7 +88,7 @@ def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
     """The sums of a block, a few rows at a time: copies in float64 take memory."""
     n, width = x_p.shape
     if n == 0 or width == 0:
-        return no_sums(x_p, torch.float64)
+        return empty_sums(x_p, torch.float64)
     largest = [x.amax(1).float() for x in (x_p, x_q)]
     total_p, total_q, cross = torch.empty(3, n, dtype=torch.float64, device=x_p.device)
     step = rows_of_workspace(width, 8 * COPIES, x_p.device.type)
@@ -106,7 +106,7 @@ def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
     return *largest, total_p, total_q, cross
 
 
-def no_sums(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def empty_sums(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """The sums of an empty slice of the vocabulary, for the rows of ``like``."""
     nothing = torch.zeros(len(like), dtype=dtype, device=like.device)
     lowest = torch.full((len(like),), float("-inf"), device=like.device)

@@ -22,10 +22,10 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
-from scoremode.head.divergence import DivergencePartials, no_sums
+from scoremode.head.divergence import DivergencePartials, empty_sums
 from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import Head
-from scoremode.head.partials import Partials, nothing_of
+from scoremode.head.partials import Partials, empty_partials
 
 WORKSPACE = 48 << 20  # bytes of partials that one launch may leave behind
 SHALLOW = 1536  # up to this depth two programs a processor: one reduces its tile while the other multiplies
@@ -252,7 +252,7 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     parts, logits = [], []
     for rows in launches(len(hidden), words, tiles):
         if head.vocabulary == 0 or len(hidden) == 0:
-            part, at_target = nothing_of(hidden[rows], targets[rows]), share(_absent(targets[rows]))
+            part, at_target = empty_partials(hidden[rows], targets[rows]), share(_absent(targets[rows]))
         else:
             part, at_target = _reduce(Side.of(hidden[rows], head, tiles), targets[rows], share)
         parts.append(part)
@@ -328,7 +328,7 @@ def diverge_fused(
         made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
         return replace(made, q=own_q), at_q
     if head_p.vocabulary == 0 or len(targets) == 0:
-        return DivergencePartials(own_q, *no_sums(hidden_q, torch.float32)), at_q
+        return DivergencePartials(own_q, *empty_sums(hidden_q, torch.float32)), at_q
     tiles = tiles_for(head_p.weight if head_p.weight.dtype == torch.float32 else head_q.weight, two_products=True)
     words = 5 * Spans.of(head_p.vocabulary, tiles).count
     sums = [

@@ -59,7 +59,7 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
     ``one_pass`` allows the Triton kernel where there is one.
     """
     if x.shape[1] == 0 or x.shape[0] == 0:
-        return nothing_of(x, targets)
+        return empty_partials(x, targets)
     if x.device.type == "cpu":
         rows = max(1, CACHE_SLICE // (4 * x.shape[1]))
         starts = range(0, len(x), rows)
@@ -126,7 +126,7 @@ def finish(whole: Partials, at_target: Tensor) -> Columns:
     )
 
 
-def nothing_of(x: Tensor, targets: Tensor) -> Partials:
+def empty_partials(x: Tensor, targets: Tensor) -> Partials:
     """What an empty slice of the vocabulary contributes to the rows of ``x``."""
     n = len(x)
     zeros = torch.zeros(n, device=x.device)
