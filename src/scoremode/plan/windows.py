@@ -65,10 +65,10 @@ def column_set_problem(columns: Sequence[str]) -> str | None:
     return None
 
 
-def listed(columns: Sequence[str]) -> str:
+def joined_names(columns: Sequence[str]) -> str:
     """Names of columns in a sentence.
 
-    >>> listed(("logprob", "rank", "entropy"))
+    >>> joined_names(("logprob", "rank", "entropy"))
     'logprob, rank and entropy'
     """
     return " and ".join([", ".join(columns[:-1]), columns[-1]] if len(columns) > 1 else columns)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, column_set_problem, listed
+from scoremode.plan.windows import Answers, column_set_problem, joined_names
 from scoremode.store.records import MAGIC, RecordFile, read_header
 from scoremode.store.scores import Scores
 from scoremode.text.json_files import parse
@@ -175,7 +175,7 @@ class Journal:
         self.measured = self.measured or answers.columns
         if self.measured == answers.columns:
             return
-        given, known = listed(answers.columns), listed(self.measured)
+        given, known = joined_names(answers.columns), joined_names(self.measured)
         if self._from_file:
             raise RunError(
                 f"{self.path} has {known} of each target, but the engine now gives {given}",

@@ -27,7 +27,7 @@ from scoremode.engines.registry import require
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError, UnknownArgumentError
 from scoremode.models.subject import Subject
 from scoremode.plan.making import plan_of_pairs
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, listed
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, joined_names
 from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import is_text
 from scoremode.values import Ids
@@ -348,7 +348,7 @@ def _answers(engine: Engine, source: WindowSource, progress: Progress | None = N
         before = next(iter(found.values()), answers)
         if before.columns != answers.columns:
             raise EngineError(
-                f"window {index} has {listed(answers.columns)}, and windows before it have {listed(before.columns)}",
+                f"window {index} has {joined_names(answers.columns)}, and windows before it have {joined_names(before.columns)}",
                 fix="this is a fault of the engine",
             )
         found[index] = answers
