@@ -66,13 +66,13 @@ def resolve(name: str, *, revision: str | None = None, token: str | None = None)
 def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    from scoremode.text.hub import why_not
+    from scoremode.text.hub import explain_hub_error
 
     wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
     try:
         return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=wanted))
     except Exception as error:  # the hub client raises many kinds; all of them mean "no model"
-        reason, fix = why_not(error)
+        reason, fix = explain_hub_error(error)
         raise ModelError(f"model {name} could not be fetched from the Hugging Face hub: {reason}", fix=fix) from None
 
 

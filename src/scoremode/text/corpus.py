@@ -352,14 +352,14 @@ def _wikitext2_from_file(path: Path) -> RowsOf:
 def _wikitext2_from_hub() -> RowsOf:
     from huggingface_hub import hf_hub_download
 
-    from scoremode.text.hub import quiet, why_not
+    from scoremode.text.hub import explain_hub_error, quiet
 
     file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
     try:
         with quiet():
             path = hf_hub_download(*file, repo_type="dataset")
     except Exception as error:  # the hub client raises many kinds; all of them mean "no file"
-        reason, _ = why_not(error)
+        reason, _ = explain_hub_error(error)
         raise CorpusError(
             f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
             fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",

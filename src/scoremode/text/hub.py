@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def why_not(error: Exception) -> tuple[str, str]:
+def explain_hub_error(error: Exception) -> tuple[str, str]:
     """What went wrong and what to do about it, for any error that the hub's client raises."""
     from huggingface_hub import errors
 
