@@ -135,7 +135,7 @@ COLUMN_TYPES = {
 TEXT_COLUMNS = ("text", "top_text")
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_run_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a finished run, every field of its kind; RunError if there is none or it was changed."""
     path = folder / MANIFEST
     if not path.exists():

@@ -38,7 +38,7 @@ from scoremode.store.run_format import (
     MORE,
     SCORES,
     columns_problem,
-    read_manifest,
+    read_run_manifest,
     require_columns,
 )
 from scoremode.store.scores import Scores, TargetFacts
@@ -291,7 +291,7 @@ def load(folder: str | Path) -> Run:
     >>> load("runs/base").perplexity   # doctest: +SKIP
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
+    manifest = read_run_manifest(folder)
     require_columns(folder / SCORES, manifest)
     return _opened(folder, manifest)
 
