@@ -21,7 +21,7 @@ from scoremode.store.reference_format import (
     file_problem,
     head_header,
     head_size,
-    read_manifest,
+    read_reference_manifest,
     remake_fix,
     shard_name,
 )
@@ -83,7 +83,7 @@ class Reference:
     def open(folder: str | Path, verify: bool = True, progress: Progress | None = None) -> Reference:
         """The reference in this folder. Sizes and headers are always checked, hashes once for each content."""
         folder = Path(folder)
-        manifest = read_manifest(folder)
+        manifest = read_reference_manifest(folder)
         used(folder)
         layout = ShardLayout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
         head = manifest["head"]

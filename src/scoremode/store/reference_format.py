@@ -171,7 +171,7 @@ def remake_fix(folder: Path) -> str:
     return f"copy the folder again, or remove it and make it again: {made}"
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_reference_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a finished reference, every entry of its kind; RunError if there is none or it was changed."""
     path = folder / REFERENCE
     if not path.exists():
