@@ -202,7 +202,7 @@ def test_an_abandoned_writer_is_gone_on_with(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     second = writer_for(tmp_path / "ref", rows, "bfloat16", progress=lambda *at: seen.append(at))
     assert second.resumed
-    assert second.windows_in(np.array([0, 5, 12, 20, 25, 30])).tolist() == [False, True, True, False, False]
+    assert second.complete_windows(np.array([0, 5, 12, 20, 25, 30])).tolist() == [False, True, True, False, False]
     assert seen[-1] == (15 * 8, 15 * 8)
     assert second.head is not None
     with pytest.raises(RunError, match="lacks the states of 15 targets, the first is 0"):
@@ -245,7 +245,7 @@ def test_a_killed_process_loses_only_what_was_in_flight(tmp_path: Path, seed: in
     writer = StatesWriter(
         tmp_path / "ref", targets=64, width=32768, dtype="bfloat16", identity={"model": "m"}, shard_bytes=700000
     )
-    kept = writer.windows_in(np.arange(0, 65, 8))
+    kept = writer.complete_windows(np.arange(0, 65, 8))
     assert all(kept[flushed])
     for window in np.flatnonzero(~kept):
         writer.write(int(window) * 8, rows[window * 8 : window * 8 + 8])
@@ -264,7 +264,7 @@ def test_rows_that_a_power_cut_lost_are_asked_for_again(tmp_path: Path) -> None:
         file.seek(DATA_START + 5 * 16)
         file.write(bytes(16))
     second = writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=10)
-    assert second.windows_in(np.array([0, 10, 20, 30])).tolist() == [True, False, True]
+    assert second.complete_windows(np.array([0, 10, 20, 30])).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("torn", [b"", b"x", b"x" * 23, b"\xff" * 24, bytes(4096)])

@@ -68,7 +68,7 @@ class StatesWriter:
     """Fills a reference in any order, and goes on where a killed process stopped.
 
     Call ``write`` and ``flush`` before the scores of a window are put into the journal. When going on, windows of the
-    journal whose rows are not whole here must be scored again: ``journal.done &= writer.windows_in(offsets)``.
+    journal whose rows are not whole here must be scored again: ``journal.done &= writer.complete_windows(offsets)``.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class StatesWriter:
         """Are these rows in?"""
         return bool(self.present[first : first + count].all())
 
-    def windows_in(self, target_offsets: Ints) -> Bools:
+    def complete_windows(self, target_offsets: Ints) -> Bools:
         """Of windows that begin at these targets (a plan's ``target_offsets``): those whose rows are all in."""
         holes = np.concatenate([[0], np.cumsum(~self.present, dtype=np.int64)])
         whole: Bools = holes[target_offsets[1:]] == holes[target_offsets[:-1]]

@@ -100,7 +100,9 @@ def _keep(
             answered=partial(_keeping, writer),
             more={"question": question},
             before_saving=complete,
-            kept=writer.windows_in(plan.target_offsets),  # a journal may know windows whose states a kill cut short
+            kept=writer.complete_windows(
+                plan.target_offsets
+            ),  # a journal may know windows whose states a kill cut short
         )
 
 
