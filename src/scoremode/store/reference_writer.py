@@ -101,7 +101,7 @@ class StatesWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._rows = (self.folder / ROWS).open("a+b", buffering=0)
         try:
-            self._begin_or_go_on(progress)
+            self._begin_or_resume(progress)
         except BaseException:
             self.close()
             raise
@@ -115,7 +115,7 @@ class StatesWriter:
                 f"{self.folder} holds another reference, finished", fix="give another --out, or --fresh to replace it"
             )
 
-    def _take_up_finished(self) -> None:
+    def _reopen_finished(self) -> None:
         """Make a finished reference an unfinished one that lacks nothing.
 
         Its run may not be finished: a kill between reference.json and the run's own manifest must not cost the states.
@@ -128,13 +128,13 @@ class StatesWriter:
             self._record(first, count, self._checksum(first, count))
         self.flush()
         with _disk_errors(self.folder):
-            self._note(ready=True)
+            self._write_partial(ready=True)
             (self.folder / REFERENCE).unlink()
         self.resumed = True
 
-    def _begin_or_go_on(self, progress: Progress | None) -> None:
+    def _begin_or_resume(self, progress: Progress | None) -> None:
         if (self.folder / REFERENCE).exists():
-            self._take_up_finished()
+            self._reopen_finished()
             return
         known = read_partial(self.folder)
         if known is None or not known["ready"]:  # nothing was kept so far: at most, room was made for it
@@ -167,16 +167,16 @@ class StatesWriter:
         try:
             with _disk_errors(self.folder, needed):
                 self._rows.truncate(0)
-                self._note(ready=False)
+                self._write_partial(ready=False)
                 for shard in range(self.layout.shards):
                     path = self.folder / shard_name(shard)
                     _make_room(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
-                self._note(ready=True)
+                self._write_partial(ready=True)
         except BaseException:
             discard(self.folder)
             raise
 
-    def _note(self, *, ready: bool) -> None:
+    def _write_partial(self, *, ready: bool) -> None:
         known = {"format": FORMAT, "ready": ready, "identity": self.identity, "layout": self.layout.as_json()}
         write_atomically(self.folder / PARTIAL, json.dumps(sealed({**known, "head": self.head})).encode())
 
@@ -277,7 +277,7 @@ class StatesWriter:
                 os.fsync(file.fileno())
                 os.replace(making, self.folder / HEAD)
                 self.head = head
-                self._note(ready=True)
+                self._write_partial(ready=True)
         finally:
             making.unlink(missing_ok=True)
 
