@@ -43,7 +43,7 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
     parts, logits = [], []
     for rows in _row_blocks(targets, ROWS):
         plan = _plan(targets[rows], head, head.weight.shape[1], BLOCK, COPIED)
-        side = _Side(hidden[rows], head, targets[rows], plan, _SPACE)
+        side = _BlockedProduct(hidden[rows], head, targets[rows], plan, _SPACE)
         side.rank_against(share(side.target_logits()))
         parts.append(side.partials(_sums(side)))
         logits.append(side.at_target)
@@ -62,8 +62,8 @@ def diverge_blocked(
     parts, logits = [], []
     for rows in _row_blocks(targets, ROWS):
         plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK, COPIED)
-        p = _Side(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P)
-        q = _Side(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
+        p = _BlockedProduct(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P)
+        q = _BlockedProduct(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
         q.rank_against(share(q.target_logits()))
         parts.append(_diverge(p, q))
         logits.append(q.at_target)
@@ -105,7 +105,7 @@ _SPACE, _SPACE_OF_P = _Space(), _Space()
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _ColumnBlock:
     """Columns ``begin .. end`` of the product: first the targets' (one per row and target), then one per id."""
 
     begin: int
@@ -114,12 +114,12 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _ColumnBlocks:
     """Blocks of one shape. The last one begins early, and what it repeats is left out."""
 
     lead: int  # columns of targets
     columns: int  # of a block
-    blocks: list[_Block]
+    blocks: list[_ColumnBlock]
 
     @property
     def chunk(self) -> int:
@@ -132,11 +132,11 @@ class _Plan:
         return [i for i, block in enumerate(self.blocks) if block.fresh < self.columns]
 
 
-def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _Plan:
+def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _ColumnBlocks:
     lead = targets.numel()
     width = min(head.vocabulary, len(head.weight))
     if width == 0 or len(targets) == 0:
-        return _Plan(lead, 0, [])
+        return _ColumnBlocks(lead, 0, [])
     whole = lead + width
     most = max(CHUNK, min(COLUMNS, area // len(targets), copied // max(1, depth)) // CHUNK * CHUNK)
     # of the sizes near the largest, the one that repeats least
@@ -144,14 +144,14 @@ def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _P
     blocks = []
     for begin in range(0, whole, columns):
         early = min(begin, whole - columns)
-        blocks.append(_Block(early, early + columns, max(begin, min(lead, early + columns)) - early))
-    return _Plan(lead, columns, blocks)
+        blocks.append(_ColumnBlock(early, early + columns, max(begin, min(lead, early + columns)) - early))
+    return _ColumnBlocks(lead, columns, blocks)
 
 
-class _Side:
+class _BlockedProduct:
     """A block of rows and one head: its product, a block of columns at a time, and ranks and first choices of it."""
 
-    def __init__(self, hidden: Tensor, head: Head, targets: Tensor, plan: _Plan, space: _Space) -> None:
+    def __init__(self, hidden: Tensor, head: Head, targets: Tensor, plan: _ColumnBlocks, space: _Space) -> None:
         self.n, self.k = targets.shape
         self.head, self.plan, self.space = head, plan, space
         self.weight = head.weight[: head.vocabulary]
@@ -170,7 +170,7 @@ class _Side:
             self.held = index
         return x
 
-    def _weights(self, block: _Block) -> tuple[Tensor, Tensor | None]:
+    def _weights(self, block: _ColumnBlock) -> tuple[Tensor, Tensor | None]:
         lead, bias = self.plan.lead, self.head.bias
         ids = slice(max(0, block.begin - lead), max(0, block.end - lead))
         if block.begin >= lead and self.weight.dtype == torch.float32:
@@ -251,7 +251,7 @@ class _Side:
             before=self.before.long() + self.ties_at_home.view(self.n, self.k),
         )
 
-    def _count_ties(self, block: _Block, whole: Tensor, at: Tensor) -> None:
+    def _count_ties(self, block: _ColumnBlock, whole: Tensor, at: Tensor) -> None:
         """Equal logits of lower ids in the block that holds these targets: elsewhere those are counted as they come."""
         x, place = whole[at // self.k], (self.targets.reshape(-1)[at] + self.plan.lead - block.begin)[:, None]
         wanted = self.at_target.reshape(-1)[at, None]
@@ -287,7 +287,7 @@ def _drop(reference: Tensor, largest: Tensor) -> Tensor:
     return (reference.double() - largest.double().clamp_min(LOWEST)).clamp_min(FAR_BELOW)
 
 
-def _sums(side: _Side) -> _Sums:
+def _sums(side: _BlockedProduct) -> _Sums:
     """Count and add up all blocks, in float32."""
     with_ids = side.plan.with_ids
     sums = _Sums.zeros(len(with_ids), side.n, torch.float32)
@@ -296,7 +296,7 @@ def _sums(side: _Side) -> _Sums:
     return sums
 
 
-def _add_up(side: _Side, x: Tensor, sums: _Sums, line: int) -> None:
+def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
     """The sums of one block, whose logits are overwritten."""
     reference = torch.clamp_min(side.largest, LOWEST, out=sums.reference[line])
     below = x.sub_(reference[:, None])
@@ -307,7 +307,7 @@ def _add_up(side: _Side, x: Tensor, sums: _Sums, line: int) -> None:
         torch.sum(torch.exp(below, out=p).mul_(below.clamp_min_(FAR_BELOW)), 1, out=weighted)
 
 
-def _diverge(p: _Side, q: _Side) -> DivergencePartials:
+def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
     """Count and add up all blocks of q; the sums of the divergence in float64, as ``divergence`` does."""
     with_ids = p.plan.with_ids
     if not with_ids:
@@ -335,7 +335,7 @@ def _diverge(p: _Side, q: _Side) -> DivergencePartials:
     return DivergencePartials(q.partials(sums_q), largest_p, q.largest, whole_p, whole_q, moved.sum(0))
 
 
-def _weigh(side: _Side, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     """``x - most`` of some rows of a block and its exponential, in float64."""
     below = side.space("below", *x.shape, dtype=torch.float64).copy_(x).sub_(most.double()[:, None])
     return below, torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
