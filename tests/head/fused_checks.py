@@ -271,7 +271,7 @@ def test_the_grid_reaches_both_ways_of_reading_matrices() -> None:
     ways = set()
     for case in grid(GRID):
         hidden, head, _ = random_problem(case)
-        ways.add((case.dtype, fused.Side.of(hidden, head, tiles_for(head.weight)).descriptors))
+        ways.add((case.dtype, fused.KernelOperands.of(hidden, head, tiles_for(head.weight)).descriptors))
     wanted = {tiles_for(head.weight).descriptors, False}
     assert ways == {(dtype, way) for dtype in (torch.float32, torch.float16, torch.bfloat16) for way in wanted}
 

@@ -87,7 +87,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class KernelOperands:
     """Hidden states and a head as kernels take them: plain matrices, described to the copy engine where it can."""
 
     hidden: Tensor
@@ -96,7 +96,7 @@ class Side:
     descriptors: bool
 
     @staticmethod
-    def of(hidden: Tensor, head: Head, tiles: Tiles) -> Side:
+    def of(hidden: Tensor, head: Head, tiles: Tiles) -> KernelOperands:
         if hidden.shape[1] == 1:
             # A width of 1 is compiled as a constant, and a loop of one known step starts from the bias instead of
             # adding it at the end: a target's logit would differ in the last bit from the same logit in its tile.
@@ -104,7 +104,7 @@ class Side:
         hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
         if head.weight.stride(-1) != 1:
             head = replace(head, weight=head.weight.contiguous())
-        return Side(hidden, head, tiles, tiles.fits(hidden, head.weight))
+        return KernelOperands(hidden, head, tiles, tiles.fits(hidden, head.weight))
 
     def matrices(self) -> tuple[Any, Any]:
         weight = self.head.weight[: self.head.vocabulary]
@@ -137,7 +137,7 @@ def _widened(matrix: Tensor) -> Tensor:
     return torch.nn.functional.pad(matrix, (0, 1))
 
 
-def find_target_logits(side: Side, targets: Tensor, touched: Tensor, spans: Spans) -> Tensor:
+def find_target_logits(side: KernelOperands, targets: Tensor, touched: Tensor, spans: Spans) -> Tensor:
     """The targets' logits (n, k), -inf for those outside of the slice; marks the tiles that hold one."""
     n, k = targets.shape
     head = side.head
@@ -170,7 +170,7 @@ def find_target_logits(side: Side, targets: Tensor, touched: Tensor, spans: Span
     return at_target
 
 
-def _reduce(side: Side, targets: Tensor, share: Share) -> tuple[Partials, Tensor]:
+def _reduce(side: KernelOperands, targets: Tensor, share: Share) -> tuple[Partials, Tensor]:
     n, k = targets.shape
     head, tiles, device = side.head, side.tiles, targets.device
     spans = Spans.of(head.vocabulary, tiles)
@@ -254,7 +254,7 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
         if head.vocabulary == 0 or len(hidden) == 0:
             part, at_target = empty_partials(hidden[rows], targets[rows]), share(_absent(targets[rows]))
         else:
-            part, at_target = _reduce(Side.of(hidden[rows], head, tiles), targets[rows], share)
+            part, at_target = _reduce(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
         parts.append(part)
         logits.append(at_target)
     return Partials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
@@ -272,7 +272,7 @@ def _absent(targets: Tensor) -> Tensor:
     return torch.full(targets.shape, float("-inf"), device=targets.device)
 
 
-def _diverge(p: Side, q: Side) -> Tensor:
+def _diverge(p: KernelOperands, q: KernelOperands) -> Tensor:
     """The sums of a divergence of two heads, (5, n), in the order of ``DivergencePartials.sums``."""
     n, device, tiles, columns = len(p.hidden), p.hidden.device, p.tiles, p.head.vocabulary
     spans = Spans.of(columns, tiles)
@@ -332,7 +332,7 @@ def diverge_fused(
     tiles = tiles_for(head_p.weight if head_p.weight.dtype == torch.float32 else head_q.weight, two_products=True)
     words = 5 * Spans.of(head_p.vocabulary, tiles).count
     sums = [
-        _diverge(Side.of(hidden_p[rows], head_p, tiles), Side.of(hidden_q[rows], head_q, tiles))
+        _diverge(KernelOperands.of(hidden_p[rows], head_p, tiles), KernelOperands.of(hidden_q[rows], head_q, tiles))
         for rows in launches(len(targets), words, tiles)
     ]
     return DivergencePartials(own_q, *torch.cat(sums, dim=1)), at_q
