@@ -18,7 +18,7 @@ from scoremode.errors import EngineError, OptionError
 from scoremode.head import kernels
 from scoremode.head.chunked import Share, keep_own
 from scoremode.head.definition import define_columns, define_logits
-from scoremode.head.kernels import Choice, Kernel, Kind, choose, describe_kernel, probe
+from scoremode.head.kernels import Choice, HeadKind, Kernel, choose, describe_kernel, probe
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials
 from scoremode.models.facts import inspect
@@ -243,10 +243,10 @@ def test_a_small_disagreement_is_rounding(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("unprobed")
 def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Kind] = []
+    asked: list[HeadKind] = []
     honest = kernels.probe
 
-    def note(kind: Kind, seed: int) -> Any:
+    def note(kind: HeadKind, seed: int) -> Any:
         asked.append(kind)
         return honest(kind, seed)
 
@@ -265,7 +265,7 @@ def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("shaped", [False, True])
 def test_the_probe_is_exact_and_has_ties(dtype: torch.dtype, aligned: bool, shaped: bool) -> None:
     """Logits are the same in float32, in any order of adding, as in float64: a rank that differs is a mistake."""
-    kind = Kind(torch.device("cpu"), dtype, shaped, shaped, None, aligned)
+    kind = HeadKind(torch.device("cpu"), dtype, shaped, shaped, None, aligned)
     hidden, head, targets = probe(kind, seed=1)
     assert kernels._kind(head) == kind
     bias = None if head.bias is None else head.bias[: head.vocabulary]
@@ -282,7 +282,7 @@ def test_the_probe_is_exact_and_has_ties(dtype: torch.dtype, aligned: bool, shap
 
 
 def test_probes_of_another_seed_differ() -> None:
-    kind = Kind(torch.device("cpu"), torch.float32, True, False, None, True)
+    kind = HeadKind(torch.device("cpu"), torch.float32, True, False, None, True)
     (hidden, head, _), (other_hidden, other_head, _) = probe(kind, 1), probe(kind, 2)
     assert not torch.equal(hidden, other_hidden)
     assert not torch.equal(head.weight, other_head.weight)

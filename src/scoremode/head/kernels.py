@@ -158,7 +158,7 @@ def _in_float32(function: F) -> F:
 
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
-class Kind:
+class HeadKind:
     """What a kernel is compiled for: heads of one kind run the same code."""
 
     device: torch.device
@@ -169,10 +169,10 @@ class Kind:
     aligned: bool  # rows start at multiples of 16 bytes
 
 
-def _kind(head: Head) -> Kind:
+def _kind(head: Head) -> HeadKind:
     weight = head.weight
     aligned = weight.stride(0) * weight.element_size() % 16 == 0 and weight.data_ptr() % 16 == 0
-    return Kind(weight.device, weight.dtype, head.bias is not None, head.scale != 1.0, head.softcap, aligned)
+    return HeadKind(weight.device, weight.dtype, head.bias is not None, head.scale != 1.0, head.softcap, aligned)
 
 
 PROBE_ROWS, PROBE_VOCABULARY = 37, 5003
@@ -181,7 +181,7 @@ PROBE_NATS = 1e-4
 
 @lru_cache
 @torch.inference_mode()
-def _problem(name: str, kind: Kind) -> str | None:
+def _problem(name: str, kind: HeadKind) -> str | None:
     """What is wrong with a kernel on this kind of head, in a few words; None where it agrees with the definition."""
     try:
         return _disagreement(_kernel(name), kind, probe) or _disagreement(_kernel(name), kind, fine_probe)
@@ -190,10 +190,10 @@ def _problem(name: str, kind: Kind) -> str | None:
         return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
-Probe = Callable[[Kind, int], tuple[Tensor, Head, Tensor]]
+Probe = Callable[[HeadKind, int], tuple[Tensor, Head, Tensor]]
 
 
-def _disagreement(kernel: Kernel, kind: Kind, make: Probe) -> str | None:
+def _disagreement(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None:
     hidden, head, targets = make(kind, 1)
     other_hidden, other_head, _ = make(kind, 2)
     ours = kernel.score(hidden, head, targets)
@@ -217,7 +217,7 @@ def _defined(hidden: Tensor, head: Head) -> Tensor:
     return define_logits(hidden, head.weight[: head.vocabulary], bias, head.scale, head.softcap)
 
 
-def probe(kind: Kind, seed: int) -> tuple[Tensor, Head, Tensor]:
+def probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
     """Hidden states, a head and targets of small whole numbers: products are exact, and many logits are equal."""
     random = torch.Generator().manual_seed(seed)
 
@@ -227,14 +227,14 @@ def probe(kind: Kind, seed: int) -> tuple[Tensor, Head, Tensor]:
     return _made_of(kind, whole, random, weight_size=0.25)
 
 
-def fine_probe(kind: Kind, seed: int) -> tuple[Tensor, Head, Tensor]:
+def fine_probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
     """As ``probe``, of numbers that use every bit of their dtype: TF32 or bfloat16 in place of float32 is seen."""
     random = torch.Generator().manual_seed(seed)
     return _made_of(kind, lambda *shape: torch.randn(shape, generator=random), random, weight_size=0.5)
 
 
 def _made_of(
-    kind: Kind, numbers: Callable[..., Tensor], random: torch.Generator, weight_size: float
+    kind: HeadKind, numbers: Callable[..., Tensor], random: torch.Generator, weight_size: float
 ) -> tuple[Tensor, Head, Tensor]:
     depth = 64 if kind.aligned else 61
     bias = numbers(PROBE_VOCABULARY) if kind.has_bias else None
