@@ -348,7 +348,8 @@ def _answers(engine: Engine, source: WindowSource, progress: Progress | None = N
         before = next(iter(found.values()), answers)
         if before.columns != answers.columns:
             raise EngineError(
-                f"window {index} has {joined_names(answers.columns)}, and windows before it have {joined_names(before.columns)}",
+                f"window {index} has {joined_names(answers.columns)}, "
+                f"and windows before it have {joined_names(before.columns)}",
                 fix="this is a fault of the engine",
             )
         found[index] = answers
