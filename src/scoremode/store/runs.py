@@ -81,7 +81,7 @@ class Claim:
         assert self._lock is not None, "a folder that is held"
         fresh, self._fresh = self._fresh, False
         path, mine = self.folder / JOURNAL, journal.first_line(self.identity)
-        if fresh or not path.exists() or journal.look(path).identity != self.identity:
+        if fresh or not path.exists() or journal.inspect_journal(path).identity != self.identity:
             write_atomically(path, mine)
         for name in (MANIFEST, SCORES):
             (self.folder / name).unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def _look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
     _require_ours(folder, present)
     if fresh:
         return None
-    found = journal.look(folder / JOURNAL) if JOURNAL in present else None
+    found = journal.inspect_journal(folder / JOURNAL) if JOURNAL in present else None
     replacing = found is not None and found.identity == identity
     if MANIFEST in present:
         try:
@@ -217,7 +217,7 @@ def _names_in(folder: Path) -> set[str]:
         raise RunError(f"{folder} cannot be read ({error.strerror})", fix="give another --out") from None
 
 
-def _require_no_other(folder: Path, found: journal.Found, identity: dict[str, Any]) -> None:
+def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[str, Any]) -> None:
     """Refuse an unfinished run of another question. One that holds no score yet is nobody's loss."""
     mine = journal.first_line(identity)
     if found.older:
@@ -238,7 +238,7 @@ def _require_ours(folder: Path, present: set[str]) -> None:
     A file that a crash or a disk damaged is still ours if nothing but our own names stands beside it.
     """
     foreign = sorted(name for name in present - OURS if not is_own_name(name))
-    ours = journal.look(folder / JOURNAL).ours if JOURNAL in present else False
+    ours = journal.inspect_journal(folder / JOURNAL).ours if JOURNAL in present else False
     known = (ours and (not foreign or journal.read_identity(folder / JOURNAL) is not None)) or (
         MANIFEST in present and _looks_ours(folder / MANIFEST)
     )
