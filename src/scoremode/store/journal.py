@@ -252,7 +252,7 @@ def first_line(identity: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JournalFacts:
     """What a journal says of itself without its plan."""
 
     identity: dict[str, Any] | None  # of the run it belongs to; None if that cannot be read
@@ -261,10 +261,10 @@ class Found:
     ours: bool  # nothing but scoremode writes such a file
 
 
-def look(path: Path) -> Found:
+def inspect_journal(path: Path) -> JournalFacts:
     """What lies there under a journal's name, damaged or not."""
     if not path.is_file():
-        return Found(identity=None, older=False, begun=None, ours=False)
+        return JournalFacts(identity=None, older=False, begun=None, ours=False)
     with path.open("rb") as file:
         start = file.read(FIRST_BYTES)
     known = read_header(path) or {}
@@ -273,7 +273,7 @@ def look(path: Path) -> Found:
         type(known.get("format")) is int and known["format"] != FORMAT
     )
     identity = None if older else known.get("identity")
-    return Found(
+    return JournalFacts(
         identity=identity if isinstance(identity, dict) else None,
         older=older,
         begun=start if not rest else None,
@@ -286,4 +286,4 @@ def look(path: Path) -> Found:
 
 def read_identity(path: Path) -> dict[str, Any] | None:
     """What a journal says it is scoring; None if even that was not written whole."""
-    return look(path).identity
+    return inspect_journal(path).identity
