@@ -21,7 +21,17 @@ import pytest
 import scoremode as sm
 from scoremode.errors import OptionError
 from scoremode.store import cache, runs, usage
-from scoremode.store.entries import DAMAGED, FINISHED, FOREIGN, OUTDATED, REMOVED, UNFINISHED, described, entries, look
+from scoremode.store.entries import (
+    DAMAGED,
+    FINISHED,
+    FOREIGN,
+    OUTDATED,
+    REMOVED,
+    UNFINISHED,
+    described,
+    entries,
+    inspect_entry,
+)
 from scoremode.store.eviction import CHANGED, GONE, IN_USE, evict, remove
 from scoremode.store.locks import Lock
 from scoremode.store.reference import Reference
@@ -424,7 +434,7 @@ def test_whoever_waits_for_a_folder_that_is_removed_makes_it_again(root: Path, m
         make(folder)
         if left[0]:
             left[0] -= 1
-            assert remove(look("runs", folder)) is None
+            assert remove(inspect_entry("runs", folder)) is None
 
     monkeypatch.setattr(runs, "_make", vanishing)
     assert sm.ppl("table:uniform", text="any text").perplexity.value == pytest.approx(256)

@@ -18,7 +18,7 @@ from typing import Any
 
 from scoremode.errors import OptionError, RunError
 from scoremode.store import usage
-from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, look, mark_of
+from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, inspect_entry, mark_of
 from scoremode.store.eviction import Outcome, evict
 from scoremode.store.files import file_sha256, write_atomically
 from scoremode.store.locks import held, open_locked
@@ -108,7 +108,7 @@ def make_room(kept: Path) -> None:
         return
     with suppress(OSError, RunError):  # the run is kept, whatever happens to others
         root = cache_folder()
-        total = usage.add(root, look(kept.parent.name, kept).size)
+        total = usage.add(root, inspect_entry(kept.parent.name, kept).size)
         if total is None or total > limit:
             with held(root / EVICTING, busy=RunError("another process makes room")):  # two would remove twice as much
                 _measure(root, root / kept.parent.name / kept.name, limit)

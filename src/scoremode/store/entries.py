@@ -75,7 +75,7 @@ def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
     for kind in kinds:
         folder = root / kind
         if folder.is_dir() and not folder.is_symlink():
-            yield from (look(kind, Path(found.path)) for found in _scan(folder))
+            yield from (inspect_entry(kind, Path(found.path)) for found in _scan(folder))
 
 
 def others(root: Path) -> Iterator[Entry]:
@@ -102,7 +102,7 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
         ) from None
 
 
-def look(kind: str, path: Path) -> Entry:
+def inspect_entry(kind: str, path: Path) -> Entry:
     """One entry as it is now, by names, sizes and times alone."""
     try:
         info = path.lstat()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scoremode.errors import RunError
-from scoremode.store.entries import LOCK, REMOVED, UNFINISHED, Entry, look, mark_of
+from scoremode.store.entries import LOCK, REMOVED, UNFINISHED, Entry, inspect_entry, mark_of
 from scoremode.store.locks import Lock, open_locked
 
 IN_USE = "another process is using it"
@@ -103,7 +103,7 @@ def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
         return IN_USE
     if entry.is_folder and not _lock_existing(mark_of(entry.path), held):
         return IN_USE
-    now = look(entry.kind, entry.path)
+    now = inspect_entry(entry.kind, entry.path)
     started = entry.state == UNFINISHED and not entry.size  # an empty folder: the lock itself changed its time
     if not now.removable or (now.used > entry.used and not started):
         return CHANGED
