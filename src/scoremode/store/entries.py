@@ -78,7 +78,7 @@ def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
             yield from (inspect_entry(kind, Path(found.path)) for found in _scan(folder))
 
 
-def others(root: Path) -> Iterator[Entry]:
+def other_entries(root: Path) -> Iterator[Entry]:
     """What lies beside the kinds: small files of ours, and what is not ours."""
     for found in _scan(root) if root.exists() else ():
         if found.name in KINDS and found.is_dir(follow_symlinks=False):

@@ -11,7 +11,7 @@ from typing import Any
 
 from scoremode.errors import OptionError
 from scoremode.store.cache import cache_folder, cache_limit
-from scoremode.store.entries import KINDS, Entry, described, entries, others
+from scoremode.store.entries import KINDS, Entry, described, entries, other_entries
 from scoremode.store.eviction import evict
 from scoremode.store.units import moment
 
@@ -23,7 +23,7 @@ def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:
     ['entries', 'folder', 'limit', 'size', 'totals']
     """
     root, now = cache_folder(), time.time()
-    found = [described(entry) for entry in chain(entries(root, kinds or KINDS), () if kinds else others(root))]
+    found = [described(entry) for entry in chain(entries(root, kinds or KINDS), () if kinds else other_entries(root))]
     found.sort(key=lambda entry: (-entry.used, str(entry.path)))
     totals = {kind: [e for e in found if e.kind == kind] for kind in (*KINDS, "other")}
     return {
