@@ -413,7 +413,7 @@ def test_a_run_outlives_the_removal_of_its_folder(root: Path) -> None:
 def test_what_was_used_since_it_was_listed_stays(a_run: Callable[..., Path], root: Path) -> None:
     folder = a_run(9)
     [entry] = entries(root)
-    cache.used(folder)
+    cache.mark_used(folder)
     assert remove(entry) == CHANGED
     assert names(folder) == {"scores.parquet", "manifest.json"}
 
@@ -608,7 +608,7 @@ def test_a_read_only_cache_is_read_listed_and_left_alone(read_only: Path) -> Non
 def test_a_cache_that_is_not_there_is_empty(root: Path) -> None:
     assert list_cache()["entries"] == []
     assert prune_cache(older_than=0.0)["removed"] == []
-    cache.used(root / "runs" / ("0" * 20))
+    cache.mark_used(root / "runs" / ("0" * 20))
     assert not root.exists()
 
 

@@ -1,6 +1,6 @@
 """The cache folder: where it is, how large it may grow, and the hashes of large files, which are remembered there.
 
-``used`` and ``hold`` protect an entry that is read, ``make_room`` keeps the whole below its limit. All three do nothing
+``mark_used`` and ``hold`` protect an entry that is read, ``make_room`` keeps the whole below its limit. All three do nothing
 for folders that are not the cache's own, and none of them fails where the cache cannot be written.
 """
 
@@ -56,7 +56,7 @@ def is_cached(folder: Path) -> bool:
 
 
 # ── in use ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def used(folder: Path) -> None:
+def mark_used(folder: Path) -> None:
     """Note that an entry of the cache answered a question: the least recently used go first."""
     if is_cached(folder):
         with suppress(OSError):  # a cache that cannot be written is not cleared either
@@ -77,7 +77,7 @@ def hold(folder: Path, owner: object) -> None:
 
 def hold_model(folder: Path) -> None:
     """Keep a converted model from being removed until this process ends."""
-    used(folder)
+    mark_used(folder)
     if folder not in _held_models:
         with suppress(OSError):
             file = open_locked(mark_of(folder), shared=True)

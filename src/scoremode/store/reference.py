@@ -12,7 +12,7 @@ import numpy as np
 
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import Outline, difference
-from scoremode.store.cache import hold, remembered_sha256, used
+from scoremode.store.cache import hold, mark_used, remembered_sha256
 from scoremode.store.reference_format import (
     DATA_START,
     HEAD,
@@ -84,7 +84,7 @@ class Reference:
         """The reference in this folder. Sizes and headers are always checked, hashes once for each content."""
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
-        used(folder)
+        mark_used(folder)
         layout = ShardLayout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))
         head = manifest["head"]
         files = [

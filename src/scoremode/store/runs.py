@@ -23,7 +23,7 @@ from typing import Any
 
 from scoremode.errors import RunError, harmless
 from scoremode.store import columns, journal
-from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, used
+from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
 from scoremode.store.entries import LOCK
 from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
 from scoremode.store.locks import Lock
@@ -120,7 +120,7 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
         cache_limit()  # refuses a limit that cannot be read before anything is scored
     found = _first_look(folder, identity, fresh=fresh)  # refuses before anything is made or locked
     if found is not None:
-        used(folder)
+        mark_used(folder)
         return Claim(folder, identity, found)
     lock, waited = _locked(folder, waits=waits)
     try:
@@ -132,7 +132,7 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
         lock.release()
         raise
     if found is not None:
-        used(folder)
+        mark_used(folder)
         lock.release()
         return Claim(folder, identity, found)
     return Claim(folder, identity, None, lock, fresh=fresh)
