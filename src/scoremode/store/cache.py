@@ -1,6 +1,6 @@
 """The cache folder: where it is, how large it may grow, and the hashes of large files, which are remembered there.
 
-``mark_used`` and ``hold`` protect an entry that is read, ``make_room`` keeps the whole below its limit. All three do nothing
+``mark_used`` and ``hold_entry`` protect an entry that is read, ``make_room`` keeps the whole below its limit. All three do nothing
 for folders that are not the cache's own, and none of them fails where the cache cannot be written.
 """
 
@@ -63,7 +63,7 @@ def mark_used(folder: Path) -> None:
             os.utime(mark_of(folder))
 
 
-def hold(folder: Path, owner: object) -> None:
+def hold_entry(folder: Path, owner: object) -> None:
     """Keep an entry of the cache from being removed for as long as ``owner`` lives.
 
     For files that are opened one by one: a run's columns stay open, and outlive the removal of their folder.

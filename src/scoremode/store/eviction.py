@@ -124,7 +124,7 @@ def _lock(path: Path, held: ExitStack, *, dry_run: bool) -> bool:
 
 
 def _lock_existing(path: Path, held: ExitStack) -> bool:
-    """Is nobody reading by this file? Readers hold it shared (cache.hold)."""
+    """Is nobody reading by this file? Readers hold it shared (cache.hold_entry)."""
     try:
         file = open_locked(path, shared=False)
     except FileNotFoundError:

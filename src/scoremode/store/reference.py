@@ -12,7 +12,7 @@ import numpy as np
 
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import Outline, difference
-from scoremode.store.cache import hold, mark_used, remembered_sha256
+from scoremode.store.cache import hold_entry, mark_used, remembered_sha256
 from scoremode.store.reference_format import (
     DATA_START,
     HEAD,
@@ -99,7 +99,7 @@ class Reference:
         if verify:
             _verify(folder, [(name, sha256, size) for name, sha256, size, _ in files], progress)
         opened = Reference(folder, manifest, layout)
-        hold(folder, opened)  # its files are opened when rows are asked for
+        hold_entry(folder, opened)  # its files are opened when rows are asked for
         return opened
 
     @property
