@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.store.locks import Lock, held
+from scoremode.store.locks import Lock, hold_lock
 
 HOLD = (
     "import sys, time; from pathlib import Path; from scoremode.store.locks import Lock; lock = Lock(Path(sys.argv[1]))"
@@ -71,7 +71,7 @@ def test_many_threads_never_hold_it_together(tmp_path: Path) -> None:
 def test_busy_is_what_the_caller_says(tmp_path: Path) -> None:
     lock = Lock(tmp_path / ".lock")
     lock.acquire()
-    with pytest.raises(RunError, match="in use"), held(tmp_path / ".lock", busy=RunError("in use")):
+    with pytest.raises(RunError, match="in use"), hold_lock(tmp_path / ".lock", busy=RunError("in use")):
         pass
     lock.release()
 

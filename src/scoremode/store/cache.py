@@ -21,7 +21,7 @@ from scoremode.store import usage
 from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, inspect_entry, mark_of
 from scoremode.store.eviction import Outcome, evict
 from scoremode.store.files import file_sha256, write_atomically
-from scoremode.store.locks import held, open_locked
+from scoremode.store.locks import hold_lock, open_locked
 from scoremode.store.units import count_words, moment, parse_size, size_words
 from scoremode.text.json_files import read_object
 
@@ -110,7 +110,9 @@ def make_room(kept: Path) -> None:
         root = cache_folder()
         total = usage.add(root, inspect_entry(kept.parent.name, kept).size)
         if total is None or total > limit:
-            with held(root / EVICTING, busy=RunError("another process makes room")):  # two would remove twice as much
+            with hold_lock(
+                root / EVICTING, busy=RunError("another process makes room")
+            ):  # two would remove twice as much
                 _measure(root, root / kept.parent.name / kept.name, limit)
 
 

@@ -84,7 +84,7 @@ class Lock:
 
 
 @contextmanager
-def held(path: Path, *, busy: RunError, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+def hold_lock(path: Path, *, busy: RunError, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock inside the block; ``busy`` is raised if another process has it and ``waiting`` is not given."""
     lock = Lock(path)
     if not lock.acquire(waiting=waiting):

@@ -21,7 +21,7 @@ from typing import Any
 
 from scoremode.errors import RunError
 from scoremode.store.files import file_sha256, write_atomically, written_atomically
-from scoremode.store.locks import held
+from scoremode.store.locks import hold_lock
 from scoremode.store.outputs import Output, holds_something
 from scoremode.store.records import RecordFile, read_header
 from scoremode.text.json_files import parse, read_object
@@ -60,7 +60,7 @@ def score_to_file(
     """
     files = ResultFiles(output.path)
     busy = RunError(f"another process is writing {output.name}", fix="wait for it, or give another --out")
-    with held(files.lock, busy=busy):
+    with hold_lock(files.lock, busy=busy):
         identity = question(lm, pairs)
         files.check(identity, fresh=fresh)
         if not fresh and (count := files.finished()) is not None:
