@@ -22,7 +22,7 @@ from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, i
 from scoremode.store.eviction import Outcome, evict
 from scoremode.store.files import file_sha256, write_atomically
 from scoremode.store.locks import hold_lock, open_locked
-from scoremode.store.units import count_words, moment, parse_size, size_words
+from scoremode.store.units import counts_in_words, moment, parse_size, size_words
 from scoremode.text.json_files import read_object
 
 DEFAULT_LIMIT = 50 * 10**9
@@ -133,7 +133,7 @@ def _announce(outcome: Outcome, limit: int) -> None:
     gone = [entry for entry in outcome.removed if entry.state != REMOVED]
     if not gone:
         return
-    counted = count_words({kind: sum(entry.kind == kind for entry in gone) for kind in LIMITED})
+    counted = counts_in_words({kind: sum(entry.kind == kind for entry in gone) for kind in LIMITED})
     newest = moment(max(entry.used for entry in gone) + 60).astimezone()  # to the minute, and never too early
     line = (
         f"cache: removed {counted} ({size_words(outcome.freed)}), last used before {newest:%Y-%m-%d %H:%M}, to stay "

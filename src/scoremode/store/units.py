@@ -85,10 +85,10 @@ def moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(min(max(0.0, seconds), time.time() + 60), UTC)
 
 
-def count_words(counts: dict[str, int]) -> str:
+def counts_in_words(counts: dict[str, int]) -> str:
     """Things counted by their plural names.
 
-    >>> count_words({"references": 1, "runs": 12}), count_words({})
+    >>> counts_in_words({"references": 1, "runs": 12}), counts_in_words({})
     ('1 reference and 12 runs', 'nothing')
     """
     words = [f"{n:,} {name.removesuffix('s') if n == 1 else name}" for name, n in counts.items() if n]

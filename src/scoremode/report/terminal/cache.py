@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from scoremode.report.text import shown
-from scoremode.store.units import age_words, count_words, size_words
+from scoremode.store.units import age_words, counts_in_words, size_words
 
 LONGEST_ID = 16  # characters of a fingerprint that are shown
 HEADER = ("entry", "size", "last use", "state", "")
@@ -30,7 +30,7 @@ def prune_lines(found: dict[str, Any]) -> list[str]:
     verb = "would remove" if found["dry_run"] else "removed"
     freed = f" ({size_words(found['freed'])})" if kinds else ""
     skipped = [f"skipped {shown(entry['path'])}: {shown(entry['reason'])}" for entry in found["skipped"]]
-    done = f"{verb} {count_words(dict(kinds))}{freed}; {size_words(found['left'])} left"
+    done = f"{verb} {counts_in_words(dict(kinds))}{freed}; {size_words(found['left'])} left"
     return [*_aligned([_row(entry) for entry in found["removed"]]), *skipped, done]
 
 
@@ -57,7 +57,7 @@ def _short(text: str | None) -> str | None:
 
 
 def _counted(kind: str, number: int) -> str:
-    return count_words({"other files" if kind == "other" else kind: number})
+    return counts_in_words({"other files" if kind == "other" else kind: number})
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
