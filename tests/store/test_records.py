@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.store.records import RecordFile, read_header
+from scoremode.store.records import RecordFile, read_record_header
 
 HEADER = {"work": "one"}
 BODIES = [b"first", b"", b"third" * 9]
@@ -79,4 +79,4 @@ def test_a_file_of_other_work_is_refused_and_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"", b'{"a": 1}', b"[" * 100_000 + b"\n", b"\xff\n", b"[1]\n", b'{"a": NaN}\n'])
 def test_a_header_that_is_not_one_is_none(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "r").write_bytes(line)
-    assert read_header(tmp_path / "r") is None
+    assert read_record_header(tmp_path / "r") is None

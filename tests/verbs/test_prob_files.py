@@ -16,7 +16,7 @@ from scoremode.errors import RunError
 from scoremode.store.locks import Lock
 from scoremode.store.numerics import NUMERICS
 from scoremode.store.outputs import check_output
-from scoremode.store.records import HEAD, RecordFile, read_header
+from scoremode.store.records import HEAD, RecordFile, read_record_header
 from scoremode.verbs import prob_files
 from scoremode.verbs.prob import SequenceProbability
 from scoremode.verbs.prob_files import ResultFiles, Written, _seal, question, score_to_file
@@ -220,7 +220,7 @@ def test_a_record_with_a_valid_checksum_and_impossible_content_is_refused(
     tmp_path: Path, edit: Callable[[list[bytes]], list[bytes]]
 ) -> None:
     files = begin(tmp_path)
-    header = read_header(files.partial)
+    header = read_record_header(files.partial)
     assert header is not None
     with RecordsOf(files.partial, header) as stored:
         bodies = {number: body for number, _, body in stored.replay()}
@@ -245,7 +245,7 @@ class RecordsOf(RecordFile):
 
 def test_a_chunk_that_the_pairs_do_not_have_is_refused(tmp_path: Path) -> None:
     files = begin(tmp_path)
-    header = read_header(files.partial)
+    header = read_record_header(files.partial)
     assert header is not None
     with RecordsOf(files.partial, header) as stored:
         list(stored.replay())

@@ -24,7 +24,7 @@ from typing import Any
 from scoremode.errors import RunError, harmless
 from scoremode.store import sealed
 from scoremode.store.files import TEMPORARY
-from scoremode.store.records import read_header
+from scoremode.store.records import read_record_header
 from scoremode.store.reference_format import REFERENCE, is_own_name
 from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
 from scoremode.text.json_files import read_object
@@ -206,7 +206,7 @@ def _described_by_journal(entry: Entry) -> Entry:
     path = entry.path / JOURNAL
     if not path.exists():
         return replace(entry, note="nothing was scored yet")
-    known = read_header(path) or {}
+    known = read_record_header(path) or {}
     identity = known.get("identity")
     if not isinstance(identity, dict):
         return replace(entry, state=DAMAGED, note=f"{JOURNAL}: its first line cannot be read")

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, column_set_problem, joined_names
-from scoremode.store.records import MAGIC, RecordFile, read_header
+from scoremode.store.records import MAGIC, RecordFile, read_record_header
 from scoremode.store.scores import Scores
 from scoremode.text.json_files import parse
 from scoremode.values import Bools, Floats, Ints
@@ -267,7 +267,7 @@ def inspect_journal(path: Path) -> JournalFacts:
         return JournalFacts(identity=None, older=False, begun=None, ours=False)
     with path.open("rb") as file:
         start = file.read(FIRST_BYTES)
-    known = read_header(path) or {}
+    known = read_record_header(path) or {}
     rest = start.partition(b"\n")[2]
     older = {"model", "plan", "engine"} <= known.keys() or (
         type(known.get("format")) is int and known["format"] != FORMAT

@@ -94,7 +94,7 @@ class RecordFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def read_header(path: Path) -> dict[str, Any] | None:
+def read_record_header(path: Path) -> dict[str, Any] | None:
     """What a record file says it holds; None if even that was not written whole."""
     with path.open("rb") as file:
         line = file.readline(LONGEST_HEADER)

@@ -23,7 +23,7 @@ from scoremode.errors import RunError
 from scoremode.store.files import file_sha256, write_atomically, written_atomically
 from scoremode.store.locks import hold_lock
 from scoremode.store.outputs import Output, holds_something
-from scoremode.store.records import RecordFile, read_header
+from scoremode.store.records import RecordFile, read_record_header
 from scoremode.text.json_files import parse, read_object
 from scoremode.verbs.prob import EncodedPair, SequenceProbability, SequenceScore, TokenScore, longest_of
 from scoremode.verbs.progress import Progress
@@ -167,7 +167,7 @@ class ResultFiles:
             return None
         with self.partial.open("rb") as file:
             beginning = file.read(len(BEGINNING))
-        header = read_header(self.partial)
+        header = read_record_header(self.partial)
         if not BEGINNING.startswith(beginning) or (header is not None and not isinstance(header.get("identity"), dict)):
             raise RunError(f"{self.partial} exists and is not a file of scoremode prob", fix="give another --out")
         return header["identity"] if header is not None else None
