@@ -38,9 +38,9 @@ from scoremode.values import Bools, Floats, Ints
 
 FORMAT = 2
 SECONDS = struct.Struct("<d")
-COLUMNS = (("logprob", "<f8"), ("rank", "<i8"), ("entropy", "<f8"), ("top", "<i4"), ("top_logprob", "<f8"))
+RECORD_COLUMNS = (("logprob", "<f8"), ("rank", "<i8"), ("entropy", "<f8"), ("top", "<i4"), ("top_logprob", "<f8"))
 KL = ("kl", "<f8")
-NAMES = tuple(name for name, _ in COLUMNS)
+NAMES = tuple(name for name, _ in RECORD_COLUMNS)
 COLUMNS_ARE = (1 << 64) - 1  # in place of a window's number
 ROUNDING = 1e-4
 """Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two products in
@@ -114,7 +114,7 @@ class Journal:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Names and types of what a record holds, in its order."""
-        kept = tuple(column for column in COLUMNS if column[0] in (self.measured or NAMES))
+        kept = tuple(column for column in RECORD_COLUMNS if column[0] in (self.measured or NAMES))
         return kept if self.kl is None else (*kept, KL)
 
     def _problem(self, window: int, body: bytes) -> str | None:
