@@ -27,13 +27,13 @@ from scoremode.head.divergence import COPIES, DivergencePartials, empty_sums
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
-ROWS = 1024  # together: matrix kernels are at their best from about 512 on, and the weights are read less often
-COLUMNS = 4096  # together, at most: more would not make the product faster
+BLOCK_ROWS = 1024  # together: matrix kernels are at their best from about 512 on, and the weights are read less often
+MOST_COLUMNS = 4096  # together, at most: more would not make the product faster
 FEW_ROWS = 128  # up to here blocks of columns cost more than they save
 TIED_ROWS = 128  # whose logits are copied together to look for ties: half a MiB a 1,024 columns
 CHUNK = 256  # logits among which the largest is looked for first: its place is looked for in one chunk only
-BLOCK = 1 << 20  # logits of a block: 4 MiB. Smaller ones lose more to each call than the cache gains
-COPIED = 3 << 19  # weights that are copied for a block, at most: 6 MiB
+BLOCK_LOGITS = 1 << 20  # logits of a block: 4 MiB. Smaller ones lose more to each call than the cache gains
+COPIED_WEIGHTS = 3 << 19  # weights that are copied for a block, at most: 6 MiB
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -41,8 +41,8 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
     if len(targets) <= FEW_ROWS:
         return reduce_in_chunks(hidden, head, targets, share)
     parts, logits = [], []
-    for rows in _row_blocks(targets, ROWS):
-        plan = _plan(targets[rows], head, head.weight.shape[1], BLOCK, COPIED)
+    for rows in _row_blocks(targets, BLOCK_ROWS):
+        plan = _plan(targets[rows], head, head.weight.shape[1], BLOCK_LOGITS, COPIED_WEIGHTS)
         side = _BlockedProduct(hidden[rows], head, targets[rows], plan, _SPACE)
         side.rank_against(share(side.target_logits()))
         parts.append(side.partials(_sums(side)))
@@ -60,8 +60,8 @@ def diverge_blocked(
     if len(targets) <= FEW_ROWS:
         return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
     parts, logits = [], []
-    for rows in _row_blocks(targets, ROWS):
-        plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK, COPIED)
+    for rows in _row_blocks(targets, BLOCK_ROWS):
+        plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK_LOGITS, COPIED_WEIGHTS)
         p = _BlockedProduct(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P)
         q = _BlockedProduct(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
         q.rank_against(share(q.target_logits()))
@@ -138,7 +138,7 @@ def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _C
     if width == 0 or len(targets) == 0:
         return _ColumnBlocks(lead, 0, [])
     whole = lead + width
-    most = max(CHUNK, min(COLUMNS, area // len(targets), copied // max(1, depth)) // CHUNK * CHUNK)
+    most = max(CHUNK, min(MOST_COLUMNS, area // len(targets), copied // max(1, depth)) // CHUNK * CHUNK)
     # of the sizes near the largest, the one that repeats least
     columns = whole if whole <= most else min(range(most, most * 3 // 4 - 1, -CHUNK), key=lambda size: -whole % size)
     blocks = []
