@@ -25,7 +25,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Everything a second time with blocks so small that every shape has several, of rows and of columns."""
     if request.param == "tiny blocks":
         monkeypatch.setattr(blocked, "CHUNK", 16)
-        monkeypatch.setattr(blocked, "COLUMNS", 160)
+        monkeypatch.setattr(blocked, "MOST_COLUMNS", 160)
         monkeypatch.setattr(blocked, "ROWS", 13)
 
 
@@ -288,8 +288,8 @@ def test_the_workspace_stays_below_32_mib(n: int, d: int, v: int, k: int, dtype:
     """By the plan: what the buffers take, without running the product."""
     targets = torch.zeros(n, k, dtype=torch.int64)
     head = Head(torch.empty(v, d, dtype=dtype, device="meta"), v)
-    rows = next(iter(blocked._row_blocks(targets, blocked.ROWS)))
-    plan = blocked._plan(targets[rows], head, d, blocked.BLOCK, blocked.COPIED)
+    rows = next(iter(blocked._row_blocks(targets, blocked.BLOCK_ROWS)))
+    plan = blocked._plan(targets[rows], head, d, blocked.BLOCK_LOGITS, blocked.COPIED_WEIGHTS)
     m = len(targets[rows])
     product = scratch = m * plan.columns
     numbers = product + scratch + m * k * plan.columns + plan.columns * d + m * d + m * plan.chunk
