@@ -115,7 +115,7 @@ def load(
             raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
     num_samples = whole_number("num_samples", num_samples)
     if isinstance(spec, Corpus):
-        return _as_it_is(spec, num_samples=num_samples, **strings)
+        return _already_loaded(spec, num_samples=num_samples, **strings)
     specs, files = specs_of(spec), list[str]()
     given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
     if len(given) != 1:
@@ -132,12 +132,12 @@ def load(
         sources = [_hub_dataset(dataset, dataset_config, split, field)]
     elif specs:
         files = [path for name in specs for path in expanded(name)]
-        sources = [_one(name, field) for name in files]
+        sources = [_source_of(name, field) for name in files]
     else:
         sources = [("text", "text", lambda: iter([text or ""]))]
     if field is not None and not dataset and not any(map(_has_rows, files)):
         raise CorpusError("--field does not apply to plain text", fix="leave --field out, or give .jsonl or .parquet")
-    found = _single(*sources[0], num_samples) if len(sources) == 1 else _together(sources, num_samples)
+    found = _single_source(*sources[0], num_samples) if len(sources) == 1 else _combined(sources, num_samples)
     return found if files == specs else replace(found, name="+".join(map(_short, specs)))
 
 
@@ -148,7 +148,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _as_it_is(corpus: Corpus, **others: object) -> Corpus:
+def _already_loaded(corpus: Corpus, **others: object) -> Corpus:
     given = [_flag(name) for name, value in others.items() if value is not None]
     if given:
         raise OptionError(f"{given[0]} does not apply to a Corpus that is loaded already", fix="give it to load()")
@@ -199,16 +199,16 @@ def _short(spec: str) -> str:
 
 
 # ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────
-def _single(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
+def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
     """One text; the first ``count`` rows of it, of a plain text its first lines, newlines kept, still one document."""
     if count is None:
-        return _measured(name, layout, rows)
+        return _corpus_of_rows(name, layout, rows)
     if layout == "text":
-        return _measured(name, layout, lambda: iter(["".join(islice(lines_of(cast(str, next(rows()))), count))]))
-    return _measured(name, layout, lambda: islice(rows(), count))
+        return _corpus_of_rows(name, layout, lambda: iter(["".join(islice(lines_of(cast(str, next(rows()))), count))]))
+    return _corpus_of_rows(name, layout, lambda: islice(rows(), count))
 
 
-def _together(sources: Sequence[Source], count: int | None) -> Corpus:
+def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
     """Several texts, in the order given; the first ``count`` rows of all of them, where a plain text is one row.
 
     Texts that are documents anyway become rows of one corpus. The lines of WikiText do not: they are one text, and a
@@ -224,7 +224,7 @@ def _together(sources: Sequence[Source], count: int | None) -> Corpus:
             fix = f"leave {name} out, or give a larger --num-samples"
             raise CorpusError(f"--num-samples {count} takes nothing of {name}", fix=fix)
         taken = rows if left is None else _first(rows, left)
-        part = _measured(name, own, taken, None if layout == "mixed" else hasher)
+        part = _corpus_of_rows(name, own, taken, None if layout == "mixed" else hasher)
         if layout == "mixed":
             hasher.update(json.dumps([part.layout, part.sha256]).encode() + b"\n")
         parts.append(part)
@@ -250,7 +250,7 @@ def _first(rows: RowsOf, count: int) -> RowsOf:
     return lambda: islice(rows(), count)
 
 
-def _measured(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
+def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
     """A corpus from one pass over its rows; ``together`` is the hasher of the corpus that it is a part of."""
     hasher, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
     for row in rows():
@@ -293,7 +293,7 @@ def _accepted(name: str, loaded: object) -> NamedCorpus:
 
 
 # ── what a name stands for ───────────────────────────────────────────────────────────────────────────────────────────
-def _one(spec: str, field: str | None) -> Source:
+def _source_of(spec: str, field: str | None) -> Source:
     if spec in corpora().found:
         known: NamedCorpus = corpora().found[spec]
         return spec, known.layout, known.open()
