@@ -56,7 +56,7 @@ def arrange(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
     """The documents of a corpus as an arrangement wants them."""
     if arrangement in JOINING:
         text, joined_at = _joined(corpus, arrangement)
-        yield document(_unended(text) if arrangement == "raw-file" else text, joined_at=joined_at)
+        yield document(_without_last_newline(text) if arrangement == "raw-file" else text, joined_at=joined_at)
     elif corpus.layout == "mixed":
         for part in corpus.parts:
             yield from arrange(part, arrangement)
@@ -76,18 +76,18 @@ def _joined(corpus: Corpus, arrangement: Arrangement) -> tuple[str, list[int]]:
     Rows are texts of their own; but the lines of WikiText are not, its articles are.
     """
     if corpus.layout == "mixed":
-        return _glued([_joined(part, arrangement) for part in corpus.parts])
+        return _concatenated([_joined(part, arrangement) for part in corpus.parts])
     if corpus.layout == "lines":
         verbatim = arrangement == "raw-file"
         lines = [row or WIKITEXT2_BLANK for row in corpus.texts()] if verbatim else list(corpus.texts())
-        text, starts = _glued([(line, []) for line in lines], "" if verbatim else JOIN)
+        text, starts = _concatenated([(line, []) for line in lines], "" if verbatim else JOIN)
         articles = [at for at, line in zip([0, *starts], lines, strict=True) if _is_heading(line)]
         first = articles[0] if articles else 0
         return text, articles if text[:first].strip() else articles[1:]  # blank lines before the first are no text
-    return _glued([(text, []) for text in corpus.texts()])
+    return _concatenated([(text, []) for text in corpus.texts()])
 
 
-def _glued(parts: list[tuple[str, list[int]]], between: str = JOIN) -> tuple[str, list[int]]:
+def _concatenated(parts: list[tuple[str, list[int]]], between: str = JOIN) -> tuple[str, list[int]]:
     """Texts one behind the other, and where each but the first begins; and each one's own beginnings, moved along."""
     starts: list[int] = []
     at = 0
@@ -120,7 +120,7 @@ def document(text: str, source: str | None = None, joined_at: Sequence[int] = ()
     return Document(text, source_bytes=size, source_words=count_words(source), joined_at=tuple(joined_at))
 
 
-def _unended(text: str) -> str:
+def _without_last_newline(text: str) -> str:
     return text.removesuffix("\n")
 
 
