@@ -76,24 +76,24 @@ class Journal:
         self._file = RecordFile(path, header(identity))
         try:
             for window, at, body in self._file.replay():
-                self._take(window, at, body)
+                self._replay_record(window, at, body)
         except BaseException:
             self._file.close()
             raise
 
-    def _take(self, window: int, at: int, body: bytes) -> None:
+    def _replay_record(self, window: int, at: int, body: bytes) -> None:
         """Take in a record that was read back."""
         if window == COLUMNS_ARE and self.measured is None:
             problem = self._learn_columns(body)
         else:
             self.measured, self._from_file = self.measured or NAMES, True
-            problem = self._problem(window, body)
+            problem = self._record_problem(window, body)
         if problem is not None:
             raise RunError(f"{self.path} cannot be resumed: {problem}", fix="score again with --fresh")
         if window == COLUMNS_ARE:
             return
         if body:
-            self._know(window, at, body)
+            self._index_record(window, at, body)
         else:
             self.done[window] = False
 
@@ -117,7 +117,7 @@ class Journal:
         kept = tuple(column for column in RECORD_COLUMNS if column[0] in (self.measured or NAMES))
         return kept if self.kl is None else (*kept, KL)
 
-    def _problem(self, window: int, body: bytes) -> str | None:
+    def _record_problem(self, window: int, body: bytes) -> str | None:
         """What is impossible about a record whose checksum is right; None if nothing is."""
         if window >= len(self.plan):
             return f"it has window {window} of {len(self.plan)}"
@@ -141,7 +141,7 @@ class Journal:
             place += found[name].nbytes
         return found
 
-    def _know(self, window: int, at: int, body: bytes) -> None:
+    def _index_record(self, window: int, at: int, body: bytes) -> None:
         """The record at this place is this window's."""
         self.seconds += SECONDS.unpack_from(body)[0]
         self._at[window] = at
@@ -158,12 +158,12 @@ class Journal:
             np.ascontiguousarray(_one_target(getattr(answers, name)), dtype=dtype).tobytes()
             for name, dtype in self.columns
         )
-        problem = self._problem(window, body)
+        problem = self._record_problem(window, body)
         if problem is not None:
-            raise _no_use(problem)
+            raise _unusable_scores(problem)
         if begins and self.measured != NAMES:
             self._file.append(COLUMNS_ARE, json.dumps(self.measured).encode())
-        self._know(window, self._file.append(window, body), body)
+        self._index_record(window, self._file.append(window, body), body)
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
         """The first answer says which columns there are; one with others is refused."""
@@ -171,7 +171,7 @@ class Journal:
         if self.kl is not None and answers.kl is None:
             problem = f"window {window} has no divergence"
         if problem is not None:
-            raise _no_use(problem)
+            raise _unusable_scores(problem)
         self.measured = self.measured or answers.columns
         if self.measured == answers.columns:
             return
@@ -181,7 +181,7 @@ class Journal:
                 f"{self.path} has {known} of each target, but the engine now gives {given}",
                 fix="score again with --fresh",
             )
-        raise _no_use(f"window {window} has {given}, and windows before it have {known}")
+        raise _unusable_scores(f"window {window} has {given}, and windows before it have {known}")
 
     def forget(self, window: int) -> None:
         """Score a window again that the journal has: what belongs to its scores elsewhere was lost."""
@@ -208,7 +208,7 @@ class Journal:
         self._file.close()
 
 
-def _no_use(problem: str) -> EngineError:
+def _unusable_scores(problem: str) -> EngineError:
     return EngineError(f"the engine gave no usable scores: {problem}", fix="this is a fault of the engine")
 
 
