@@ -1,1 +1,1 @@
-"""Final hidden state -> what is asked of it. One definition, several speeds, every engine."""
+"""Final hidden states ─▶ columns: one definition, several kernels, the same for every engine."""

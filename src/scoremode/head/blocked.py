@@ -1,14 +1,14 @@
-"""Scores from hidden states on a CPU: the product in blocks, each reduced while it is still in the cache.
+"""Scores from hidden states on a CPU: the product is made in blocks, each reduced while it is still in the cache.
 
-              columns of the product, a block at a time
+              columns of the product, one block at a time
             ┌─────────┬──────────┬──────────┬─────┬──────────┐
  rows of    │ targets │ ids 0 …  │          │  …  │    … ids │
  hidden     └─────────┴──────────┴──────────┴─────┴──────────┘
               read first ─▶ share ─▶ the rest counted and added up, block by block ─▶ Partials
 
-A target's logit must be known before its rank can be counted, and it must be the very number that the product gives
-for it: a matrix kernel adds up in another order for another shape. So the weights of the targets lead the columns, and
-all blocks have one shape. Then equal weights give equal logits, and ties are seen.
+A target's logit must be known before its rank can be counted, and it must have the same bits as the same logit in its
+block. A matrix kernel may add in a different order for a different shape. So the targets' weights are the first
+columns, and all blocks have the same shape: equal weights then give equal logits, and ties are detected.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from scoremode.head.divergence import COPIES, DivergencePartials, empty_sums
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
 
-BLOCK_ROWS = 1024  # together: matrix kernels are at their best from about 512 on, and the weights are read less often
-MOST_COLUMNS = 4096  # together, at most: more would not make the product faster
-FEW_ROWS = 128  # up to here blocks of columns cost more than they save
-TIED_ROWS = 128  # whose logits are copied together to look for ties: half a MiB a 1,024 columns
-CHUNK = 256  # logits among which the largest is looked for first: its place is looked for in one chunk only
-BLOCK_LOGITS = 1 << 20  # logits of a block: 4 MiB. Smaller ones lose more to each call than the cache gains
-COPIED_WEIGHTS = 3 << 19  # weights that are copied for a block, at most: 6 MiB
+BLOCK_ROWS = 1024  # matrix kernels are fastest from about 512 rows on, and the weights are read less often
+MOST_COLUMNS = 4096  # of a block; more would not make the product faster
+FEW_ROWS = 128  # up to this number, blocks of columns cost more than they save
+TIED_ROWS = 128  # rows whose logits are copied together to look for ties: half a MiB per 1,024 columns
+CHUNK = 256  # the largest logit is found per chunk first, so that its position is searched in one chunk only
+BLOCK_LOGITS = 1 << 20  # logits per block: 4 MiB. Smaller blocks lose more to call overhead than the cache saves
+COPIED_WEIGHTS = 3 << 19  # most weights copied per block: 6 MiB
 
 
 def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -55,7 +55,7 @@ def diverge_blocked(
 ) -> tuple[DivergencePartials, Tensor]:
     """Partials of a slice of two heads, and the targets' logits of q, on a CPU. See ``kernels.Diverge``.
 
-    Blocks are those that ``reduce_blocked`` makes for q, whose scores are therefore the same bits.
+    Uses the blocks that ``reduce_blocked`` makes for q, so q's scores have the same bits.
     """
     if len(targets) <= FEW_ROWS:
         return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
@@ -71,9 +71,10 @@ def diverge_blocked(
 
 
 def _row_blocks(targets: Tensor, most: int) -> Iterator[slice]:
-    """Rows that are scored together, blocks of about equal size. One empty block at least.
+    """Blocks of rows that are scored together, of about equal size; at least one block, which may be empty.
 
-    They depend on the shape of the targets only: ranks whose slices differ must exchange equally often.
+    They depend only on the shape of the targets: tensor-parallel ranks with different slices must call ``share``
+    equally often.
     """
     n, k = targets.shape
     together = max(1, min(most, 4 * most // max(1, k)))
@@ -84,10 +85,7 @@ def _row_blocks(targets: Tensor, most: int) -> Iterator[slice]:
 
 
 class _Space(threading.local):
-    """Memory that a thread uses again for its next block, and for its next call.
-
-    New pages would have to be faulted in each time.
-    """
+    """Buffers that a thread reuses for its next block and its next call: new pages would be faulted in each time."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -96,7 +94,7 @@ class _Space(threading.local):
         size = math.prod(shape)
         held = self._held.get((name, dtype))
         if held is None or held.numel() < size:
-            with torch.inference_mode(False):  # memory from inside of that mode could not be written outside of it
+            with torch.inference_mode(False):  # a tensor made in inference mode could not be written outside it
                 held = self._held[name, dtype] = torch.empty(size, dtype=dtype)
         return held[:size].view(shape)
 
@@ -110,25 +108,25 @@ class _ColumnBlock:
 
     begin: int
     end: int
-    fresh: int  # from ``begin``: where the ids begin that no earlier block had
+    fresh: int  # offset from ``begin`` of the first id that no earlier block contains
 
 
 @dataclass(frozen=True, slots=True)
 class _ColumnBlocks:
-    """Blocks of one shape. The last one begins early, and what it repeats is left out."""
+    """Blocks of one shape. The last one may overlap the one before it; the repeated columns are ignored."""
 
     lead: int  # columns of targets
-    columns: int  # of a block
+    columns: int  # per block
     blocks: list[_ColumnBlock]
 
     @property
     def chunk(self) -> int:
-        """Columns among which the largest logit is looked for; a block is made of whole chunks."""
+        """Columns per chunk; a block consists of whole chunks."""
         return CHUNK if self.columns % CHUNK == 0 else self.columns
 
     @property
     def with_ids(self) -> list[int]:
-        """The blocks that are not all targets."""
+        """Indices of the blocks that contain ids, not only targets."""
         return [i for i, block in enumerate(self.blocks) if block.fresh < self.columns]
 
 
@@ -139,7 +137,7 @@ def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _C
         return _ColumnBlocks(lead, 0, [])
     whole = lead + width
     most = max(CHUNK, min(MOST_COLUMNS, area // len(targets), copied // max(1, depth)) // CHUNK * CHUNK)
-    # of the sizes near the largest, the one that repeats least
+    # of the sizes near the largest, the one that repeats the fewest columns
     columns = whole if whole <= most else min(range(most, most * 3 // 4 - 1, -CHUNK), key=lambda size: -whole % size)
     blocks = []
     for begin in range(0, whole, columns):
@@ -149,7 +147,7 @@ def _plan(targets: Tensor, head: Head, depth: int, area: int, copied: int) -> _C
 
 
 class _BlockedProduct:
-    """A block of rows and one head: its product, a block of columns at a time, and ranks and first choices of it."""
+    """The product of some rows with one head, one block of columns at a time, with its ranks and first choices."""
 
     def __init__(self, hidden: Tensor, head: Head, targets: Tensor, plan: _ColumnBlocks, space: _Space) -> None:
         self.n, self.k = targets.shape
@@ -161,7 +159,7 @@ class _BlockedProduct:
         self.held = -1  # the block whose product is in the buffer
 
     def product(self, index: int) -> Tensor:
-        """All columns of a block, (n, columns)."""
+        """All columns of one block, (n, columns)."""
         x = self.space("product", self.n, self.plan.columns)
         if self.held != index:
             weight, bias = self._weights(self.plan.blocks[index])
@@ -182,7 +180,7 @@ class _BlockedProduct:
         return weight, None if bias is None else torch.cat([bias[chosen], bias[ids]])
 
     def target_logits(self) -> Tensor:
-        """The targets' logits (n, k); -inf for a target that lies outside the slice."""
+        """The targets' logits (n, k); -inf for a target outside the slice."""
         flat = torch.empty(self.plan.lead)
         for index, block in enumerate(self.plan.blocks):
             if block.begin < self.plan.lead:
@@ -191,9 +189,9 @@ class _BlockedProduct:
         return flat.view(self.n, self.k).masked_fill_(~self.inside, float("-inf"))
 
     def rank_against(self, at_target: Tensor) -> None:
-        """Get ready to count the ids that rank before these logits."""
+        """Prepare to count the ids that rank before these logits."""
         self.at_target = at_target
-        self.above = torch.nextafter(at_target, torch.tensor(float("inf")))  # x > t is x >= the next number after t
+        self.above = torch.nextafter(at_target, torch.tensor(float("inf")))  # x > t is x >= the next float after t
         self.before = torch.zeros(self.n, self.k)  # exact in float32 below 2**24 ids, and fastest
         self.ties_at_home = torch.zeros(self.plan.lead, dtype=torch.int64)
         self.largest = torch.full((self.n,), float("-inf"))
@@ -205,11 +203,11 @@ class _BlockedProduct:
         begins = torch.tensor([block.begin + block.fresh for block in self.plan.blocks])
         home = torch.searchsorted(begins, flat + self.plan.lead, right=True) - 1
         home = home.masked_fill(~self.inside.reshape(-1), len(self.plan.blocks))
-        self.at_home = torch.argsort(home, stable=True)  # the targets, in order of the blocks that they lie in
+        self.at_home = torch.argsort(home, stable=True)  # the targets, sorted by the block that contains them
         self.homes = torch.searchsorted(home[self.at_home], torch.arange(len(self.plan.blocks) + 1)).tolist()
 
     def ids(self, index: int) -> Tensor:
-        """The logits of the ids that a block adds, (n, ids), counted. They may be overwritten."""
+        """Count the ids that a block adds, and return their logits (n, ids). The caller may overwrite them."""
         block, whole = self.plan.blocks[index], self.product(index)
         x = whole[:, block.fresh :]
         if block.fresh:
@@ -218,17 +216,17 @@ class _BlockedProduct:
         for at in torch.split(at_home, TIED_ROWS) if len(at_home) else ():
             self._count_ties(block, whole, at)
         self._choose(block.begin, whole.view(self.n, -1, self.plan.chunk))
-        # equal logits rank before the target where their ids are lower; in its own block that is ``_count_ties``'s
+        # an equal logit ranks before the target if its id is lower; in the target's own block ``_count_ties`` decides
         limit = torch.where(self.targets >= block.end - self.plan.lead, self.at_target, self.above)
         counted = self.space("scratch", *x.shape)
         ones = self.space("ones", x.shape[1]).fill_(1.0)
         for j in range(self.k):
-            # a product with ones adds faster than sum(), and whole numbers stay exact in any order
+            # a product with ones is faster than sum(), and sums of whole numbers are exact in any order
             self.before[:, j] += torch.mv(torch.ge(x, limit[:, j : j + 1], out=counted), ones)
         return x
 
     def _choose(self, begin: int, chunks: Tensor) -> None:
-        """Keep the chunk with the largest logit so far, the first of equals. Chunks (n, chunks, logits)."""
+        """Keep the chunk with the largest logit so far; the first one on ties. ``chunks`` is (n, chunks, logits)."""
         here, chunk = torch.amax(chunks, 2).max(1)
         better = (here > self.largest).nonzero()[:, 0]
         if len(better):
@@ -238,7 +236,7 @@ class _BlockedProduct:
         torch.maximum(self.largest, here, out=self.largest)
 
     def partials(self, sums: _Sums) -> Partials:
-        """Of the slice, after all its blocks were counted."""
+        """The partials of the slice, after all its blocks are counted."""
         if not self.plan.blocks:
             return empty_partials(self.hidden, self.targets)
         drop = sums.drop(self.largest)
@@ -252,15 +250,15 @@ class _BlockedProduct:
         )
 
     def _count_ties(self, block: _ColumnBlock, whole: Tensor, at: Tensor) -> None:
-        """Equal logits of lower ids in the block that holds these targets: elsewhere those are counted as they come."""
+        """Count equal logits of lower ids in the block that contains these targets; ``ids`` counts all other blocks."""
         x, place = whole[at // self.k], (self.targets.reshape(-1)[at] + self.plan.lead - block.begin)[:, None]
         wanted = self.at_target.reshape(-1)[at, None]
         itself = x.gather(1, place)
-        # it ranks before itself only where a matrix kernel has not the same bits everywhere
+        # the target ranks before itself only if the matrix kernel gave it different bits in the two places
         self.ties_at_home[at] -= (itself > wanted)[:, 0].long()
         equal = (x == wanted).sum(1, keepdim=True)
         tied = (equal > (itself == wanted)).nonzero()[:, 0]
-        if len(tied):  # rare: only those are looked at again
+        if len(tied):  # rare, so only these rows are compared again
             numbers = torch.arange(self.plan.columns)
             lower = (numbers < place[tied]) & (numbers >= block.fresh)
             self.ties_at_home[at[tied]] += (lower & (x[tied] == wanted[tied])).sum(1)
@@ -268,7 +266,7 @@ class _BlockedProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """A line per block of columns, relative to the largest logit up to there."""
+    """One line per block of columns, relative to the largest logit up to that block."""
 
     reference: Tensor  # (blocks, n) float32, finite
     total: Tensor  # (blocks, n), Σ exp(x - reference)
@@ -279,7 +277,7 @@ class _Sums:
         return _Sums(torch.zeros(blocks, n), *(torch.zeros(blocks, n, dtype=dtype) for _ in range(2)))
 
     def drop(self, largest: Tensor) -> Tensor:
-        """How far each block's reference lies below the largest logit of all, (blocks, n) in float64."""
+        """How far each block's reference is below the largest logit overall, (blocks, n) in float64."""
         return _drop(self.reference, largest)
 
 
@@ -297,18 +295,18 @@ def _sums(side: _BlockedProduct) -> _Sums:
 
 
 def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
-    """The sums of one block, whose logits are overwritten."""
+    """Add up one block; overwrites its logits."""
     reference = torch.clamp_min(side.largest, LOWEST, out=sums.reference[line])
     below = x.sub_(reference[:, None])
     p = torch.exp(below, out=side.space("scratch", *x.shape))
     torch.sum(p, 1, out=sums.total[line])
     weighted = torch.sum(p.mul_(below), 1, out=sums.weighted[line])
-    if math.isnan(float(weighted.sum())):  # a logit of -inf: 0 · -inf is nothing here, not NaN
+    if math.isnan(float(weighted.sum())):  # a logit is -inf: 0 · -inf must count as 0, not NaN
         torch.sum(torch.exp(below, out=p).mul_(below.clamp_min_(FAR_BELOW)), 1, out=weighted)
 
 
 def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
-    """Count and add up all blocks of q; the sums of the divergence in float64, as ``divergence`` does."""
+    """Count and add up all blocks of q; the divergence is summed in float64, as in divergence.py."""
     with_ids = p.plan.with_ids
     if not with_ids:
         return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
@@ -329,20 +327,20 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
             _cross(below_p, weight_p, below_q, cross[line, rows])
         _add_up(q, x_q, sums_q, line)
     drop_p, drop_q = _drop(reference_p, largest_p), sums_q.drop(q.largest)
-    share = torch.where(total_p > 0, drop_p.exp(), 0.0)  # where p is nothing, q does not matter
+    share = torch.where(total_p > 0, drop_p.exp(), 0.0)  # if p is 0 in a block, q does not matter there
     moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0)
     whole_p, whole_q = ((drop.exp() * total).sum(0) for drop, total in ((drop_p, total_p), (drop_q, total_q)))
     return DivergencePartials(q.partials(sums_q), largest_p, q.largest, whole_p, whole_q, moved.sum(0))
 
 
 def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """``x - most`` of some rows of a block and its exponential, in float64."""
+    """``x - most`` and its exponential, in float64, for some rows of a block."""
     below = side.space("below", *x.shape, dtype=torch.float64).copy_(x).sub_(most.double()[:, None])
     return below, torch.exp(below, out=side.space("weight", *x.shape, dtype=torch.float64))
 
 
 def _cross(below_p: Tensor, weight_p: Tensor, below_q: Tensor, out: Tensor) -> None:
-    """Σ p · (x_p - x_q). What p forbids counts nothing, what q alone forbids is infinitely far."""
+    """Σ p · (x_p - x_q). An id that p forbids adds 0; an id that only q forbids makes the sum infinite."""
     torch.sum(below_p.sub_(below_q).mul_(weight_p), 1, out=out)
-    if math.isnan(float(out.sum())):  # 0 · -inf, or -inf less -inf
+    if math.isnan(float(out.sum())):  # 0 · -inf, or -inf - -inf
         torch.sum(below_p.masked_fill_(weight_p == 0, 0.0), 1, out=out)

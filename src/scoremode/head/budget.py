@@ -1,16 +1,17 @@
-"""How many rows of logits may be alive at once, and which kernels there are: known without importing torch."""
+"""How many rows of logits may be in memory at once, and the names of the kernels; importable without torch."""
 
 from scoremode.errors import OptionError
 
 KERNELS = ("fused", "rows", "blocked", "plain")
-"""``fused``: Triton, product and reduction in one pass, no logits anywhere. ``rows``: the library's product of a few
-rows, reduced by Triton in one pass. ``blocked``: for CPUs, blocks that stay in the cache. ``plain``: PyTorch anywhere.
+"""``fused``: Triton, product and reduction in one pass; logits are never stored. ``rows``: PyTorch's product of a few
+rows, reduced by Triton in one pass. ``blocked``: for CPUs, blocks that stay in the cache. ``plain``: PyTorch, any
+device.
 """
 
-CPU_BUDGET = 24 << 20  # below what glibc gives back to the system at each free, so that pages are not faulted in again
-DEVICE_BUDGET = 224 << 20  # rows enough to keep a large GPU busy, and less than a quarter of a GiB beside the model
-CPU_WORKSPACE, DEVICE_WORKSPACE = 4 << 20, 96 << 20  # what sums may take beside the logits; in the cache of a CPU
-TILE = 128  # rows that matrix kernels of GPUs take at a time
+CPU_BUDGET = 24 << 20  # below the size that glibc returns to the system on free, so that pages are not faulted in again
+DEVICE_BUDGET = 224 << 20  # enough rows to keep a large GPU busy, in less than a quarter of a GiB beside the model
+CPU_WORKSPACE, DEVICE_WORKSPACE = 4 << 20, 96 << 20  # for sums, beside the logits; on a CPU it fits into the cache
+TILE = 128  # rows that a GPU's matrix kernels process at a time
 
 
 def check_kernel_name(name: str | None) -> None:
@@ -19,12 +20,12 @@ def check_kernel_name(name: str | None) -> None:
 
 
 def default_budget(device: str) -> int:
-    """Bytes of float32 logits of one model that one chunk of rows may take. A divergence holds those of two."""
+    """Most bytes of float32 logits per chunk of rows and model. A divergence needs them for two models."""
     return CPU_BUDGET if device == "cpu" else DEVICE_BUDGET
 
 
 def most_bytes(device: str, models: int = 1) -> int:
-    """Bytes that a kernel without a fused product needs beside the weights: logits, and the workspace of sums.
+    """Bytes that a kernel without a fused product needs beside the weights: logits and the workspace for sums.
 
     >>> most_bytes("cuda", models=2) >> 20
     544
@@ -33,12 +34,12 @@ def most_bytes(device: str, models: int = 1) -> int:
 
 
 def rows_of_workspace(columns: int, bytes_each: int, device: str) -> int:
-    """Rows that may be reduced together where each logit takes so many bytes of temporary numbers."""
+    """Rows that may be reduced together if each logit needs ``bytes_each`` bytes of temporary memory."""
     workspace = CPU_WORKSPACE if device == "cpu" else DEVICE_WORKSPACE
     return max(1, workspace // (bytes_each * max(1, columns)))
 
 
 def rows_within(budget: int, columns: int, device: str) -> int:
-    """Rows of float32 logits that fit into a budget (0: the device's own), whole tiles of them on a GPU."""
+    """Rows of float32 logits that fit into a budget (0: the device's default); on a GPU, a multiple of TILE."""
     rows = max(1, (budget or default_budget(device)) // (4 * max(1, columns)))
     return rows - rows % TILE if device != "cpu" and rows > TILE else rows

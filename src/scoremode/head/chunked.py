@@ -1,6 +1,7 @@
-"""Scores from hidden states on any device, a few rows at a time: never [tokens, vocabulary] whole.
+"""Scores from hidden states on any device, a few rows at a time: [tokens, vocabulary] is never in memory at once.
 
-Logits of a chunk of rows are made in float32 under a byte budget, then reduced to a few numbers a row (partials.py).
+The logits of a chunk of rows are made in float32 within a byte budget, then reduced to a few numbers per row
+(partials.py).
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states (n, d) -> logits (n, vocabulary)."""
 
 Share = Callable[[Tensor], Tensor]
-"""The targets' logits (n, k) of one slice -> of the whole vocabulary. Ranks exchange them; a whole head need not."""
+"""The targets' logits (n, k) in one slice -> in the whole vocabulary. Tensor-parallel ranks exchange them here."""
 
 
 def keep_own(at_target: Tensor) -> Tensor:
-    """The ``Share`` of a head that is whole."""
+    """The ``Share`` of a head that is not sliced: there is nothing to exchange."""
     return at_target
 
 
 def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary: int, budget: int = 0) -> Columns:
-    """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k); ``budget`` bytes of logits at most.
+    """Columns for every row of ``hidden`` (n, d) and its ``targets`` (n, k), with at most ``budget`` bytes of logits.
 
-    For a head that is known only as a function. One that is a matrix is scored faster (kernels.py).
+    For a head that is known only as a function. A head that is known as a matrix is scored faster (kernels.py).
     """
     rows = rows_within(budget, vocabulary, hidden.device.type)
     parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
@@ -47,7 +48,7 @@ def empty_columns(device: torch.device, k: int) -> Columns:
 
 
 def reduce_logits(logits: Tensor, targets: Tensor) -> Columns:
-    """Columns of a block of logits (n, vocabulary), in float32. May overwrite the block."""
+    """Columns from a block of logits (n, vocabulary), in float32. May overwrite the block."""
     at_target = target_logits(logits, targets)
     return finish(partials(logits, targets, at_target), at_target)
 
@@ -62,7 +63,7 @@ def reduce_in_chunks(
         at_target = share(target_logits(x, targets[rows], head.first_id))
         parts.append(partials(x, targets[rows], at_target, head.first_id, one_pass))
         logits.append(at_target)
-        del x  # or it would be held beside the next chunk's
+        del x  # else two chunks would be in memory at once
     return Partials.cat(parts), torch.cat(logits)
 
 
@@ -78,33 +79,33 @@ def diverge_in_chunks(
 ) -> tuple[DivergencePartials, Tensor]:
     """Partials of a slice of two heads, and the targets' logits of q. See ``kernels.Diverge``."""
     parts, logits = [], []
-    # by q: it is padded alike on all ranks, a stored p is not. The products have the shape that ``reduce_in_chunks``
-    # gives them, for a matrix kernel adds up in another order for another shape
+    # Chunks follow q: it is padded equally on all ranks, a stored p is not. The products of q then have the same shape
+    # as in ``reduce_in_chunks``: a matrix kernel may add in a different order for a different shape.
     for rows in _chunks(hidden_q, head_q, budget):
         x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])
         at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
         parts.append(divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass))
         logits.append(at_q)
-        del x_p, x_q  # or they would be held beside the next chunk's
+        del x_p, x_q  # else two chunks would be in memory at once
     return DivergencePartials.cat(parts), torch.cat(logits)
 
 
 def diverge_from_logits(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, logits_of_q: LogitsOf, targets: Tensor, budget: int = 0
 ) -> Divergence:
-    """KL(p‖q) where q's head is known only as a function. It is asked for the same rows as by ``score_rows``."""
+    """KL(p‖q) if q's head is known only as a function, which is called with the same rows as by ``score_rows``."""
     parts = []
     step = rows_within(budget, head_p.vocabulary, hidden_q.device.type)
     for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step)):
         x_p, x_q = head_p.logits(hidden_p[rows]), logits_of_q(hidden_q[rows])[:, : head_p.vocabulary]
         at_q = target_logits(x_q, targets[rows])
         parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_q), at_q))
-        del x_p, x_q  # or they would be held beside the next chunk's
+        del x_p, x_q  # else two chunks would be in memory at once
     return Divergence.cat(parts)
 
 
 def _chunks(hidden: Tensor, head: Head, budget: int) -> Iterator[slice]:
-    """Rows that may be together. One empty chunk at least, so that ranks always exchange as often as each other."""
+    """Chunks of rows; at least one, which may be empty, so that all ranks call ``share`` equally often."""
     step = rows_within(budget, max(1, head.weight.shape[0]), hidden.device.type)
     for begin in range(0, max(1, len(hidden)), step):
         yield slice(begin, begin + step)

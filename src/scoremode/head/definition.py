@@ -1,4 +1,4 @@
-"""What a score is: slow, obvious, in float64. Every other path answers to this one."""
+"""The definition of a score, in float64: slow and obvious. Every fast path is tested against it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A line per row of hidden states, a column per target asked at that row."""
+    """One line per row of hidden states, one column per target of that row."""
 
     logprob: Tensor  # (n, k) nats
     rank: Tensor  # (n, k) int64, 1 = first choice
@@ -26,8 +26,8 @@ class Columns:
 def define_columns(logits: Tensor, targets: Tensor) -> Columns:
     """``log_softmax(logits)`` read at the targets, with rank, entropy and first choice.
 
-    ``rank = 1 + #{v : x_v > x_t, or x_v = x_t and v < t}``: equal logits go to the lower id, so that rank 1 means that
-    the target *is* the first choice, and a uniform model does not look as if it were always right.
+    ``rank = 1 + #{v : x_v > x_t, or x_v = x_t and v < t}``: of equal logits the lower id ranks first. So rank 1 means
+    that the target *is* the first choice, and a uniform model does not seem to be always right.
     """
     x = logits.double()
     logp = torch.log_softmax(x, dim=-1)

@@ -1,8 +1,8 @@
-"""How far one distribution lies from another, from slices of the vocabulary that add up exactly.
+"""KL divergence of two distributions, computed from slices of the vocabulary whose partial sums are combined.
 
 logits of both (n, slice) ──divergence_partials──▶ DivergencePartials ──combine──▶ of the whole ──finish──▶ Divergence
 
-``p`` is the baseline and ``q`` the candidate: KL(p‖q) says what is lost when q is used in place of p.
+``p`` is the baseline and ``q`` the candidate: KL(p‖q) measures what is lost when q replaces p.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A line per row: the divergence, and the candidate's columns."""
+    """One line per row: the divergence and the candidate's columns."""
 
     kl: Tensor  # (n,) nats, Σ p · (log p - log q)
     q: Columns
@@ -35,25 +35,25 @@ class Divergence:
 class DivergencePartials:
     """What one slice of the vocabulary contributes to each row.
 
-    The sums of the divergence are kept apart from those of the scores: a candidate's scores must be the bits that it
-    has when it is scored alone, or a model would not be exactly as good as itself.
+    The sums of the divergence are separate from those of the scores. A candidate's scores must have the same bits as
+    when it is scored alone: otherwise a model compared with itself could differ.
     """
 
-    q: Partials  # the bits that ``Kernel.reduce`` gives
-    largest_p: Tensor  # (n,) float32, -inf where the slice is empty
+    q: Partials  # the same bits as from ``Kernel.reduce``
+    largest_p: Tensor  # (n,) float32, -inf if the slice is empty
     largest_q: Tensor  # (n,)
-    total_p: Tensor  # (n,) Σ exp(x_p - largest_p), in float64 where the kernel adds up in float64
+    total_p: Tensor  # (n,) Σ exp(x_p - largest_p), in float64 if the kernel adds in float64
     total_q: Tensor  # (n,)
     cross: Tensor  # (n,) Σ exp(x_p - largest_p) · ((x_p - largest_p) - (x_q - largest_q))
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
-        """Everything but the candidate's partials, in the order of the fields."""
+        """Everything except the candidate's partials, in the order of the fields."""
         return self.largest_p, self.largest_q, self.total_p, self.total_q, self.cross
 
     @staticmethod
     def cat(parts: list[DivergencePartials]) -> DivergencePartials:
-        """The rows of several blocks, one after the other."""
+        """The rows of several blocks, concatenated."""
         if len(parts) == 1:
             return parts[0]
         sums = (torch.cat(each) for each in zip(*(d.sums for d in parts), strict=True))
@@ -61,7 +61,7 @@ class DivergencePartials:
 
 
 def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Divergence:
-    """The definition, slow and in float64. Where q is 0 and p is not, the divergence is infinite."""
+    """The definition, slow and in float64. If q is 0 for an id and p is not, the divergence is infinite."""
     log_p, log_q = (torch.log_softmax(x.double(), dim=-1) for x in (p_logits, q_logits))
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
@@ -71,21 +71,21 @@ def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Di
 def divergence_partials(
     x_p: Tensor, x_q: Tensor, targets: Tensor, at_q: Tensor, first_id: int = 0, one_pass: bool = True
 ) -> DivergencePartials:
-    """Reduce a block of logits of both sides (n, width), and perhaps overwrite q's. The sums are in float64.
+    """Reduce a block of logits of both models (n, width); may overwrite q's. The sums are in float64.
 
-    KL is a small difference of large sums: in float32 it would be good to about 3e-7 nats only, which is more than
-    separates two good quantizations.
+    KL is a small difference of large sums: in float32 it would be accurate to only about 3e-7 nats, which is more than
+    the difference between two good quantizations.
     """
     sums = _sums_in_float64(x_p, x_q)
-    # as ``Kernel.reduce`` does it, with logits that lie in memory as they do there: so q's bits are the same
+    # the same call on the same memory layout as in ``Kernel.reduce``, so that q's bits are the same
     return DivergencePartials(partials(x_q, targets, at_q, first_id, one_pass), *sums)
 
 
-COPIES = 4  # of some rows in float64 while they are added up, at most
+COPIES = 4  # most float64 copies of a row's logits in memory at once
 
 
 def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
-    """The sums of a block, a few rows at a time: copies in float64 take memory."""
+    """The sums of a block, a few rows at a time, because float64 copies need memory."""
     n, width = x_p.shape
     if n == 0 or width == 0:
         return empty_sums(x_p, torch.float64)
@@ -101,7 +101,7 @@ def _sums_in_float64(x_p: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
         torch.sum(weight, 1, out=total_q[rows])
         torch.exp(below_p, out=weight)
         torch.sum(weight, 1, out=total_p[rows])
-        gap = below_p.sub_(below_q).mul_(weight).masked_fill_(weight == 0, 0.0)  # what p forbids counts nothing
+        gap = below_p.sub_(below_q).mul_(weight).masked_fill_(weight == 0, 0.0)  # an id that p forbids adds 0
         torch.sum(gap, 1, out=cross[rows])
     return *largest, total_p, total_q, cross
 
@@ -114,7 +114,7 @@ def empty_sums(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
-    """Partials of neighbouring slices, in order of their ids, as those of their union."""
+    """The partials of the union of neighbouring slices, which are given in the order of their ids."""
     if len(parts) == 1:
         return parts[0]
     each_p, each_q, total_p, total_q, cross = (torch.stack(x) for x in zip(*(d.sums for d in parts), strict=True))
@@ -122,7 +122,7 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
     drop_p, drop_q = (
         each.to(total_p.dtype) - most.to(total_p.dtype) for each, most in ((each_p, largest_p), (each_q, largest_q))
     )
-    # a slice without p (empty, or too far below to count) adds nothing, however far q lies there
+    # a slice without p (empty, or too far below the largest logit) adds nothing, whatever q is there
     share = torch.where(total_p > 0, drop_p.exp(), 0.0)
     moved = torch.where(share > 0, share * (cross + (drop_p - drop_q) * total_p), 0.0)
     whole_p, whole_q = (
@@ -133,7 +133,7 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
 
 def finish_divergence(whole: DivergencePartials, at_q: Tensor) -> Divergence:
     """The divergence and the candidate's columns, from the partials of the whole vocabulary."""
-    # log(total_q / total_p), without losing the digits where both are nearly equal
+    # log(total_q / total_p), without losing digits if both are nearly equal
     ratio = torch.log1p((whole.total_q - whole.total_p) / whole.total_p)
     kl = (whole.cross / whole.total_p + ratio).clamp_min(0.0)
     return Divergence(kl, finish(whole.q, at_q))

@@ -1,14 +1,14 @@
-"""Scores from hidden states in one pass over the head's weights, without logits anywhere: Triton.
+"""Scores from hidden states in one pass over the head's weights, in Triton; logits are never stored.
 
-A program multiplies a block of rows with tiles of the vocabulary, one after the other, and reduces each tile while it
-still is in registers. What it keeps of a span of tiles is five numbers a row; a second kernel joins the spans.
+A program multiplies a block of rows with one tile of the vocabulary after the other, and reduces each tile while it is
+still in registers. It stores five numbers per row for a span of tiles; a second kernel joins the spans.
 
     hidden, weight ──write_target_logits──▶ the targets' logits
     hidden, weight, targets' logits ──reduce_spans──▶ (span, row) largest, where, total, weighted, before
                                     ──join_spans───▶ Partials
 
-Three things make the result the same bits on every run, however the rows are batched: spans are cut by the vocabulary
-alone, every sum has one fixed order, and a row's products never depend on its neighbours.
+Three things make the result the same bits on every run, however the rows are batched: spans depend only on the
+vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_s
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, empty_partials
 
-WORKSPACE = 48 << 20  # bytes of partials that one launch may leave behind
-SHALLOW = 1536  # up to this depth two programs a processor: one reduces its tile while the other multiplies
+WORKSPACE = 48 << 20  # most bytes of partials per launch
+SHALLOW = 1536  # up to this depth two programs run per processor: one reduces its tile while the other multiplies
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a kernel cuts its work. Bits of a result depend on these: they follow from device, dtype and depth only."""
+    """How a kernel divides its work. A result's bits depend on it, so it follows only from device, dtype and depth."""
 
     rows: int
     columns: int
     depth: int
     warps: int
     stages: int
-    span: int  # tiles that leave one set of partials behind
-    descriptors: bool  # the device copies tiles by itself (from Hopper on)
-    group: int = 16  # row blocks that go through the vocabulary together, so that its tiles are found in the L2 cache
-    singles: int = 12  # a part of so many, the last tiles, are spans of their own: programs end at about the same time
+    span: int  # tiles that share one set of partials
+    descriptors: bool  # the device has a copy engine for tiles (from Hopper on)
+    group: int = 16  # row blocks that go through the vocabulary together, so that its tiles stay in the L2 cache
+    singles: int = 12  # the last 1/singles of the tiles are spans of one tile: programs end at about the same time
 
     def fits(self, *tensors: Tensor) -> bool:
-        """Can these matrices be described to the copy engine? Their rows must start at multiples of 16 bytes."""
+        """Can the copy engine read these matrices? Their rows must start at multiples of 16 bytes."""
         return self.descriptors and all(
             t.data_ptr() % 16 == 0 and t.stride(0) * t.element_size() % 16 == 0 and t.shape[0] > 0 for t in tensors
         )
@@ -70,7 +70,7 @@ def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How a vocabulary is cut: ``long`` spans of ``span`` tiles, then single tiles. Depends on its width only."""
+    """How a vocabulary is divided: ``long`` spans of ``span`` tiles, then single tiles. Depends only on its width."""
 
     tiles: int
     long: int
@@ -88,7 +88,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class KernelOperands:
-    """Hidden states and a head as kernels take them: plain matrices, described to the copy engine where it can."""
+    """Hidden states and a head as the kernels take them: plain matrices, or descriptors for the copy engine."""
 
     hidden: Tensor
     head: Head
@@ -98,7 +98,7 @@ class KernelOperands:
     @staticmethod
     def of(hidden: Tensor, head: Head, tiles: Tiles) -> KernelOperands:
         if hidden.shape[1] == 1:
-            # A width of 1 is compiled as a constant, and a loop of one known step starts from the bias instead of
+            # Triton compiles a width of 1 as a constant, and a loop of one known step starts from the bias instead of
             # adding it at the end: a target's logit would differ in the last bit from the same logit in its tile.
             hidden, head = _widened(hidden), replace(head, weight=_widened(head.weight))
         hidden = hidden if hidden.stride(-1) == 1 else hidden.contiguous()
@@ -120,7 +120,7 @@ class KernelOperands:
         return self.hidden.stride(0), self.head.weight.stride(0)
 
     def bias(self) -> Tensor:
-        return self.head.weight if self.head.bias is None else self.head.bias  # never read where there is none
+        return self.head.weight if self.head.bias is None else self.head.bias  # without a bias, any pointer: never read
 
     def shape_options(self) -> dict[str, Any]:
         head = self.head
@@ -128,7 +128,7 @@ class KernelOperands:
             "has_bias": head.bias is not None,
             "has_scale": head.scale != 1.0,
             "has_cap": head.softcap is not None,
-            # Triton's interpreter multiplies bfloat16 only after widening; a GPU's matrix units take it as it is
+            # Triton's interpreter must convert bfloat16 to float32 before it multiplies; a GPU's matrix units need not
             "precision": "ieee" if head.weight.dtype == torch.float32 or not head.weight.is_cuda else "tf32",
         }
 
@@ -138,7 +138,7 @@ def _widened(matrix: Tensor) -> Tensor:
 
 
 def find_target_logits(side: KernelOperands, targets: Tensor, touched: Tensor, spans: Spans) -> Tensor:
-    """The targets' logits (n, k), -inf for those outside of the slice; marks the tiles that hold one."""
+    """The targets' logits (n, k), -inf for a target outside the slice; marks in ``touched`` the tiles with a target."""
     n, k = targets.shape
     head = side.head
     at_target = torch.empty(n, k, dtype=torch.float32, device=targets.device)
@@ -202,7 +202,7 @@ def _reduce(side: KernelOperands, targets: Tensor, share: Share) -> tuple[Partia
         tile_columns=tiles.columns,
         depth=tiles.depth,
         descriptors=side.descriptors,
-        compare=not head.weight.is_cuda,  # Triton's interpreter knows no instructions of a GPU
+        compare=not head.weight.is_cuda,  # Triton's interpreter cannot run GPU instructions
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         **options,
@@ -211,7 +211,7 @@ def _reduce(side: KernelOperands, targets: Tensor, share: Share) -> tuple[Partia
 
 
 def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
-    """Partials from what the spans left behind: (3, spans, n) and (1 + k, spans, n)."""
+    """Partials from the numbers of all spans: floats (3, spans, n) and ints (1 + k, spans, n)."""
     _, spans, n = floats.shape
     k, device = len(ints) - 1, floats.device
     whole = Partials(
@@ -243,11 +243,11 @@ def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
 
 def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
     """Partials of the head's slice for rows (n, d) with targets (n, k), and the targets' logits. See kernels.Reduce."""
-    if hidden.dtype != head.weight.dtype:  # the matrix units want both alike, and rounding is out of the question
+    if hidden.dtype != head.weight.dtype:  # matrix units need equal dtypes, and a conversion would round
         return reduce_in_chunks(hidden, head, targets, share)
     tiles = tiles_for(head.weight)
     targets = targets.contiguous()
-    # by the padded width, which all ranks share: they must cut their rows alike
+    # by the padded width, which is equal on all ranks: they must divide their rows in the same way
     words = Spans.of(head.weight.shape[0], tiles).count * (4 + targets.shape[1])
     parts, logits = [], []
     for rows in launches(len(hidden), words, tiles):
@@ -261,19 +261,19 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
 
 
 def launches(n: int, words: int, tiles: Tiles) -> list[slice]:
-    """Rows of each launch: as many as leave ``words`` 32-bit words each within the workspace, in whole groups."""
+    """The rows of each launch, in whole groups: each row needs ``words`` 32-bit words of the workspace."""
     together = tiles.rows * tiles.group
     step = max(1, WORKSPACE // (4 * words) // together) * together
     return [slice(begin, begin + step) for begin in range(0, max(1, n), step)]
 
 
 def _absent(targets: Tensor) -> Tensor:
-    """The targets' logits in a slice that has none of them."""
+    """The targets' logits in a slice that contains none of them."""
     return torch.full(targets.shape, float("-inf"), device=targets.device)
 
 
 def _diverge(p: KernelOperands, q: KernelOperands) -> Tensor:
-    """The sums of a divergence of two heads, (5, n), in the order of ``DivergencePartials.sums``."""
+    """The sums of the divergence of two heads, (5, n), in the order of ``DivergencePartials.sums``."""
     n, device, tiles, columns = len(p.hidden), p.hidden.device, p.tiles, p.head.vocabulary
     spans = Spans.of(columns, tiles)
     floats = torch.empty(5, spans.count, n, dtype=torch.float32, device=device)
@@ -320,8 +320,9 @@ def diverge_fused(
 ) -> tuple[DivergencePartials, Tensor]:
     """Partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge.
 
-    The kernel of two products cuts the vocabulary into other tiles than that of one, so sums of it would have other
-    last bits. q is therefore scored by itself, and the kernel of two products does nothing but the divergence.
+    The kernel with two products divides the vocabulary into other tiles than the kernel with one, so its sums would
+    differ in the last bits. Therefore q is scored by the kernel with one product, and the kernel with two products
+    computes only the divergence.
     """
     own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
     if hidden_p.dtype != head_p.weight.dtype or hidden_q.dtype != head_q.weight.dtype:

@@ -1,8 +1,8 @@
-"""The Triton kernels of fused.py, and the pieces they are made of.
+"""The Triton kernels of fused.py, and the functions they consist of.
 
-Sums are kept in units of log 2 below an *integer* c = ⌈largest · log₂e⌉, not below the largest logit itself. Then
-z = x·log₂e - c is one rounding of the exact value however large x is, and moving a sum from one c to another multiplies
-it by a power of two, which loses nothing.
+Sums use powers of 2 relative to an *integer* c = ⌈largest · log₂e⌉, not relative to the largest logit itself. Then
+z = x·log₂e - c is rounded only once however large x is, and changing c multiplies a sum by a power of two, which is
+exact.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-MASKED = tl.constexpr(-5.0e6)  # stands for -inf: below any logit, and still exact to a few units after times log₂e
-UNREAL = tl.constexpr(4.0e6)  # logits beyond this are no logits: masked where negative, NaN where positive
-BEHIND = tl.constexpr(1 << 30)
+MASKED = tl.constexpr(-5.0e6)  # stands for -inf: below any logit, and exact to a few units when multiplied by log₂e
+UNREAL = tl.constexpr(4.0e6)  # larger magnitudes are not logits: negative ones are masked, positive ones become NaN
+PAST_END = tl.constexpr(1 << 30)  # stands for an id after every tile
 HUGE = tl.constexpr(2.0**100)
 TINY = tl.constexpr(2.0**-99)
-SMALLEST = tl.constexpr(2.0**-149)  # of all floats above 0
+SMALLEST = tl.constexpr(2.0**-149)  # the smallest float above 0
 
 
-# numbers that vary from call to call: a kernel compiled anew for each (for 1, for multiples of 16) would be slower
+# arguments that vary from call to call: Triton must not compile special versions for 1 or multiples of 16
 SIZES = ("rows", "columns", "first_id", "tiles", "long_spans", "spans", "k")
 
 
-# ── pieces of kernels ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── parts of kernels ─────────────────────────────────────────────────────────────────────────────────────────────────
 @triton.jit
 def _product(
     hidden,
@@ -42,7 +42,7 @@ def _product(
     descriptors: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """A tile of ``hidden @ weight.T`` in float32. What lies outside of the matrices counts as 0."""
+    """A tile of ``hidden @ weight.T`` in float32. Elements outside the matrices count as 0."""
     acc = tl.zeros((tile_rows, tile_columns), tl.float32)
     if descriptors:
         for step in range(0, tl.cdiv(width, depth)):
@@ -69,7 +69,7 @@ def _product(
 
 @triton.jit
 def _tanh(u):
-    """By its series where 1 - e would cancel. Triton's own is not there in every version and not in its interpreter."""
+    """tanh, by its series near 0 where 1 - e would cancel. Not every Triton version has one, nor its interpreter."""
     e = tl.exp2(tl.abs(u) * (-2.0 * LOG2_E))
     far = (1.0 - e) / (1.0 + e)
     square = u * u
@@ -98,8 +98,8 @@ def _to_logits(
     has_scale: tl.constexpr,
     has_cap: tl.constexpr,
 ):
-    """A tile of products as logits: bias, scale, cap; MASKED where an id is forbidden, less behind the vocabulary."""
-    local = tl.arange(0, x.shape[1])  # counted from 0: ids themselves are needed in rare cases only, and made there
+    """Turn a tile of products into logits: bias, scale, cap; MASKED for a forbidden id, lower past the vocabulary."""
+    local = tl.arange(0, x.shape[1])  # relative to the tile: the ids are computed only in the rare cases that need them
     if has_bias:
         added = tl.load(bias + first_column + local, mask=local < columns - first_column, other=0.0)
         x += added.to(tl.float32)[None, :]
@@ -113,7 +113,7 @@ def _to_logits(
 
 @triton.jit
 def _next_below(x):
-    """The largest float below x: ``y > _next_below(x)`` is ``y >= x``. Below 0 it is what ``_above`` can see."""
+    """The largest float below x, so that ``y > _next_below(x)`` means ``y >= x``; for 0, one that ``_above`` sees."""
     bits = x.to(tl.int32, bitcast=True)
     stepped = tl.where(bits > 0, bits - 1, bits + 1).to(tl.float32, bitcast=True)
     return tl.where(x == 0.0, -TINY, stepped)
@@ -123,9 +123,9 @@ def _next_below(x):
 def _above(x, threshold, compare: tl.constexpr):
     """1.0 where x > threshold, else 0.0, for a column of thresholds.
 
-    Comparisons run at half the speed of a product and a sum, and their outcome must be made a number again. Instead
-    (x - threshold) · 2¹⁰⁰ is cut to 0 … 1 by the same instruction: differences of floats are larger than 2⁻¹⁰⁰ unless
-    both lie below 2⁻⁷⁶, and then ``compare`` is asked for.
+    A comparison takes twice as long as a fused multiply-add, and its result must be converted to a number. Instead, one
+    saturating multiply-add computes (x - threshold) · 2¹⁰⁰ and clamps it to 0 … 1. Different floats differ by more than
+    2⁻¹⁰⁰ unless both are below 2⁻⁷⁶; in that case the caller counts by id instead.
     """
     if compare:
         answer = (x > threshold[:, None]).to(tl.float32)
@@ -138,16 +138,16 @@ def _above(x, threshold, compare: tl.constexpr):
 
 @triton.jit
 def _is_tiny(x):
-    """So close to 0 that ``_above`` might not tell neighbours apart."""
+    """So close to 0 that ``_above`` may not distinguish neighbouring floats."""
     return tl.abs(x) < TINY * 1.0e9
 
 
 @triton.jit
 def _sum_of_places(chosen):
-    """Σ of 8192 + place over the places of each row that hold a 1.
+    """Σ of 8192 + place over the places of each row that contain a 1.
 
-    Matrix units leave columns 8j + 2i and 8j + 2i + 1 of a row with the i-th of four threads. In this order of sums
-    8j is a constant of the program; numbers that depend on the thread would take a register for every column.
+    Matrix units give columns 8j + 2i and 8j + 2i + 1 of a row to the i-th of four threads. In this order of summation
+    8j is a compile-time constant; a number that depends on the thread would need one register per column.
     """
     rows: tl.constexpr = chosen.shape[0]
     columns: tl.constexpr = chosen.shape[1]
@@ -161,7 +161,7 @@ def _sum_of_places(chosen):
 
 @triton.jit
 def _place_by_id(x, ids, largest):
-    return tl.min(tl.where(x == largest[:, None], ids[None, :], BEHIND), 1)
+    return tl.min(tl.where(x == largest[:, None], ids[None, :], PAST_END), 1)
 
 
 @triton.jit
@@ -174,11 +174,11 @@ def _count_by_id(x, ids, value, target):
 
 @triton.jit
 def _quick_place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
-    """(Id of the largest logit, ids that rank before the target, is that in doubt?), of each row of a tile.
+    """(Id of the largest logit, ids that rank before the target, is the answer doubtful?), for each row of a tile.
 
-    The sum of 8192 + place over all places that hold the largest logit tells the place where one alone holds it. In a
-    tile that lies wholly before the target equal logits count, in one behind it they do not: one threshold a row. Where
-    equals are met that would have to be told apart by their ids, the answer is in doubt.
+    The sum of 8192 + place over all places with the largest logit gives its place if there is only one. In a tile that
+    is entirely before the target, equal logits count; in a tile after it, they do not: so one threshold per row is
+    enough. If equal logits would have to be distinguished by their ids, the answer is doubtful.
     """
     place = _sum_of_places(_above(x, _next_below(largest), compare))
     count = tl.sum(_above(x, tl.where(target >= first_column + x.shape[1], _next_below(value), value), compare), 1)
@@ -192,7 +192,7 @@ def _quick_place_and_count(x, largest, value, target, first_column, has_target, 
 
 @triton.jit
 def _place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
-    """(Lowest id with the largest logit, ids that rank before the target), of each row of a tile."""
+    """(Lowest id with the largest logit, ids that rank before the target), for each row of a tile."""
     where, count, doubtful = _quick_place_and_count(x, largest, value, target, first_column, has_target, compare)
     if tl.max(doubtful, 0) != 0:
         ids = first_column + tl.arange(0, x.shape[1])
@@ -203,10 +203,10 @@ def _place_and_count(x, largest, value, target, first_column, has_target, compar
 
 @triton.jit
 def _target(targets, at_target, row, real_row, columns, first_id, j, k):
-    """(Local id, logit) of the j-th target of each row; behind every tile for a target behind this slice of ids."""
+    """(Local id, logit) of the j-th target of each row; PAST_END for a target after this slice of ids."""
     at = row.to(tl.int64) * k + j
     target = tl.load(targets + at, mask=real_row, other=-1).to(tl.int32) - first_id
-    target = tl.where(target >= columns, BEHIND, target)
+    target = tl.where(target >= columns, PAST_END, target)
     return target, tl.maximum(tl.load(at_target + at, mask=real_row, other=0.0), MASKED)
 
 
@@ -216,7 +216,7 @@ def _place_and_counts(
     columns, first_id, k, first_column, has_target, is_first,
     plane, compare: tl.constexpr,
 ):  # fmt: skip
-    """As ``_place_and_count`` for k targets, whose counts are added to those of the span's earlier tiles in memory."""
+    """As ``_place_and_count``, for k targets; adds their counts to those of the span's earlier tiles in memory."""
     where = row
     for j in range(0, k):
         target, value = _target(targets, at_target, row, real_row, columns, first_id, j, k)
@@ -230,7 +230,7 @@ def _place_and_counts(
 
 @triton.jit
 def _span(index, tiles, long_spans, span: tl.constexpr):
-    """(first tile, tile behind the last) of a span: first the long ones, then single tiles."""
+    """(first tile, end tile) of a span: long spans come first, then single tiles."""
     long = index < long_spans
     first = tl.where(long, index * span, long_spans * span + index - long_spans)
     return first, tl.minimum(first + tl.where(long, span, 1), tiles)
@@ -238,7 +238,7 @@ def _span(index, tiles, long_spans, span: tl.constexpr):
 
 @triton.jit
 def _place(program, row_blocks, spans, group: tl.constexpr):
-    """(row block, span) of a program: a group of row blocks shares each span before the next is begun."""
+    """(row block, span) of a program: all row blocks of a group process a span before the next span begins."""
     in_group = group * spans
     first = program // in_group * group
     size = tl.minimum(row_blocks - first, group)
@@ -276,8 +276,8 @@ def write_target_logits(
 ):
     """The diagonal of hidden · weight[targets]ᵀ, by the same instructions in the same order as in ``reduce_spans``.
 
-    Another way of adding would give another last bit, and a target might rank behind itself. Also notes which tiles
-    hold a target of which block of rows.
+    A different order of addition could change the last bit, and a target could rank after itself. Also marks which
+    tiles contain a target of which block of rows.
     """
     row = tl.program_id(0) * block + tl.arange(0, block)
     j = tl.program_id(1)
@@ -345,7 +345,7 @@ def reduce_spans(
     first_tile, end_tile = _span(span_index, tiles, long_spans, span)
     row = row_block * tile_rows + tl.arange(0, tile_rows)
     real_row = row < rows
-    at = span_index.to(tl.int64) * rows + row  # of this span's numbers
+    at = span_index.to(tl.int64) * rows + row  # where this span's numbers are stored
     plane = spans.to(tl.int64) * rows
     largest = tl.full((tile_rows,), 2.0 * MASKED, tl.float32)
     where = tl.zeros((tile_rows,), tl.int32)
@@ -441,9 +441,9 @@ def diverge_spans(
     precision_p: tl.constexpr,
     precision_q: tl.constexpr,
 ):
-    """For two heads at once: largest logits, Σ exp₂(z) of both, and Σ exp₂(z_p) · (z_p - z_q), of which KL is made.
+    """For two heads at once: largest logits, Σ exp₂(z) of both, and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
 
-    No targets here: ``reduce_spans`` scores them.
+    ``reduce_spans`` scores the targets.
     """
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
     first_tile, end_tile = _span(span_index, tiles, long_spans, span)
@@ -475,7 +475,7 @@ def diverge_spans(
         z_p, z_q = tl.fma(x_p, LOG2_E, -c_p[:, None]), tl.fma(x_q, LOG2_E, -c_q[:, None])
         e_p, e_q = tl.exp2(z_p), tl.exp2(z_q)
         apart = z_p - z_q
-        if has_bias_q:  # what p allows and q forbids is infinitely far; what p forbids counts nothing
+        if has_bias_q:  # an id that only q forbids makes KL infinite; an id that p forbids adds 0
             apart = tl.where(x_q <= MASKED, float("inf"), apart)
             terms = tl.where((e_p > 0.0) & (x_p > MASKED), e_p * apart, 0.0)
         else:
@@ -494,7 +494,7 @@ def diverge_spans(
 
 @triton.jit
 def _lines(span, spans, row, rows):
-    """(Where the numbers of these spans and rows lie, which of them exist), a line a span."""
+    """(Where the numbers of these spans and rows are stored, which of them exist), one line per span."""
     at = span.to(tl.int64)[:, None] * rows + row[None, :]
     return at, (span < spans)[:, None] & (row < rows)[None, :]
 
@@ -515,7 +515,7 @@ def join_spans(
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
-    """Spans of a block of rows as one: in natural units, below the largest logit itself, as ``Partials`` has them."""
+    """Join all spans of a block of rows into ``Partials``: natural units, relative to the largest logit itself."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     real_row = row < rows
     plane = spans.to(tl.int64) * rows
@@ -539,12 +539,12 @@ def join_spans(
         total += tl.sum(share * own_total, 0)
         weighted += tl.sum(share * (own_weighted + drop * own_total), 0)
         where = tl.minimum(where, tl.min(tl.where(largest == best[None, :], own_where, 2147483647), 0))
-    # from below c to below the largest logit: z = x·log₂e - c, and x - largest = (z - z_top) / log₂e
+    # from relative to c to relative to the largest logit: z = x·log₂e - c, and x - largest = (z - z_top) / log₂e
     top = tl.fma(best, LOG2_E, -c)
     back = tl.exp2(-top)
     weighted = back * (weighted - top * total) * LN_2
     total = back * total
-    total = tl.where(total < 1.0, 1.0, total)  # the largest logit is in it; NaN stays
+    total = tl.where(total < 1.0, 1.0, total)  # the largest logit alone adds 1; NaN stays NaN
     empty = best < -UNREAL
     best = tl.where(best > UNREAL, float("nan"), best)
     tl.store(largest_out + row, tl.where(empty, float("-inf"), best), mask=real_row)
@@ -561,9 +561,9 @@ def join_spans(
 
 @triton.jit
 def _whole(best, total):
-    """(Largest logit, sum below it in natural units), from a sum below c: -inf and 0 where no id was there."""
+    """(Largest logit, sum relative to it in natural units), from a sum relative to c; (-inf, 0) if there was no id."""
     total = tl.exp2(-tl.fma(best, LOG2_E, -tl.ceil(best * LOG2_E))) * total
-    total = tl.where(total < 1.0, 1.0, total)  # the largest logit is in it; NaN stays
+    total = tl.where(total < 1.0, 1.0, total)  # the largest logit alone adds 1; NaN stays NaN
     empty = best < -UNREAL
     largest = tl.where(empty, float("-inf"), tl.where(best > UNREAL, float("nan"), best))
     return largest, tl.where(empty, 0.0, tl.where(best > UNREAL, float("nan"), total))
@@ -578,7 +578,7 @@ def join_divergences(
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
-    """What ``diverge_spans`` left behind as one, in natural units below both largest logits: five lines of rows."""
+    """Join the spans of ``diverge_spans``: natural units, relative to both largest logits; five lines of rows."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     real_row = row < rows
     plane = spans.to(tl.int64) * rows

@@ -1,7 +1,7 @@
-"""Which code turns hidden states into scores: chosen by device, dtype and shape, and never trusted unseen.
+"""Choose the kernel that turns hidden states into scores, by device, dtype and shape; each is tested before use.
 
-A kernel is used only after it agreed with the float64 definition on a probe, on this device, in this process. One that
-does not agree is passed over for a simpler one, and the result says so (``Choice.note``).
+A kernel is used only after it agrees with the float64 definition on a probe, on this device, in this process. A kernel
+that does not agree is skipped for a simpler one, and the result says so (``Choice.note``).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Reduce(Protocol):
     def __call__(self, hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
         """Partials of the head's slice for rows (n, d) with targets (n, k), and the targets' logits (n, k).
 
-        ``share`` is called for the targets' logits of this slice (-inf where a target lies elsewhere) and gives back
-        those of the whole vocabulary: ranks that score together call it equally often, for equally many rows.
+        ``share`` is called with the targets' logits of this slice (-inf for a target outside it) and returns those of
+        the whole vocabulary. Ranks that score together call it equally often, with equally many rows.
         """
 
 
@@ -39,20 +39,20 @@ class Diverge(Protocol):
     ) -> tuple[DivergencePartials, Tensor]:
         """Partials of the same slice of two heads, and the targets' logits of q.
 
-        Those of q are the bits that ``Reduce`` gives for the same rows.
+        Those of q have the same bits as from ``Reduce`` for the same rows.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One way of computing scores. All give the same answers, up to float32's last digits."""
+    """One way to compute scores. All give the same answers, up to the last digits of float32."""
 
     name: str
     reduce: Reduce
     diverge: Diverge
 
     def score(self, hidden: Tensor, head: Head, targets: Tensor) -> Columns:
-        """Columns of rows (n, d) for a head that is whole.
+        """Columns for rows (n, d) and a head that is not sliced.
 
         >>> head = Head(torch.eye(3), vocabulary=3)
         >>> choose(head).kernel.score(torch.tensor([[0.0, 2.0, 0.0]]), head, torch.tensor([[1]])).rank.tolist()
@@ -61,29 +61,29 @@ class Kernel:
         return finish(*self.reduce(hidden, head, targets))
 
     def divergence(self, hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor) -> Divergence:
-        """KL(p‖q) and q's columns, for two heads that are whole. The columns are the bits that ``score`` gives."""
+        """KL(p‖q) and q's columns, for two heads that are not sliced. The columns have the same bits as ``score``'s."""
         return finish_divergence(*self.diverge(hidden_p, head_p, hidden_q, head_q, targets))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel for a head, and what there is to say about it: why a faster one was passed over, or nothing."""
+    """The kernel for a head, and a note that says why a faster one was skipped; empty if none was."""
 
     kernel: Kernel
     note: str = ""
 
 
 def describe_kernel(choice: Choice | None) -> dict[str, str]:
-    """For a run's settings: which kernel, and the note if there is one."""
+    """The entries of a run's settings: the kernel's name, and its note if there is one."""
     if choice is None:
-        return {"head_kernel": "logits"}  # the model gives them, a few rows at a time
+        return {"head_kernel": "logits"}  # the model itself computes logits, a few rows at a time
     return {"head_kernel": choice.kernel.name} | ({"head_kernel_note": choice.note} if choice.note else {})
 
 
 def choose(head: Head, forced: str | None = None) -> Choice:
     """The fastest kernel for this head's device, dtype and shape that agrees with the definition.
 
-    ``forced`` names one of ``KERNELS``; where that one is not for this device, or does not agree, it is an error.
+    ``forced`` names one of ``KERNELS``; it is an error if that kernel does not run on this device or does not agree.
     """
     passed_over: list[str] = []
     for name in _candidates(head, forced):
@@ -99,11 +99,11 @@ def choose(head: Head, forced: str | None = None) -> Choice:
     )
 
 
-SMALL_VOCABULARY = 2048  # below this a fused kernel has too few tiles to keep a GPU busy
+SMALL_VOCABULARY = 2048  # below this size, a fused kernel has too few tiles to keep a GPU busy
 
 
 def _candidates(head: Head, forced: str | None) -> tuple[str, ...]:
-    """Names in the order of preference."""
+    """Names of kernels in order of preference."""
     check_kernel_name(forced)
     device, dtype = head.weight.device.type, head.weight.dtype
     half = dtype in (torch.bfloat16, torch.float16)
@@ -113,7 +113,7 @@ def _candidates(head: Head, forced: str | None) -> tuple[str, ...]:
         possible = preferred = ("blocked", "plain")
     elif device == "cuda" and (half or dtype == torch.float32):
         possible = ("fused", "rows", "plain")
-        # float32 products run outside of the matrix units: the library's are much faster than Triton's
+        # float32 products do not use the matrix units: PyTorch's are much faster than Triton's
         suits = half and head.weight.shape[0] >= SMALL_VOCABULARY and head.weight.stride(-1) == 1
         preferred = possible if suits else ("rows", "plain")
     if forced is None:
@@ -146,7 +146,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _in_float32(function: F) -> F:
-    """The same function, whatever this process thinks of TF32."""
+    """The same function with full float32 products, whatever the process has set for TF32."""
 
     @wraps(function)
     def exactly(*arguments: Any, **options: Any) -> Any:
@@ -159,7 +159,7 @@ def _in_float32(function: F) -> F:
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """What a kernel is compiled for: heads of one kind run the same code."""
+    """What a kernel is compiled for: heads of the same kind run the same code."""
 
     device: torch.device
     dtype: torch.dtype
@@ -182,10 +182,10 @@ PROBE_NATS = 1e-4
 @lru_cache
 @torch.inference_mode()
 def _problem(name: str, kind: HeadKind) -> str | None:
-    """What is wrong with a kernel on this kind of head, in a few words; None where it agrees with the definition."""
+    """What is wrong with a kernel on this kind of head, in a few words; None if it agrees with the definition."""
     try:
         return _disagreement(_kernel(name), kind, probe) or _disagreement(_kernel(name), kind, fine_probe)
-    except Exception as error:  # no Triton, one that does not know this device, a compiler that is not there…
+    except Exception as error:  # no Triton, a Triton that does not support this device, a missing compiler…
         reason = str(error).strip().split("\n")[0][:160]
         return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
@@ -206,7 +206,7 @@ def _disagreement(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None:
         gaps += [float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy")]
     if not all(gap < PROBE_NATS for gap in gaps):  # NaN too
         return f"off by {max(gaps, key=lambda gap: (gap != gap, gap)):.2g} nats on the probe"  # noqa: PLR0124
-    exact = make is probe and kind.softcap is None  # its logits are then exact in float32, ties included
+    exact = make is probe and kind.softcap is None  # then the probe's logits are exact in float32, ties included
     if exact and not all(torch.equal(a.rank, b.rank) and torch.equal(a.top, b.top) for a, b in sides):
         return "wrong ranks on the probe"
     return None
@@ -218,7 +218,7 @@ def _defined(hidden: Tensor, head: Head) -> Tensor:
 
 
 def probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
-    """Hidden states, a head and targets of small whole numbers: products are exact, and many logits are equal."""
+    """Hidden states, a head and targets, made of small whole numbers: products are exact and many logits are equal."""
     random = torch.Generator().manual_seed(seed)
 
     def whole(*shape: int) -> Tensor:
@@ -228,7 +228,7 @@ def probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
 
 
 def fine_probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
-    """As ``probe``, of numbers that use every bit of their dtype: TF32 or bfloat16 in place of float32 is seen."""
+    """As ``probe``, with numbers that use every bit of their dtype: detects TF32 or bfloat16 in place of float32."""
     random = torch.Generator().manual_seed(seed)
     return _made_of(kind, lambda *shape: torch.randn(shape, generator=random), random, weight_size=0.5)
 

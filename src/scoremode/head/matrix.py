@@ -1,4 +1,4 @@
-"""The last matrix of a model, or one rank's slice of it, and what the model does to its product."""
+"""The last matrix of a model, or one rank's slice of it, and what the model applies to its product."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scoremode.head.precision import full_float32
 class Head:
     """Hidden states (n, d) -> logits of the ids ``first_id .. first_id + vocabulary``.
 
-    ``vocabulary`` is the number of real rows: rows behind it are padding and get no probability. ``first_id`` is not 0
-    where the matrix is a slice of a larger one, as under tensor parallelism.
+    ``vocabulary`` is the number of real rows: rows after it are padding and get no probability. ``first_id`` is not 0
+    if the matrix is a slice of a larger one, as with tensor parallelism.
     """
 
     weight: Tensor  # (padded vocabulary, d)
@@ -30,7 +30,7 @@ class Head:
         return self.shaped(product_in_float32(hidden, self.weight[: self.vocabulary]))
 
     def shaped(self, x: Tensor) -> Tensor:
-        """Bias, scale and cap, in place, on a product (n, vocabulary) in float32."""
+        """Apply bias, scale and cap in place to a product (n, vocabulary) in float32."""
         if self.bias is not None:
             x += self.bias[: self.vocabulary].float()
         if self.scale != 1.0:
@@ -46,9 +46,9 @@ class Head:
 
 
 def product_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``hidden @ weight.T``, kept in float32 to the end: low-precision inputs, but never a low-precision output."""
+    """``hidden @ weight.T`` in float32: inputs may have low precision, the output never has."""
     if weight.is_cuda and hidden.dtype == weight.dtype and weight.dtype != torch.float32:
-        # the tensor cores accumulate in float32; this keeps what they have instead of rounding it to bf16
+        # tensor cores accumulate in float32; this keeps their result instead of rounding it to bfloat16
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     with full_float32():
         if weight.dtype == torch.float32:

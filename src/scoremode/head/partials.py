@@ -1,9 +1,9 @@
-"""Scores from slices of the vocabulary: each slice is reduced to a few numbers a row, and those add up exactly.
+"""Scores from slices of the vocabulary: each slice is reduced to a few numbers per row, which are then combined.
 
 logits (n, slice) ──partials──▶ Partials ──combine──▶ Partials of the whole vocabulary ──finish──▶ Columns
 
-A slice is a tensor-parallel shard, a tile of a kernel, or everything. A target's logit must be known before its rank
-can be counted, so it is read first (``target_logits``) and shared between the slices.
+A slice is a tensor-parallel shard, a tile of a kernel, or the whole vocabulary. A target's logit must be known before
+its rank can be counted, so it is read first (``target_logits``) and shared between the slices.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor
 from scoremode.head.budget import rows_of_workspace
 from scoremode.head.definition import Columns, define_columns
 
-MANY_TARGETS = 64  # a row: from here on counting for each of them costs more than it saves
-FEW_TARGETS = 4  # a row: up to here counting beats sorting on a CPU
-CACHE_SLICE = 3 << 19  # bytes of logits reduced at a time on a CPU: 1.5 MiB, under the usual L2
-FAR_BELOW = -1e4  # exp() of it is 0 in float32: stands for -inf where -inf · 0 would give NaN
-LOWEST = torch.finfo(torch.float32).min  # stands for the largest logit where there is none: -inf - -inf would give NaN
+MANY_TARGETS = 64  # per row; with more, counting for each target costs more than one pass saves
+FEW_TARGETS = 4  # per row; with more, sorting is faster than counting on a CPU
+CACHE_SLICE = 3 << 19  # bytes of logits reduced at a time on a CPU: 1.5 MiB, less than the usual L2 cache
+FAR_BELOW = -1e4  # its exp() is 0 in float32; replaces -inf where -inf · 0 would give NaN
+LOWEST = torch.finfo(torch.float32).min  # replaces a largest logit of -inf, because -inf - -inf would give NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
     """What one slice of the vocabulary contributes to each row."""
 
-    largest: Tensor  # (n,) float32, -inf where the slice is empty
+    largest: Tensor  # (n,) float32, -inf if the slice is empty
     where: Tensor  # (n,) int64, lowest id with that logit
     total: Tensor  # (n,) float32, Σ exp(x - largest)
     weighted: Tensor  # (n,) float32, Σ exp(x - largest) · (x - largest)
@@ -37,14 +37,14 @@ class Partials:
 
     @staticmethod
     def cat(parts: list[Partials]) -> Partials:
-        """The rows of several blocks, one after the other."""
+        """The rows of several blocks, concatenated."""
         if len(parts) == 1:
             return parts[0]
         return Partials(*(torch.cat([getattr(p, name) for p in parts]) for name in Partials.__slots__))
 
 
 def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
-    """The targets' logits (n, k) in float32; -inf for a target that lies outside ``first_id .. first_id + width``."""
+    """The targets' logits (n, k) in float32; -inf for a target outside ``first_id .. first_id + width``."""
     width = x.shape[1]
     if width == 0:
         return torch.full(targets.shape, float("-inf"), device=x.device)
@@ -56,7 +56,7 @@ def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
 def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, one_pass: bool = True) -> Partials:
     """Reduce a block of logits (n, width), whose columns are the ids from ``first_id`` on. May overwrite ``x``.
 
-    ``one_pass`` allows the Triton kernel where there is one.
+    ``one_pass`` allows the Triton kernel, if it is available.
     """
     if x.shape[1] == 0 or x.shape[0] == 0:
         return empty_partials(x, targets)
@@ -68,7 +68,7 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
         )
     if one_pass and targets.shape[1] <= MANY_TARGETS and (reduce_rows := _row_kernel(x.device.type)) is not None:
         return Partials(*reduce_rows(x, targets, at_target, first_id))
-    rows = rows_of_workspace(x.shape[1], 16, x.device.type)  # a float32 copy, exponentials, and a few bytes of answers
+    rows = rows_of_workspace(x.shape[1], 16, x.device.type)  # a float32 copy, exponentials, and a few bytes of results
     starts = range(0, len(x), rows)
     return Partials.cat(
         [_on_device(x[i : i + rows].float(), targets[i : i + rows], at_target[i : i + rows], first_id) for i in starts]
@@ -77,7 +77,7 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
 
 @lru_cache
 def _row_kernel(kind: str) -> Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, ...]] | None:
-    """The one-pass kernel, where Triton is there and gives the right answer on a probe."""
+    """The one-pass kernel, if Triton is available and gives the right answer on a probe; else None."""
     if kind != "cuda":
         return None
     try:
@@ -89,19 +89,19 @@ def _row_kernel(kind: str) -> Callable[[Tensor, Tensor, Tensor, int], tuple[Tens
         ours = finish(Partials(*reduce_rows(x, targets, at_target, 0)), at_target)
         truth = define_columns(x, targets)
         good = bool((ours.logprob - truth.logprob).abs().max() < 1e-4) and torch.equal(ours.rank, truth.rank)
-    except Exception:  # no Triton, or one that does not know this device: the plain path is right everywhere
+    except Exception:  # no Triton, or one that does not support this device: the plain path works everywhere
         return None
     return reduce_rows if good else None
 
 
 def combine(parts: list[Partials]) -> Partials:
-    """Partials of neighbouring slices, in order of their ids, as those of their union. Always adds in that order."""
+    """The partials of the union of neighbouring slices, given in the order of their ids. Always adds in that order."""
     if len(parts) == 1:
         return parts[0]
     each = torch.stack([p.largest for p in parts])  # (slices, n)
     largest, winner = each.max(dim=0)  # the first of equals: the slice with the lower ids
     totals = torch.stack([p.total for p in parts])
-    # clamp passes NaN on, and makes an empty slice count nothing; a divergence has its totals in float64
+    # clamp_min keeps NaN, and an empty slice then adds 0; a divergence has its totals in float64
     drop = (each.to(totals.dtype) - largest.to(totals.dtype)).clamp_min(FAR_BELOW)
     share = drop.exp()
     weighted = torch.stack([p.weighted for p in parts])
@@ -127,7 +127,7 @@ def finish(whole: Partials, at_target: Tensor) -> Columns:
 
 
 def empty_partials(x: Tensor, targets: Tensor) -> Partials:
-    """What an empty slice of the vocabulary contributes to the rows of ``x``."""
+    """The partials of an empty slice of the vocabulary, for the rows of ``x``."""
     n = len(x)
     zeros = torch.zeros(n, device=x.device)
     return Partials(
@@ -140,7 +140,7 @@ def empty_partials(x: Tensor, targets: Tensor) -> Partials:
 
 
 def _on_device(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Partials:
-    """Whole-block operations, nothing that makes the host wait for the device; overwrites ``x``."""
+    """Reduce with whole-block operations that never make the host wait for the device; overwrites ``x``."""
     before = torch.stack(
         [_before_without_waiting(x, at_target[:, j], targets[:, j] - first_id) for j in range(targets.shape[1])], dim=1
     )
@@ -164,15 +164,15 @@ def _on_cpu(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) -> Par
     p = below.exp()
     total = p.sum(1)
     weighted = torch.linalg.vecdot(p, below)
-    if not bool(torch.isfinite(weighted).all()):  # a logit of -inf: 0 · -inf is nothing here, not NaN
+    if not bool(torch.isfinite(weighted).all()):  # a logit is -inf: 0 · -inf must count as 0, not NaN
         weighted = torch.linalg.vecdot(p, below.clamp_min(FAR_BELOW))
     return Partials(largest, where + first_id, total, weighted, before)
 
 
 def _first_choice(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Lowest id among the largest logits, and its logit.
+    """The lowest id among the largest logits, and its logit.
 
-    A maximum over blocks, then the place inside one block: a third of the time of ``torch.max`` on a CPU.
+    Finds the maximum over blocks, then its place inside one block: a third of the time of ``torch.max`` on a CPU.
     """
     width = 256
     whole = x.shape[1] // width * width
@@ -193,7 +193,7 @@ def _first_choice(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _before(x: Tensor, at_target: Tensor, target: Tensor) -> Tensor:
-    """Logits above the targets', and equal ones of a lower id, (n, k)."""
+    """How many logits are above the target's, or equal to it with a lower id, (n, k)."""
     if target.shape[1] <= FEW_TARGETS:
         counted = [_count(x, at_target[:, j : j + 1]) for j in range(target.shape[1])]
         above, at_least = (torch.stack(counts, dim=1) for counts in zip(*counted, strict=True))
@@ -201,9 +201,9 @@ def _before(x: Tensor, at_target: Tensor, target: Tensor) -> Tensor:
         ordered, wanted = x.sort(dim=1).values, at_target.contiguous()
         above = x.shape[1] - torch.searchsorted(ordered, wanted, right=True)
         at_least = x.shape[1] - torch.searchsorted(ordered, wanted, right=False)
-    here = (target >= 0) & (target < x.shape[1])  # the target itself is one of "at least", if it lies in this slice
+    here = (target >= 0) & (target < x.shape[1])  # a target in this slice is itself counted in ``at_least``
     tied = at_least - above > here.long()
-    if bool(tied.any()):  # rare: only those are looked at again
+    if bool(tied.any()):  # rare, so only these rows are compared again
         ids = torch.arange(x.shape[1])
         for row, j in tied.nonzero().tolist():
             above[row, j] += ((x[row] == at_target[row, j]) & (ids < target[row, j])).sum()
@@ -211,7 +211,10 @@ def _before(x: Tensor, at_target: Tensor, target: Tensor) -> Tensor:
 
 
 def _count(x: Tensor, at_target: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits above the target's, and at least as large. Counting in float32 is exact below 2**24 ids, and fastest."""
+    """How many logits are above the target's, and how many at least equal.
+
+    Counting in float32 is fastest, and exact below 2**24 ids.
+    """
     counter = torch.empty_like(x)
     above = torch.gt(x, at_target, out=counter).sum(1).long()
     at_least = torch.ge(x, at_target, out=counter).sum(1).long()

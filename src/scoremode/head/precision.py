@@ -1,8 +1,8 @@
-"""float32 products in float32: no TF32, no bfloat16, whatever this process or its environment asks for elsewhere.
+"""Compute float32 products in float32, not in TF32 or bfloat16, whatever the process or its environment has set.
 
 PyTorch has switches that let float32 products be rounded to TF32 (10 bits) on a GPU, or to bfloat16 (8 bits) on a CPU
-with AMX. They are set for training, by a line of somebody's code or by an image's environment. A score made under
-them is no float32 score.
+with AMX. They are often set for training, in code or by a container image's environment. A score computed with them
+is not a float32 score.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from scoremode.errors import EngineError
 
 EXACT = "ieee"
-ALLOWED = 2.0**-18  # of the size of a sum of 64 products: float32 is off by 2**-22 at most, TF32 by 2**-11
-FORCED = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves: no switch of PyTorch goes before it
+ALLOWED = 2.0**-18  # relative error of a sum of 64 products: float32 has at most 2**-22, TF32 up to 2**-11
+FORCED = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves; overrides every switch of PyTorch
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Inside, float32 products and convolutions are float32 ones; afterwards every switch is what it was.
+    """Compute products and convolutions in full float32 inside the block; restore every switch afterwards.
 
     >>> before = torch.get_float32_matmul_precision()
     >>> torch.set_float32_matmul_precision("medium")
@@ -68,7 +68,7 @@ def _switches() -> list[tuple[Any, str, Any]]:
 
 
 class _Legacy:
-    """PyTorch before its switches had one name each."""
+    """The switches of PyTorch versions that have no ``fp32_precision``."""
 
     @property
     def matmul(self) -> str:
@@ -80,7 +80,7 @@ class _Legacy:
 
 
 def require_float32(device: torch.device) -> None:
-    """An error where float32 products of this device are rounded to fewer bits although no switch says so."""
+    """Raise EngineError if this device rounds float32 products to fewer bits although no switch says so."""
     error = product_error(device)
     if error <= ALLOWED:
         return
@@ -90,7 +90,7 @@ def require_float32(device: torch.device) -> None:
 
 
 def product_error(device: torch.device) -> float:
-    """How far a float32 product of this device lies from float64, as a share of Σ |a · b|, at most."""
+    """The largest error of a float32 product on this device, relative to Σ |a · b| in float64."""
     random = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=random) for shape in ((48, 64), (64, 160)))
     with full_float32():

@@ -1,7 +1,7 @@
 """Partials of rows of logits in one pass over them, on a GPU with Triton.
 
-Each logit is read once and gives everything: largest, where, Σexp, Σexp·x, and how many rank before each target. Every
-lane of a program keeps numbers of its own, and the lanes are joined once at the end, in a fixed order: the result is
+Each logit is read once for everything: largest, where, Σexp, Σexp·x, and how many ids rank before each target. Every
+lane of a program keeps its own numbers, and the lanes are joined once at the end in a fixed order. So the result has
 the same bits on every run and does not depend on which rows share a launch.
 """
 
@@ -62,7 +62,7 @@ def _reduce_row(  # type: ignore[no-untyped-def]  # a kernel takes pointers one 
         where = tl.where(better, ids, where)
         largest = new
         if k == 1:
-            # one number to compare with: no second axis
+            # only one target to compare with, so no second axis is needed
             v = tl.sum(tl.where(asked, value, 0.0))
             t = tl.sum(tl.where(asked, target, 0))
             ahead = ((x > v) | ((x == v) & (ids < t))) & real
@@ -89,7 +89,7 @@ def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) ->
     floats = torch.empty(3, n, dtype=torch.float32, device=x.device)
     where = torch.empty(n, dtype=torch.int32, device=x.device)
     before = torch.empty(n, k, dtype=torch.int32, device=x.device)
-    assert x.stride(1) == 1, "logits of a row lie side by side"
+    assert x.stride(1) == 1, "the logits of a row must be contiguous"
     launch: Any = _reduce_row[(n,)]
     launch(
         x,
