@@ -26,7 +26,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param == "tiny blocks":
         monkeypatch.setattr(blocked, "CHUNK", 16)
         monkeypatch.setattr(blocked, "MOST_COLUMNS", 160)
-        monkeypatch.setattr(blocked, "ROWS", 13)
+        monkeypatch.setattr(blocked, "BLOCK_ROWS", 13)
 
 
 def draw(n: int, d: int, v: int, k: int, spread: float = 3.0) -> tuple[Tensor, Tensor, Tensor]:

@@ -350,7 +350,7 @@ def test_probability_zero_makes_ratios_unknown_and_is_counted(base: float, cand:
 
 
 def test_what_is_not_a_number_is_refused() -> None:
-    with pytest.raises(RunError, match="q4: kl holds what is not a number"):
+    with pytest.raises(RunError, match="q4: kl contains NaN"):
         comparison_statistics(compared([-1.0], [-1.0], kl=[math.nan]))
     with pytest.raises(RunError, match="the candidate holds"):
         comparison_statistics(compared([-1.0], [math.nan]))

@@ -1,9 +1,9 @@
 """Two runs of one plan ─▶ numbers with errors: paired by target, grouped by what is independent.
 
-Both runs scored the same targets, so what makes a text hard is in both and cancels in their difference. Every error
-here is that of the difference: never of two numbers taken apart. Means count a target as often as the method does
+Both runs scored the same targets, so the difficulty of the text is in both and cancels in their difference. Every
+error here is the error of that difference, never of two separate numbers. Means weight a target as the method does
 (``Comparison.weight``); quantiles count each target once. docs/compare-statistics.md has every formula. Bounds
-(``…_low``, ``…_high``) are at 95 %, by Student's t.
+(``…_low``, ``…_high``) are 95 % bounds by Student's t.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
 class Comparison:
     """A candidate against a baseline, target by target, on one plan.
 
-    Arrays have a line per target, in plan order, as the scores of both runs have.
+    Arrays have one line per target, in plan order, like the scores of both runs.
     """
 
-    name: str  # of the candidate, unique among those that are compared together
+    name: str  # of the candidate, unique among the candidates that are compared together
     baseline: Run
     candidate: Run
     groups: Ints  # (n,) targets of one group are not independent of each other
     weight: Floats  # (n,) how much a target counts in the method's mean: 1 unless windows are averaged
-    kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None where two finished runs met
-    noise_kl: Floats | None  # (m,) KL of the baseline against itself, computed otherwise; None where not measured
+    kl: (
+        Floats | None
+    )  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None if two stored runs are compared
+    noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
     manifest: Mapping[str, Any]  # how it was made: commands, engines, sizes (bytes, bits_per_weight), statistics
-    path: str | None = None  # the folder it is kept in
-    noise_perturbed: str | None = None  # what was computed otherwise for ``noise_kl``; why not, where that is None
+    path: str | None = None  # the folder it is stored in
+    noise_perturbed: str | None = None  # what was computed in a different way for ``noise_kl``, or why it is None
 
     def statistics(self) -> dict[str, Any]:
         """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""
@@ -68,7 +70,7 @@ DELTA_P_QUANTILES = {
 
 
 def _error_names(*names: str) -> tuple[str, ...]:
-    """The names of numbers that have an error and bounds."""
+    """The field names of statistics that have an error and bounds."""
     return tuple(name + part for name in names for part in ("", "_stderr", "_low", "_high"))
 
 
@@ -85,21 +87,21 @@ FIELDS: tuple[str, ...] = (
     *(f"delta_p_{name}" for name in DELTA_P_QUANTILES),
     *_error_names("same_top", "worse"),
 )
-"""Every number of ``comparison_statistics``, in its order: what a gate may name."""
+"""Every number of ``comparison_statistics``, in its order; a gate may name any of them."""
 
 
 def comparison_statistics(c: Comparison) -> dict[str, Any]:
     """Every number of a comparison, flat and ready for JSON: ``name``, then FIELDS.
 
-    None stands for a value that does not exist (KL that was not measured, the same top of a run without its ``top``,
-    the error of too few groups, a quantile of nothing) and for one that is infinite or undefined (a perplexity with a
+    None stands for a value that does not exist (KL that was not measured, ``same_top`` of a run without ``top``, the
+    error of too few groups, a quantile of no values) and for one that is infinite or undefined (a perplexity with a
     target of probability zero).
 
     >>> comparison_statistics(comparison)["kl_mean"]   # doctest: +SKIP
     0.0312
     """
     require_sound(c)
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are answered with None
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
         worse = terms(c, "worse").estimate()
         found = {
             "name": c.name,
@@ -118,7 +120,7 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
 
 
 def require_sound(c: Comparison) -> None:
-    """Refuse arrays that do not line up, and what is not a number: neither may pass for a result."""
+    """Raise RunError if arrays have different lengths or contain NaN."""
     held = {"groups": c.groups, "weight": c.weight, "kl": c.kl, "noise_kl": c.noise_kl}
     parts = {name: (len(array), array_blocks(array)) for name, array in held.items() if array is not None}
     for name, run in (("the baseline", c.baseline), ("the candidate", c.candidate)):
@@ -129,16 +131,16 @@ def require_sound(c: Comparison) -> None:
                 f"{c.name}: {name} has {length} targets instead of {len(c.groups)}", fix="compare runs of one plan"
             )
         if any(np.isnan(block).any() for block in blocks):
-            raise RunError(f"{c.name}: {name} holds what is not a number", fix="score again with --fresh")
+            raise RunError(f"{c.name}: {name} contains NaN", fix="score again with --fresh")
 
 
 def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     return (array[begin : begin + BLOCK] for begin in range(0, len(array), BLOCK))
 
 
-# ── what every number is made of ─────────────────────────────────────────────────────────────────────────────────────
+# ── sums that the statistics are made of ─────────────────────────────────────────────────────────────────────────────
 class Terms(GroupSums):
-    """A statistic as Σ numerator / Σ denominator: the sums of each group, which are all that its error needs.
+    """A statistic as Σ numerator / Σ denominator, with the sums of each group, from which its error follows.
 
     >>> parts = Terms(5)
     >>> parts.add(np.arange(5), np.array([1.0, 2.0, 3.0, 4.0, 10.0]), np.ones(5))
@@ -170,7 +172,7 @@ class PairedBlock:
 
 
 def paired_blocks(c: Comparison) -> Iterator[PairedBlock]:
-    """All targets of a comparison in order, without holding the columns of its runs."""
+    """All targets of a comparison in order, without keeping the columns of its runs in memory."""
     sides = (run.scores.blocks("logprob", "top") for run in (c.baseline, c.candidate))
     begin = 0
     for (base, base_top), (cand, cand_top) in zip(*sides, strict=True):
@@ -197,15 +199,15 @@ MEANS: dict[str, Values] = {
     "same_top": lambda b: measured(b.base_top) == measured(b.cand_top),
     "worse": lambda b: b.cand < b.base,
 }
-"""What each statistic is the mean of, target by target."""
+"""The value per target that each statistic is the mean of."""
 
 
 def terms(c: Comparison, name: str) -> Terms:
-    """What a statistic is the ratio of; ``kl_mean`` only where KL was measured, ``same_top`` where ``top`` was.
+    """The terms of a statistic; ``kl_mean`` needs KL, and ``same_top`` needs ``top`` in both runs.
 
-    ``ppl_ratio`` and ``log_ppl_ratio`` have the same terms: Σ of differences of nll over Σ of weights, whose value is
-    the logarithm of the ratio, or, where the method averages documents, Σ of their perplexities over Σ of the
-    baseline's, whose value is the ratio itself (``averages_documents`` tells).
+    ``ppl_ratio`` and ``log_ppl_ratio`` have the same terms. Their value is the logarithm of the ratio (Σ of differences
+    of nll over Σ of weights). If the method averages documents (``averages_documents``), it is the ratio itself (Σ of
+    the documents' perplexities over Σ of the baseline's).
     """
     if name in ("ppl_ratio", "log_ppl_ratio") and averages_documents(c):
         return _document_terms(c)
@@ -213,7 +215,7 @@ def terms(c: Comparison, name: str) -> Terms:
 
 
 def terms_of_difference(a: Comparison, b: Comparison, name: str) -> Terms:
-    """The same for the difference of two candidates, paired target by target."""
+    """As ``terms``, for the difference of two candidates, paired target by target."""
     if name in ("ppl_ratio", "log_ppl_ratio") and averages_documents(a):
         ours, theirs = _document_terms(a), _document_terms(b)
         ours.numerator -= theirs.numerator
@@ -227,7 +229,7 @@ def terms_of_difference(a: Comparison, b: Comparison, name: str) -> Terms:
 
 
 def terms_of_distance(c: Comparison) -> Terms:
-    """What the perplexity's distance from the baseline's is the ratio of: zero where both are equal, either sign."""
+    """The terms of the signed distance between both perplexities; its value is 0 if they are equal."""
     found = terms(c, "ppl_ratio")
     if averages_documents(c):
         found.numerator -= found.denominator
@@ -241,7 +243,7 @@ def averages_documents(c: Comparison) -> bool:
 
 
 def _weighted(c: Comparison, values: Values) -> Terms:
-    numbers = distinct(array_blocks(c.groups))  # without holes: an empty group would be counted as an independent one
+    numbers = distinct(array_blocks(c.groups))  # only groups that occur: an empty one would count as independent
     found = Terms(len(numbers))
     for block in paired_blocks(c):
         found.add(np.searchsorted(numbers, block.groups), values(block) * block.weight, block.weight)
@@ -249,7 +251,7 @@ def _weighted(c: Comparison, values: Values) -> Terms:
 
 
 def _document_terms(c: Comparison) -> Terms:
-    """Perplexity of each document under the candidate, over that under the baseline."""
+    """Each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
     documents = distinct(document for (document,) in c.baseline.facts.blocks("document"))
     base, cand = GroupSums(len(documents)), GroupSums(len(documents))
     for (document,), block in zip(c.baseline.facts.blocks("document"), paired_blocks(c), strict=True):
@@ -262,7 +264,7 @@ def _document_terms(c: Comparison) -> Terms:
 
 
 def quantile(values: Floats, fraction: float) -> float:
-    """Linear between the two nearest in order; infinite only where one of them is; NaN of nothing.
+    """Linear interpolation between the two nearest values; infinite only if one of them is; NaN if there are none.
 
     >>> quantile(np.array([0.0, 1.0, np.inf]), 0.25), quantile(np.array([0.0, 1.0, np.inf]), 0.5)
     (0.5, 1.0)
@@ -271,7 +273,7 @@ def quantile(values: Floats, fraction: float) -> float:
 
 
 def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
-    """Several quantiles by their names; the values are left in another order, so that no copy is needed."""
+    """Several quantiles by name. Reorders ``values`` in place, so that no copy is needed."""
     if not len(values):
         return dict.fromkeys(fractions, math.nan)
     places = {name: _place(fraction, len(values)) for name, fraction in fractions.items()}
@@ -280,21 +282,21 @@ def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float
 
 
 def _place(fraction: float, n: int) -> tuple[int, int, float]:
-    """The two nearest in order, and how far the quantile lies from the one to the other."""
+    """The indices of the two nearest values, and the position of the quantile between them (0 … 1)."""
     at = fraction * (n - 1)
     below = math.floor(at)
     return below, min(below + 1, n - 1), at - below
 
 
 def _between(below: float, above: float, share: float) -> float:
-    if share == 0:  # apart, because 0 · ∞ is not a number
+    if share == 0:  # a case of its own, because 0 · ∞ is NaN
         return below
     return below + share * (above - below) if math.isfinite(below) else math.inf
 
 
 # ── the numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _of_both_runs(c: Comparison) -> dict[str, Any]:
-    """What each run says of itself, averaged as the method does."""
+    """Each run's own metrics, averaged as the method does."""
     found: dict[str, Any] = {}
     for side, run in (("baseline", c.baseline), ("candidate", c.candidate)):
         found |= _error_fields(f"ppl_{side}", _stored(run, "perplexity"))
@@ -335,10 +337,10 @@ def _logarithm(e: Estimate) -> Estimate:
 
 
 def _difference_of_exponentials(c: Comparison) -> Estimate:
-    """exp(mean nll) of the candidate minus that of the baseline; the error of its first-order expansion.
+    """exp(mean nll) of the candidate minus that of the baseline, with the error of its first-order expansion.
 
-    Near the means, exp(a) - exp(b) moves as exp(a)·da - exp(b)·db: one number a target, so that what both runs
-    share cancels before it is squared.
+    Near the means, exp(a) - exp(b) changes by exp(a)·da - exp(b)·db. That is one number per target, so that what both
+    runs share cancels before it is squared.
     """
     cand, base = _weighted(c, lambda b: -b.cand).estimate(), _weighted(c, lambda b: -b.base).estimate()
     ppl_cand, ppl_base = exponential(cand).value, exponential(base).value
@@ -390,7 +392,7 @@ def _same_top(c: Comparison) -> dict[str, Any]:
 
 
 def _root(square: Estimate) -> Estimate:
-    """The square root of an estimate. No spread around zero is an error of zero."""
+    """The square root of an estimate; the error of zero is zero."""
     value = math.sqrt(square.value)
     return transformed(square, lambda x: 0.0 if x < 0 else math.sqrt(x), 1 / (2 * value) if value else 0.0)
 

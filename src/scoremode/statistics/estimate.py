@@ -1,13 +1,13 @@
-"""Columns -> numbers with errors, grouped by what is independent (groups.py).
+"""Columns ─▶ numbers with errors, grouped by what is independent (groups.py).
 
-With group g holding s_g over n_g units and h_g = n_g / Σn its share, mean = Σs/Σn and
+Group g has the sum s_g over n_g units and the share h_g = n_g / Σn. Then mean = Σs/Σn and
 
     variance = Σ (s_g - mean·n_g)² / (1 - h_g) / (Σn)²        equal groups: the usual G/(G-1)
     degrees of freedom = (Σ h_g²)² / Σ h_g⁴, at most G - 1     equal groups: G - 1
 
-Bounds are Student's t with those degrees of freedom. A few large documents among many small ones decide a mean nearly
-alone, and both lines know it. Fewer than FEWEST groups have no error: None. docs/errors.md shows how often the bounds
-hold.
+Bounds are Student's t with those degrees of freedom. Both formulas account for a few large documents that dominate
+many small ones. With fewer than FEWEST groups the error is None. docs/errors.md shows how often the bounds contain the
+true mean.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
-LEVEL = 0.95  # of the bounds
+LEVEL = 0.95  # confidence level of the bounds
 
 
 class GroupSums:
-    """Σ numerator and Σ denominator of each group, of targets that come block by block.
+    """Σ numerator and Σ denominator of each group, for targets that arrive in blocks.
 
-    Terms are added one after the other, so the sums do not depend on how targets are cut into blocks.
+    Terms are added one after the other, so the sums do not depend on the size of the blocks.
     """
 
     def __init__(self, groups: int) -> None:
@@ -42,7 +42,7 @@ class GroupSums:
         self.n += len(groups)
 
     def estimate(self) -> Estimate:
-        """Σ numerator / Σ denominator over all groups, with their error."""
+        """Σ numerator / Σ denominator over all groups, with its error."""
         total = float(self.denominator.sum())
         count = int(np.count_nonzero(self.denominator))
         if total == 0:
@@ -59,7 +59,7 @@ class GroupSums:
 
 def with_bounds(e: Estimate) -> Estimate:
     """The estimate with its bounds: value ± Student's t · stderr."""
-    from scipy.special import stdtrit  # here, because `scoremode --help` must not wait for it
+    from scipy.special import stdtrit  # slow to import, and `scoremode --help` must be fast
 
     if e.stderr is None or e.freedom is None:
         return e
@@ -68,7 +68,7 @@ def with_bounds(e: Estimate) -> Estimate:
 
 
 def transformed(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
-    """A growing function of an estimate: the error to first order, the bounds through the function itself."""
+    """An increasing function of an estimate: the error to first order, the bounds by the function itself."""
     stderr = None if e.stderr is None else e.stderr * slope
     low, high = (None if bound is None else to(bound) for bound in (e.low, e.high))
     return replace(e, value=to(e.value), stderr=stderr, low=low, high=high)
@@ -82,7 +82,7 @@ def ratio(numerator: Floats, denominator: Floats | Ids | Ints, groups: Ints) -> 
 
 
 def exponential(mean: Estimate) -> Estimate:
-    """exp of an estimate; without an error where it is infinite."""
+    """exp of an estimate; without an error if it is infinite."""
     value = _exp(mean.value)
     if not math.isfinite(value):
         return Estimate(value, None, mean.n, mean.groups)
@@ -94,7 +94,7 @@ def _exp(x: float) -> float:
 
 
 def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
-    """Estimates as plain data; JSON has no infinity: what is infinite becomes null, what does not exist is left out."""
+    """Estimates as plain data. Infinity becomes None, because JSON has none; an estimate that is NaN is left out."""
     return {
         name: {
             "value": finite_or_none(e.value),

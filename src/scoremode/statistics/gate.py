@@ -1,11 +1,11 @@
 """Rules that fail a comparison: ``--fail-if "kl_mean > 0.02"``.
 
 rule   = name operator number ["surely"]
-name   = any number that ``comparison_statistics`` gives
-surely = fail only where the 95 % bound lies beyond the number: the lower one for > and >=, the upper one for < and <=.
-         Without it the value itself is judged.
+name   = any number of ``comparison_statistics``
+surely = fail only if the 95 % bound is beyond the number: the lower bound for > and >=, the upper one for < and <=.
+         Without it the value itself is compared.
 
-What was not measured fails every rule: a gate that could not look has not passed.
+A statistic that was not measured fails every rule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXAMPLE = "write a rule such as 'kl_mean > 0.02' or 'ppl_ratio >= 1.01 surely'"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must not be: the gate fails where it is true of a candidate.
+    """A condition that must not hold: the gate fails if it is true for a candidate.
 
     >>> str(parse("kl_mean>2e-2 surely"))
     'kl_mean > 0.02 surely'
@@ -52,7 +52,7 @@ class Rule:
 
 
 def parse(rule: str) -> Rule:
-    """A rule as it is typed.
+    """Parse a rule as the user typed it.
 
     >>> parse("same_top < 0.95")
     Rule(name='same_top', operator='<', limit=0.95, surely=False)
@@ -64,11 +64,11 @@ def parse(rule: str) -> Rule:
     if name not in FIELDS:
         raise OptionError(f"there is no statistic {_quoted(name)}", fix=_near(name))
     if sign not in OPERATORS:
-        raise OptionError(f"{_quoted(sign)} cannot be judged", fix=f"use one of {', '.join(OPERATORS)}")
+        raise OptionError(f"{_quoted(sign)} is not an operator", fix=f"use one of {', '.join(OPERATORS)}")
     if word not in (None, SURELY):
-        raise OptionError(f"{_quoted(word)} behind a rule means nothing", fix=f"only '{SURELY}' may stand there")
+        raise OptionError(f"{_quoted(word)} after a rule has no meaning", fix=f"only '{SURELY}' may follow a rule")
     if word == SURELY and f"{name}_stderr" not in FIELDS:
-        raise OptionError(f"{name} has no error to be sure with", fix=f"leave out '{SURELY}'")
+        raise OptionError(f"{name} has no error, so '{SURELY}' does not apply", fix=f"leave out '{SURELY}'")
     return Rule(name, sign, _number(number), surely=word == SURELY)
 
 
@@ -93,7 +93,7 @@ def _quoted(text: str) -> str:
 
 
 def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
-    """Why the gate fails for this candidate, in one line; None where it passes.
+    """Why the gate fails for this candidate, in one line; None if it passes.
 
     >>> check(parse("kl_mean > 0.02"), {"name": "q4", "kl_mean": 0.0312, "kl_mean_stderr": 0.001})
     'q4: kl_mean is 0.0312, above 0.02'
@@ -117,7 +117,7 @@ def check(rule: Rule, statistics: Mapping[str, Any]) -> str | None:
 
 
 def _shown(value: float, limit: float) -> str:
-    """Four digits, or all of them where four would make the value look like the limit, and for a count."""
+    """Four digits; all digits for a count, or if four would make the value look equal to the limit."""
     short = f"{value:.4g}"
     return repr(value) if isinstance(value, int) or (short == f"{limit:.4g}" and value != limit) else short
 
@@ -132,7 +132,7 @@ def too_few(groups: int | None, kind: str = "groups") -> str:
 
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
-    """The reason behind a None: the first that applies."""
+    """Why a statistic is None: the first reason that applies."""
     infinite = statistics.get("kl_infinite")
     zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
     of_kl, of_top = name.startswith("kl_"), name.startswith("same_top")

@@ -1,14 +1,14 @@
-"""What counts as independent, and how much each target counts: decided here, from the plan alone, and kept with a run.
+"""What counts as independent, and how much each target counts: follows from the plan alone, and is stored with a run.
 
-The error of a mean comes from pieces of text that have nothing to do with each other. In order of preference:
+The error of a mean is computed over unrelated pieces of text. In order of preference:
 
-pieces known to be separate    documents; where a recipe joins them into one stream, the texts that were joined
+pieces known to be separate    documents; if a recipe joins them into one stream, the texts that were joined
                                (WikiText's articles), if at least FEWEST of them have targets
-stretches of text              equal parts of what there is, each STRETCH tokens long or longer, if there are FEWEST
-too few                        the pieces that are known; estimates over them have no error
+stretches of text              equal parts of each piece, each at least STRETCH tokens long, if there are FEWEST
+too few                        the known pieces; estimates over them have no error
 
 Windows are not independent: neighbouring windows of 2,048 tokens of WikiText-2 have a correlation of 0.5, because an
-article goes on from one to the next. docs/errors.md has the measurements behind FEWEST and STRETCH.
+article continues from one window to the next. docs/errors.md has the measurements for FEWEST and STRETCH.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import numpy as np
 from scoremode.plan.plan import Plan, TargetBlock
 from scoremode.values import Floats, Ints
 
-FEWEST = 5  # groups; with fewer, nothing useful can be said about how far a number would move
-STRETCH = 1 << 15  # tokens; in shorter stretches of one text, neighbours move together
+FEWEST = 5  # groups; with fewer, an error estimate would be useless
+STRETCH = 1 << 15  # tokens; shorter neighbouring stretches of one text are correlated
 
 
 def distinct(numbers: Iterable[Ints]) -> Ints:
-    """The numbers that occur, ascending, of what comes block by block."""
+    """The distinct numbers of several blocks, ascending."""
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.unique(block) for block in numbers)]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grouping:
-    """Which targets of a plan belong together."""
+    """Which targets of a plan belong to the same group."""
 
-    kind: str  # in words, for people
+    kind: str  # what a group is, in words
     count: int
     of: Callable[[TargetBlock], Ints]  # the group of each target: 0, 1, …
 
@@ -52,7 +52,7 @@ def grouping(plan: Plan) -> Grouping:
 
 
 class _Cut:
-    """The stream cut at some tokens; parts without a target are not counted."""
+    """The stream divided at the tokens ``starts``; parts without a target are not counted."""
 
     def __init__(self, starts: Ints, plan: Plan) -> None:
         self.starts = starts
@@ -68,7 +68,7 @@ class _Cut:
 
 
 def _stretch_starts(plan: Plan) -> Ints:
-    """Each piece in equal stretches, as many as are at least STRETCH tokens long; what no window scores is left out."""
+    """Divide each piece into as many equal stretches of at least STRETCH tokens as fit; leave out unscored ends."""
     begin, end = int(plan.first.min(initial=0)), int(plan.last.max(initial=0))
     edges = np.unique(np.clip(np.append(plan.piece_starts, len(plan.ids)), begin, end))
     starts = [
@@ -81,7 +81,7 @@ def _stretch_starts(plan: Plan) -> Ints:
 
 
 def groups_of(plan: Plan) -> tuple[str, Ints]:
-    """What counts as independent, in words, and the group of each target (0, 1, …)."""
+    """What a group is, in words, and the group of each target (0, 1, …)."""
     found, groups = grouping(plan), np.empty(plan.targets, np.int64)
     for block in plan.blocks():
         groups[block.begin : block.end] = found.of(block)
@@ -89,7 +89,7 @@ def groups_of(plan: Plan) -> tuple[str, Ints]:
 
 
 def weights_of(plan: Plan, block: TargetBlock | None = None) -> Floats:
-    """How much each target, of a block or of all, counts in the method's mean: a window's mean ``weight`` times."""
+    """How much each target of a block (or of the plan) counts in the method's mean; 1 unless windows are averaged."""
     if plan.average != "window":
         n = plan.targets if block is None else len(block)
         return np.broadcast_to(np.float64(1), n)  # ones that take no memory

@@ -1,4 +1,4 @@
-"""The statistics that llama.cpp prints beside a KL divergence, by its own formulas and in its own layout."""
+"""The statistics that llama.cpp prints with a KL divergence, by its formulas and in its layout."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from scoremode.statistics.comparison import Comparison, require_sound
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.values import Floats, Ids
 
-# ── llama.cpp's own statistics ───────────────────────────────────────────────────────────────────────────────────────
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
 DELTA_P_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 75.0, 50.0, 25.0, 10.0, 5.0, 1.0, 0.1)
 
 
 def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
-    """What llama.cpp's ``--kl-divergence`` prints, by its formulas: every target independent and counted once.
+    """What llama.cpp's ``--kl-divergence`` prints, by its formulas: every target is independent and counts once.
 
-    ``…_error`` is what it prints behind ±. KL and ``same_top`` are left out where they were not measured. Percentiles
-    are taken in float32, as there. Below 100 targets llama.cpp itself prints none of this. Names: ``kld_99.9%``,
+    ``…_error`` is the number after ±. KL and ``same_top`` are left out if they were not measured. Percentiles are
+    computed in float32, as in llama.cpp, which prints none of this below 100 targets. Names: ``kld_99.9%``,
     ``delta_p_50%``, ….
     """
     require_sound(c)
@@ -44,7 +43,7 @@ def _llamacpp_perplexity(nll: Floats, base: Floats) -> dict[str, float]:
     n = len(nll)
     (mean, error), (mean_base, error_base) = _mean_and_error(nll), _mean_and_error(base)
     covariance = (float((nll * base).mean()) - mean * mean_base) / (n - 1) if n >= 10 else 0.0
-    # equal runs: rounding may leave a negative number, of which llama.cpp prints the root as nan
+    # for equal runs, rounding may give a negative number; llama.cpp prints its square root as nan
     difference_error = math.sqrt(max(0.0, error**2 + error_base**2 - 2 * covariance))
     ppl, ppl_base = float(np.exp(mean)), float(np.exp(mean_base))
     square = (ppl * error) ** 2 + (ppl_base * error_base) ** 2 - 2 * ppl * ppl_base * covariance
@@ -73,7 +72,7 @@ def _same_top(base: Ids | None, cand: Ids | None) -> dict[str, float]:
 
 
 def _mean_and_error(values: Floats) -> tuple[float, float]:
-    """sqrt((mean of squares - mean²) / (n - 1)) behind ±, and 0 for up to ten values, as llama.cpp does."""
+    """The mean, and sqrt((mean of squares - mean²) / (n - 1)); 0 for up to ten values, as in llama.cpp."""
     n = len(values)
     if n < 1:
         return 0.0, 0.0
@@ -95,9 +94,9 @@ def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict
 
 
 def _llamacpp_percentile(ordered: npt.NDArray[np.float32], percent: float) -> float:
-    """Linear between neighbours, in float32 throughout: with many targets the place itself is rounded."""
+    """Linear interpolation, all in float32 as in llama.cpp: with many targets even the position is rounded."""
     n = len(ordered)
-    if percent == 50:  # its median is computed apart: the middle value, or the mean of the middle two
+    if percent == 50:  # llama.cpp computes the median separately: the middle value, or the mean of the middle two
         middle = ordered[n // 2] if n % 2 else np.float32(0.5) * (ordered[n // 2] + ordered[n // 2 - 1])
         return float(middle)
     at = np.float32(percent / 100) * np.float32(n - 1)
@@ -107,16 +106,16 @@ def _llamacpp_percentile(ordered: npt.NDArray[np.float32], percent: float) -> fl
 
 
 def llamacpp_text(statistics: Mapping[str, float | None]) -> str:
-    """The statistics in the layout and to the digits of llama.cpp, to be laid beside its output."""
+    """The statistics with the layout and the digits of llama.cpp's own output."""
 
     def number(name: str, factor: float = 1.0) -> float:
         value = statistics.get(name)
         return math.nan if value is None else factor * value
 
-    def with_error(label: str, name: str) -> str:
+    def plus_minus(label: str, name: str) -> str:
         return f"{label}: {number(name):10.6f} ± {number(f'{name}_error'):10.6f}"
 
-    def in_percent(label: str, name: str) -> str:
+    def plus_minus_percent(label: str, name: str) -> str:
         return f"{label}: {number(name, 100):6.3f} ± {number(f'{name}_error', 100):5.3f} %"
 
     labels = (("Mean PPL(Q)", "ppl_q"), ("Mean PPL(base)", "ppl_base"))
@@ -126,16 +125,16 @@ def llamacpp_text(statistics: Mapping[str, float | None]) -> str:
         ("Mean PPL(Q)-PPL(base)", "ppl_difference"),
     )
     lines = ["====== Perplexity statistics ======"]
-    lines += [with_error(f"{label:30}", name) for label, name in labels]
+    lines += [plus_minus(f"{label:30}", name) for label, name in labels]
     lines.append(f"Cor(ln(PPL(Q)), ln(PPL(base))): {number('log_ppl_correlation', 100):6.2f}%")
-    lines += [with_error(f"{label:30}", name) for label, name in ratios]
+    lines += [plus_minus(f"{label:30}", name) for label, name in ratios]
     if "kld_mean" in statistics:
-        lines += ["", "====== KL divergence statistics ======", with_error("Mean    KLD", "kld_mean")]
+        lines += ["", "====== KL divergence statistics ======", plus_minus("Mean    KLD", "kld_mean")]
         lines += [f"{label} KLD: {number(name):10.6f}" for label, name in _lines_of("kld", KLD_PERCENTILES)]
-    lines += ["", "====== Token probability statistics ======", in_percent("Mean    Δp", "delta_p_mean")]
+    lines += ["", "====== Token probability statistics ======", plus_minus_percent("Mean    Δp", "delta_p_mean")]
     lines += [f"{label} Δp: {number(name, 100):6.3f}%" for label, name in _lines_of("delta_p", DELTA_P_PERCENTILES)]
-    same_top = in_percent("Same top p", "same_top") if "same_top" in statistics else "Same top p: not measured"
-    lines += [in_percent("RMS Δp    ", "delta_p_rms"), same_top]
+    same_top = plus_minus_percent("Same top p", "same_top") if "same_top" in statistics else "Same top p: not measured"
+    lines += [plus_minus_percent("RMS Δp    ", "delta_p_rms"), same_top]
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,9 @@
-"""Candidates in order, and which of them cannot be told apart.
+"""Rank candidates, and say which of them cannot be distinguished.
 
-Two candidates are told apart where the 95 % bounds of their difference do not hold zero; never where it has none. Given
-comparisons, the difference is taken target by target and its bounds from the groups of the text, so that what both
-candidates share cancels. Given statistics alone, the two errors are added as if independent: larger, never too small
-for candidates that move together.
+Two candidates are distinguished if the 95 % bounds of their difference exclude zero; a difference without bounds
+distinguishes nothing. Given comparisons, the difference is taken target by target and its bounds from the groups of
+the text, so that what both candidates share cancels. Given only statistics, the two errors are combined as if they
+were independent, which is never too small for candidates that are positively correlated.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ BETTER = {
     "delta_logprob_mean": 1,
     "delta_p_mean": 1,
 }
-"""What candidates can be ranked by, and whether more of it is better (1) or less (-1)."""
+"""The statistics that candidates can be ranked by, and whether more is better (1) or less (-1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One candidate's place. Candidates that cannot be told apart from the first of a place share it."""
+    """One candidate's place. Candidates that cannot be distinguished from the first one of a place share it."""
 
-    place: int | None  # 1 is the best; None where the value is not known
+    place: int | None  # 1 is the best; None if the value is not known
     name: str
     value: float | None
     stderr: float | None
-    tied_with: tuple[str, ...]  # every candidate that it cannot be told apart from, also across places
+    tied_with: tuple[str, ...]  # every candidate that it cannot be distinguished from, also across places
 
 
 def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str = "kl_mean") -> list[Ranked]:
-    """The candidates from best to worst by one of BETTER; those without a value stand last, without a place.
+    """The candidates from best to worst by one of BETTER; those without a value come last and have no place.
 
-    A place ends at the first candidate that can be told apart from the place's best. (Ties between neighbours alone
-    would chain: a like b, b like c, …, until the best shares a place with the worst.)
+    A place ends at the first candidate that can be distinguished from the best one of that place. (Ties between
+    neighbours alone would chain: a like b, b like c, …, until the best shares a place with the worst.)
 
     >>> error = {"kl_mean_stderr": 0.001, "freedom": 9.0}
     >>> known = [{"name": n, "kl_mean": v, **error} for n, v in (("a", 0.1), ("b", 0.02), ("c", 0.021))]
@@ -84,10 +84,10 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
 
 
 def closest(comparisons: Sequence[Comparison]) -> list[int]:
-    """The candidate that lies closest to the baseline, and behind it those that cannot be told apart from it.
+    """Index of the candidate closest to the baseline, then of those that cannot be distinguished from it.
 
-    By mean KL where all have it; else by how far the perplexity ratio lies from 1, on either side. Empty where no
-    candidate has a value.
+    By mean KL if all have it, else by how far the perplexity ratio is from 1 in either direction. Empty if no candidate
+    has a value.
     """
     _require_one_question(comparisons)
     if all(c.kl is not None for c in comparisons):
@@ -101,7 +101,7 @@ def closest(comparisons: Sequence[Comparison]) -> list[int]:
 
 
 def _same_distance(a: Terms, b: Terms) -> bool:
-    """Is the difference of two distances from zero within its bounds? The targets, and so the weights, are the same."""
+    """Do the bounds of the difference of two distances contain zero? The targets, and so the weights, are the same."""
     gap = Terms(len(a.groups))
     signs = [math.copysign(1, part.estimate().value) for part in (a, b)]
     gap.add(a.groups, signs[0] * a.numerator - signs[1] * b.numerator, a.denominator)
@@ -119,15 +119,17 @@ def _require_one_question(comparisons: Sequence[Comparison]) -> None:
         first = comparisons[0]
         same_model = c.baseline.manifest.get("model_fingerprint") == first.baseline.manifest.get("model_fingerprint")
         if c.baseline.plan_digest != first.baseline.plan_digest or not np.array_equal(c.groups, first.groups):
-            raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="compare them in one go")
+            raise RunError(
+                f"{first.name} and {c.name} were scored by different plans", fix="compare them with one command"
+            )
         if not same_model:
-            raise RunError(f"{first.name} and {c.name} have different baselines", fix="compare them in one go")
+            raise RunError(f"{first.name} and {c.name} have different baselines", fix="compare them with one command")
 
 
 def _ties(
     rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison], known: Sequence[int], by: str
 ) -> set[tuple[int, int]]:
-    """Every pair, in both orders, whose difference is within its error, or has none."""
+    """Every pair, in both orders, that cannot be distinguished."""
     found: set[tuple[int, int]] = set()
     for at, i in enumerate(known):
         for j in known[at + 1 :]:
@@ -141,7 +143,7 @@ def _ties(
 
 
 def _independent(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimate:
-    """The difference of two numbers whose errors are taken as independent."""
+    """The difference of two numbers, as if their errors were independent."""
     errors, freedoms = [[row.get(name) for row in (a, b)] for name in (f"{by}_stderr", "freedom")]
     known = None not in errors and None not in freedoms
     stderr = math.hypot(*cast("list[float]", errors)) if known else None

@@ -18,13 +18,13 @@ from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
 
 class ScoreRows(Protocol):
-    """Scores that can be asked for piece by piece: in memory, or in a journal."""
+    """Scores that can be read in parts: from memory, or from a journal."""
 
     def rows(self, begin: int, end: int) -> Scores: ...
 
 
 def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Estimate]:
-    """Every number that a run carries; none that needs a column which was not measured."""
+    """Every metric of a run, except those that need a column which was not measured."""
     groups = grouping(plan)
     nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
     more: dict[str, GroupSums] = {}  # by the name of the metric
@@ -51,7 +51,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
 
 
 def _of_optional_columns(scores: Scores) -> dict[str, Floats | Ints | Bools]:
-    """What the metrics that need more than logprob are the means of."""
+    """The values per target of the metrics that need more than logprob."""
     found: dict[str, Floats | Ints | Bools] = {}
     if scores.rank is not None:
         found |= {"mean_rank": scores.rank, "top1_accuracy": scores.rank == 1}
@@ -79,18 +79,18 @@ class _PerplexityOfTexts:
 
 
 def _counted(tokens: Tokens) -> tuple[tuple[Ids, Ints], tuple[Ids, Ints]]:
-    """Bytes and words: of each token, and of each document's source."""
+    """Bytes and words, each as (per token, per source document)."""
     return (tokens.byte_len, tokens.doc_bytes), (tokens.word_starts, tokens.doc_words)
 
 
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBlock], Ids | Floats]:
-    """Bytes or words of each target: of the scored text, or, in lm-eval-rolling, of the whole source documents."""
+    """Bytes or words per target: of the scored text; for lm-eval-rolling, of the whole source documents."""
     if plan.method != "lm-eval-rolling" or plan.mask is not None:
         return lambda block: of_token[block.token]
     seen: Bools = np.zeros(len(of_document), np.bool_)
 
     def at_first_targets(block: TargetBlock) -> Floats:
-        """A document counts once, at its first target."""
+        """All of a document's bytes or words count at its first target."""
         share = np.zeros(len(block))
         documents, firsts = np.unique(block.document, return_index=True)
         new = ~seen[documents]
@@ -102,7 +102,7 @@ def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBloc
 
 
 def llamacpp_stderr(logprob: Floats) -> float | None:
-    """The error that llama.cpp prints beside its perplexity: every token taken as independent."""
+    """The error that llama.cpp prints with its perplexity, as if every token were independent."""
     n = len(logprob)
     if n < 2:
         return None
