@@ -36,8 +36,8 @@ WAYS: list[Diverge] = [diverge_blocked, diverge_in_chunks]
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "tiny blocks":
         monkeypatch.setattr(blocked, "CHUNK", 16)
-        monkeypatch.setattr(blocked, "COLUMNS", 160)
-        monkeypatch.setattr(blocked, "ROWS", 26)  # half of it together: 13
+        monkeypatch.setattr(blocked, "MOST_COLUMNS", 160)
+        monkeypatch.setattr(blocked, "BLOCK_ROWS", 26)  # half of it together: 13
 
 
 def draw(n: int, d: int, v: int, k: int, noise: float = 0.05) -> tuple[Tensor, Tensor, Tensor, Tensor]:

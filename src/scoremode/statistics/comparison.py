@@ -37,9 +37,7 @@ class Comparison:
     candidate: Run
     groups: Ints  # (n,) targets of one group are not independent of each other
     weight: Floats  # (n,) how much a target counts in the method's mean: 1 unless windows are averaged
-    kl: (
-        Floats | None
-    )  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None if two stored runs are compared
+    kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None between stored runs
     noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
     manifest: Mapping[str, Any]  # how it was made: commands, engines, sizes (bytes, bits_per_weight), statistics
     path: str | None = None  # the folder it is stored in
