@@ -56,8 +56,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     ([*PPL, "--context-length", "-5"], "--context-length -5 leaves no room for a target"),
     ([*PPL, "--context-length", "1" + "0" * 30], "is too large"),
     ([*PPL, "--num-samples", "9" * 5000], "is too large"),
-    ([*PPL, "--stride", "0"], "--stride 0 never moves on"),
-    ([*PPL, "--stride", "-3"], "--stride -3 never moves on"),
+    ([*PPL, "--stride", "0"], "--stride 0 never advances"),
+    ([*PPL, "--stride", "-3"], "--stride -3 never advances"),
     ([*PPL, "--max-windows", "-1"], "--max-windows -1 is negative"),
     *[
         ([*PPL, "--stride", n], f"'{n}' is not a whole number")

@@ -376,7 +376,7 @@ def test_an_unknown_architecture_is_refused(refused: Refused, checkpoint: Path) 
 
 def test_a_folder_without_weights_is_refused(refused: Refused, checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
-    assert "holds no weights; give a folder with .safetensors files" in refused("ppl", checkpoint, "--text", TEXT)
+    assert "contains no weights; give a folder with .safetensors files" in refused("ppl", checkpoint, "--text", TEXT)
 
 
 def test_pickled_weights_are_not_opened(refused: Refused, checkpoint: Path) -> None:

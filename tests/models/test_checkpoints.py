@@ -66,7 +66,7 @@ def test_experts_towers_and_unknown_names_are_no_layers() -> None:
 def test_layers_that_guess_further_tokens_are_noted() -> None:
     config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
     (note,) = check_layers("m", config, named("model.layers", 3))
-    assert note == "layers 2 to 2 of the checkpoint guess further tokens and are not used"
+    assert note == "layers 2 to 2 of the checkpoint predict further tokens and are not used"
     with pytest.raises(ModelError):
         check_layers("m", config, named("model.layers", 4))
 

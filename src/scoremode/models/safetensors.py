@@ -1,7 +1,7 @@
-"""What the headers of safetensors files say: bytes, and bits a weight. Weights stay unread.
+"""Read the headers of safetensors files: tensors, bytes, and bits per weight. Weights are not read.
 
-A header is taken as if a stranger had written it. Where a format is not understood, bits a weight are not known:
-a number that is silently wrong would be drawn into a chart.
+Headers are not trusted: every number is checked. If a format is not understood, bits per weight are None, because a
+wrong number would end up in a chart unnoticed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ from typing import Any
 
 from scoremode.errors import ModelError
 
-LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library too
+LONGEST_HEADER = 100_000_000  # bytes; the same limit as in the safetensors library
 FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 INTEGER_BITS = {"I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8}
 DTYPE_BITS = FLOAT_BITS | INTEGER_BITS
 
 PACKED = ("weight_packed", "qweight")  # several weights in one integer: compressed-tensors; GPTQ and AWQ
-BESIDE_WEIGHTS = {  # what a quantized layer keeps beside its weight
+BESIDE_WEIGHTS = {  # tensors of a quantized layer that are not weights
     *("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "weight_scale_inv"),
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
     *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point", "scales", "qzeros", "g_idx"),
 }
-BUFFERS = {"position_ids", "token_type_ids", "num_batches_tracked", "bias", "masked_bias"}  # as integers: no weights
-LONGEST_SHAPE = 8  # numbers in a weight_shape
+BUFFERS = {
+    "position_ids",
+    "token_type_ids",
+    "num_batches_tracked",
+    "bias",
+    "masked_bias",
+}  # not weights if they are integers
+LONGEST_SHAPE = 8  # most numbers in a weight_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class StoredTensor:
     file: Path
     dtype: str
     shape: tuple[int, ...]
-    begin: int  # in the file
+    begin: int  # byte offset in the file
     end: int
 
     @property
@@ -47,7 +53,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors that a safetensors file holds; an error where it is damaged or cut short."""
+    """The tensors in a safetensors file; ModelError if it is damaged or truncated."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -67,7 +73,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _entry(path: Path, entry: Mapping[str, Any], data: int) -> StoredTensor:
     dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    numbers = (*shape, begin, end)  # bounded, so that no product of them takes long
+    numbers = (*shape, begin, end)  # their number and size are limited, so that their product is fast to compute
     if not isinstance(dtype, str) or len(shape) > 32 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise ValueError("not a tensor")
     tensor = StoredTensor(path, dtype, tuple(shape), data + begin, data + end)
@@ -78,7 +84,7 @@ def _entry(path: Path, entry: Mapping[str, Any], data: int) -> StoredTensor:
 
 
 def _require_no_overlap(tensors: Iterable[StoredTensor], data: int) -> None:
-    """One behind the other, without gaps, as the format demands: so no byte is counted twice."""
+    """Raise ValueError unless tensors follow each other without gaps, as the format requires: no byte counts twice."""
     expected = data
     for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
         if tensor.begin != expected:
@@ -91,7 +97,7 @@ def stored_bytes(tensors: Iterable[StoredTensor]) -> int:
 
 
 def bits_per_weight(tensors: Mapping[str, StoredTensor], quantization: object = None) -> float | None:
-    """Stored bits over weights; scales and zero points are bits too, but no weights. None where that is not known.
+    """Stored bits / number of weights, or None if it is not known. Scales and zero points add bits but not weights.
 
     ``quantization`` is the config's ``quantization_config``. A weight that is stored twice counts twice.
     """
@@ -103,7 +109,7 @@ def bits_per_weight(tensors: Mapping[str, StoredTensor], quantization: object = 
 
 
 def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: object) -> int | None:
-    """How many weights a tensor stands for; None where its format is not understood."""
+    """How many weights a tensor represents; None if its format is not understood."""
     tensor, (prefix, _, leaf) = tensors[name], name.rpartition(".")
     if leaf in PACKED:
         return _packed_weights(tensor, tensors.get(f"{prefix}.weight_shape"), _packed_bits(quantization))
@@ -123,7 +129,7 @@ def _packed_weights(packed: StoredTensor, shape: StoredTensor | None, bits: int 
 
 
 def _read_shape(tensor: StoredTensor) -> int | None:
-    """How many weights a ``weight_shape`` says; its few numbers are the only data that is read."""
+    """The number of weights according to a ``weight_shape``, whose few numbers are the only data that is read."""
     if tensor.dtype != "I64" or not 0 < tensor.size <= LONGEST_SHAPE:
         return None
     with tensor.file.open("rb") as file:
@@ -133,7 +139,7 @@ def _read_shape(tensor: StoredTensor) -> int | None:
 
 
 def _packed_bits(quantization: object) -> int | None:
-    """Bits of a packed weight where the config names exactly one number."""
+    """Bits per packed weight if the config names exactly one number, else None."""
     if not isinstance(quantization, dict):
         return None
     groups = quantization.get("config_groups")

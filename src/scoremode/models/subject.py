@@ -1,4 +1,4 @@
-"""What is scored: a name, a tokenizer, a fingerprint, and whatever else is known before an engine is opened."""
+"""The model to score: its name, tokenizer, fingerprint, and whatever else is known before an engine is opened."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model before an engine is opened on it. Only the first three must be known.
+    """A model before an engine opens it. Only the first three fields are required.
 
-    A server may know its tokenizer and nothing else; a GGUF file says all of this in its header.
+    A server may know only its tokenizer; a GGUF file has all of this in its header.
     """
 
     name: str  # as the user gave it
     tokenizer: TextTokenizer
-    fingerprint: str  # equal for equal weights: a part of every run's identity
+    fingerprint: str  # equal for equal weights; part of every run's identity
     vocabulary: int | None = None
     context_length: int | None = None
     hidden_size: int | None = None
-    dtype: str | None = None  # of the weights as they are stored
+    dtype: str | None = None  # of the stored weights
     weight_bytes: int | None = None
     bits_per_weight: float | None = None
-    revision: str | None = None  # the hub's commit
+    revision: str | None = None  # the commit on the hub
     files: Mapping[str, str] = field(default_factory=dict)  # file name -> sha256
-    notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the model's files
-    checkpoint: ModelFacts | None = None  # the folder in the Hugging Face layout, where it has one
+    notes: tuple[str, ...] = ()  # what a reader of the results must know about the model's files
+    checkpoint: ModelFacts | None = None  # the folder in the Hugging Face layout, if there is one
 
 
 def checkpoint_subject(

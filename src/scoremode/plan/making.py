@@ -1,4 +1,4 @@
-"""A method's windows over a stream of tokens ─▶ Plan: sizes chosen, limits applied, notes taken."""
+"""Make a Plan from a method and tokens: choose sizes, apply limits, and note what was changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scoremode.values import Floats, Ids, Ints
 
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> Sizes:
-    """Window and step: the user's, else the recipe's, never more than the model can see."""
+    """Window and stride: the user's, else the recipe's, never longer than the model's context."""
     context, stride = whole_number("context_length", context), whole_number("stride", stride)
     if stride is not None and method.stride is None:
         raise MethodError(
@@ -28,7 +28,7 @@ def choose_sizes(method: Method, context: int | None, stride: int | None, model_
         raise MethodError("this model does not say how long its context is", fix="give --context-length")
     if model_context is not None and chosen > model_context:
         if context is None and method.name == "sliding-once":
-            chosen = model_context  # no published number depends on this one's default
+            chosen = model_context  # no published result depends on the default of sliding-once
         else:
             whose = f"--context-length {chosen}" if context else f"{method.name}'s own context of {chosen}"
             raise MethodError(
@@ -36,7 +36,7 @@ def choose_sizes(method: Method, context: int | None, stride: int | None, model_
             )
     step = stride if stride is not None else min(method.stride or chosen, chosen)
     if step < 1:
-        raise MethodError(f"--stride {step} never moves on", fix="give 1 or more")
+        raise MethodError(f"--stride {step} never advances", fix="give 1 or more")
     if step > chosen:
         raise MethodError(
             f"--stride {step} is larger than the context of {chosen} and would skip tokens",
@@ -54,7 +54,7 @@ def make_plan(
     max_windows: int | None = None,
     model_context: int | None = None,
 ) -> Plan:
-    """The plan of a method over tokens. ``max_windows`` 0 means all, None the recipe's own limit."""
+    """The plan of a method over tokens. ``max_windows`` 0 means all windows, None means the recipe's own limit."""
     max_windows = whole_number("max_windows", max_windows)
     if max_windows is not None and max_windows < 0:
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
@@ -134,7 +134,7 @@ def plan_of_pairs(
     """A plan for P(target | prompt): each sequence is (ids, index of its first target); equal groups share a prompt.
 
     tokens   0 1 2 | 3 4      prompt | target
-    feed    [0 1 2   3]       score 3 4       the last target need not be fed
+    feed    [0 1 2   3]       score 3 4       the last target is not fed
     """
     lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int64)
     ends = np.cumsum(lengths)

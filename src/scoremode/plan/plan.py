@@ -15,12 +15,12 @@ from scoremode.plan.windows import Window
 from scoremode.values import BLOCK, Bools, Floats, Ids, Ints
 
 Average = Literal["token", "window", "document"]
-"""How scores become one perplexity: over all targets; weighted window means; arithmetic mean over documents."""
+"""How scores become one perplexity: mean over all targets, weighted window means, or arithmetic mean over documents."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetBlock:
-    """Some consecutive targets of a plan, those of whole windows: where each of them stands."""
+    """Consecutive targets of a plan, from whole windows, with the position of each."""
 
     begin: int  # among all targets
     end: int
@@ -36,9 +36,9 @@ class TargetBlock:
 class Plan:
     """Which windows are fed, which tokens are scored, how the scores are averaged: the same for every engine.
 
-    Window w feeds ``[lead[w]] + ids[start[w]:stop[w]]`` (no lead where it is -1) and scores ``ids[first[w]:last[w]]``,
-    only where ``mask`` allows. Each of those tokens is predicted from the row before it, so a target is never the
-    first token fed, and the last target may be the one token after the last one fed.
+    Window w feeds ``[lead[w]] + ids[start[w]:stop[w]]`` (without the lead if it is -1) and scores the tokens of
+    ``ids[first[w]:last[w]]`` that ``mask`` allows. Each of them is predicted from the row before it. So a target is
+    never the first token fed, and the last target may be the token after the last one fed.
     """
 
     method: str
@@ -51,11 +51,11 @@ class Plan:
     last: Ints  # (windows,)
     lead: Ids  # (windows,) id fed before the window's own tokens, or -1
     mask: Bools | None = None  # (n,)
-    weight: Floats | None = None  # (windows,) of each window's mean, where average is "window"
+    weight: Floats | None = None  # (windows,) weight of each window's mean, if average is "window"
     average: Average = "token"
-    vocabulary: int | None = None  # ids from here on get no probability; None: all that the head has
-    prefix_group: Ints | None = None  # (windows,)
-    joined_at: Ints | None = None  # tokens where another text begins inside a document that was joined
+    vocabulary: int | None = None  # ids from here on get no probability; None: all ids of the head
+    prefix_group: Ints | None = None  # (windows,) windows with equal numbers share a prompt
+    joined_at: Ints | None = None  # tokens where another text begins inside a joined document
     notes: tuple[str, ...] = ()  # what was adjusted or left out, in words; not part of the plan's identity
 
     def __post_init__(self) -> None:
@@ -81,9 +81,9 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all that decides the scores and their average: equal if and only if the plans are.
+        """sha256 of everything that determines the scores and their average: equal if and only if the plans are.
 
-        A limit on windows is not part of it: what it left are the windows, and those are.
+        ``max_windows`` is not part of it, because the windows themselves are.
         """
         hasher = hashlib.sha256()
         head = {
@@ -105,7 +105,7 @@ class Plan:
 
     @cached_property
     def piece_starts(self) -> Ints:
-        """Tokens where a text begins that has nothing to do with the one before: documents, and what was joined."""
+        """Tokens where an unrelated text begins: the starts of documents, and of texts that were joined."""
         joined = np.zeros(0, np.int64) if self.joined_at is None else self.joined_at
         return np.union1d(self.doc_starts[:-1], joined)
 
@@ -167,11 +167,11 @@ class Plan:
         return np.searchsorted(self.doc_starts, token, side="right").astype(np.int64) - 1
 
     def blocks(self) -> Iterator[TargetBlock]:
-        """All targets in order, about BLOCK at a time: what ``target_…`` say, without holding it for a whole text."""
+        """All targets in order, about BLOCK at a time: the same as ``target_…``, but not all in memory at once."""
         offsets, at = self.target_offsets, 0
         while at < len(self):
             reached = int(np.searchsorted(offsets, offsets[at] + BLOCK, side="right")) - 1
-            stop = max(at + 1, reached)  # a window is never cut, however long it is
+            stop = max(at + 1, reached)  # a window is never split, however long it is
             token = self._tokens_of(slice(at, stop))
             window = np.repeat(np.arange(at, stop, dtype=np.int64), self.target_counts[at:stop])
             yield TargetBlock(int(offsets[at]), int(offsets[stop]), window, token, self._documents_of(token))
@@ -188,7 +188,7 @@ class Plan:
 
     @property
     def coverage(self) -> float:
-        """Share of the stream's tokens that are scored at least once (a first token without context never is)."""
+        """Share of the stream's tokens that are scored at least once; a first token without context is never scored."""
         return self.covered / max(1, len(self.ids))
 
     @property

@@ -1,7 +1,7 @@
-"""Tokens -> Plan: one function a recipe, its windows drawn in its docstring.
+"""Tokens ─▶ Plan: one function per recipe, with its windows drawn in its docstring.
 
 In the drawings a number is a token of the stream, ``[…]`` is what one forward pass is fed, and B is a BOS that the
-recipe itself puts there. A BOS that the tokenizer adds is an ordinary token 0 of the stream.
+recipe itself inserts. A BOS that the tokenizer adds is an ordinary token 0 of the stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a recipe is given beside the tokens."""
+    """What a recipe receives in addition to the tokens."""
 
     context: int
     stride: int
@@ -52,10 +52,10 @@ class Method:
     arrangement: Arrangement
     special: bool  # does the tokenizer add its special tokens?
     context: int | None  # the recipe's window; None: the model's whole context
-    stride: int | None  # the recipe's step; None: the recipe has none to choose
+    stride: int | None  # the recipe's stride; None: the recipe has no stride
     max_windows: int = 0  # the recipe's own limit; 0: all
     average: Average = "token"
-    real_vocabulary: bool = False  # are logits behind the tokenizer's last id left out of the softmax?
+    real_vocabulary: bool = False  # are logits after the tokenizer's last id left out of the softmax?
 
 
 def _documents(tokens: Tokens) -> Iterator[tuple[int, int]]:
@@ -73,7 +73,7 @@ def sliding_once(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
     for begin, end in _documents(tokens):
         scored, start = begin + 1, begin
         while scored < end:
-            start = min(start, scored - 1)  # where the stride is the whole context, one token of context still stays
+            start = min(start, scored - 1)  # if the stride is the whole context, keep one token of context
             stop = min(start + sizes.context, end)
             yield Span(start, stop, scored, stop)
             scored = stop
@@ -116,7 +116,7 @@ def gptq(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
 
 
 def llamacpp(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
-    """Chunks that do not overlap, the second half of each scored, BOS in the place of each first token (llama.cpp).
+    """Chunks that do not overlap; the second half of each is scored, and BOS replaces its first token (llama.cpp).
 
     tokens   0 1 2 3 4 5 6 7 8    context=4, a tokenizer that adds BOS
     feed    [B 1 2 3]             score 3
@@ -159,13 +159,13 @@ def hf_stride(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
 
 
 def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
-    """Each document alone behind a prefix token, each token predicted once; the last window slides back to be full.
+    """Each document alone after a prefix token, each token predicted once; the last window is moved back to be full.
 
     tokens    0 1 2 3 4 5 6    context=4
     feed   [B 0 1 2]           score 0 1 2 3
-                [2 3 4 5]      score 4 5 6     a row predicts the token after it, so 3 and 6 need not be fed
+                [2 3 4 5]      score 4 5 6     a row predicts the token after it, so 3 and 6 are not fed
 
-    The tokenizer adds its own special tokens too: one that adds BOS has it twice, and the second is scored.
+    The tokenizer also adds its own special tokens: if it adds BOS, there are two, and the second is scored.
     """
     prefix = prefix_token(tokens)
     for begin, end in _documents(tokens):
@@ -179,15 +179,17 @@ def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
 
 
 def prefix_token(tokens: Tokens) -> int:
-    """BOS, else EOS: what lm-evaluation-harness puts in front of a document."""
+    """BOS, else EOS: the token that lm-evaluation-harness inserts before a document."""
     facts = tokens.tokenizer
     if facts.bos is None and facts.eos is None:
-        raise MethodError("this tokenizer has neither BOS nor EOS to put in front", fix="use --method sliding-once")
+        raise MethodError(
+            "this tokenizer has neither BOS nor EOS to insert before a document", fix="use --method sliding-once"
+        )
     return facts.bos if facts.bos is not None else int(facts.eos or 0)
 
 
 def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
-    """Each text alone behind a BOS, then the arithmetic mean of the texts' perplexities (HF evaluate's metric).
+    """Each text alone after a BOS, then the arithmetic mean of the texts' perplexities (HF evaluate's metric).
 
     tokens    0 1 2 | 3 4    two texts
     feed   [B 0 1 2]         score 0 1 2
@@ -195,7 +197,7 @@ def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
     """
     bos = tokens.tokenizer.bos
     if bos is None:
-        raise MethodError("this tokenizer has no BOS to put in front of a text", fix="use --method lm-eval-rolling")
+        raise MethodError("this tokenizer has no BOS to insert before a text", fix="use --method lm-eval-rolling")
     for begin, end in _documents(tokens):
         stop = min(end, begin + sizes.context - 1)
         if stop > begin:
@@ -236,7 +238,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "lm-eval-rolling",
-            "documents alone behind a prefix token, each token once",
+            "documents alone after a prefix token, each token once",
             lm_eval_rolling,
             "pages",
             True,
@@ -245,7 +247,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "mean-of-texts",
-            "texts alone behind a BOS, arithmetic mean of their perplexities",
+            "texts alone after a BOS, arithmetic mean of their perplexities",
             mean_of_texts,
             "texts",
             False,
@@ -258,7 +260,7 @@ METHODS: dict[str, Method] = {
 
 
 def find_method(name: str) -> Method:
-    """The method of that name, or an error that suggests the nearest."""
+    """The method of that name; MethodError with the nearest name if there is none."""
     require_text("method", name)
     known = methods()
     for refused in known.refused:
@@ -272,7 +274,7 @@ def find_method(name: str) -> Method:
 
 @cache
 def methods() -> Plugins:
-    """Our own methods, those of other packages (entry points "scoremode.methods"), and what cannot be used."""
+    """The built-in methods, those of other packages (entry points "scoremode.methods"), and the refused ones."""
     theirs = plugins.load("scoremode.methods", METHODS, _accepted)
     return Plugins({**METHODS, **theirs.found}, theirs.refused)
 
@@ -281,5 +283,5 @@ def _accepted(name: str, loaded: object) -> Method:
     if not isinstance(loaded, Method):
         raise ValueError("it is not a scoremode.plan.recipes.Method; ask its author to fix it")
     if loaded.name != name:
-        raise ValueError(f"its entry point calls it '{name}' and the method itself '{loaded.name}'")
+        raise ValueError(f"its entry point is named '{name}' but the method itself '{loaded.name}'")
     return loaded

@@ -1,4 +1,4 @@
-"""What an engine is asked and what it answers: windows in, answers out."""
+"""The input and output of an engine: windows in, answers out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from scoremode.values import Floats, Ids, Ints, Raw
 
 COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
-"""What can be measured of a target. Every engine gives ``logprob``."""
+"""What can be measured for a target. Every engine gives ``logprob``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Tokens fed in one forward pass, and what is asked of them.
+    """The tokens fed in one forward pass, and the rows and targets to score.
 
-    Row r sees ``ids[:r + 1]`` and predicts what follows; position 0 is never a target because no row precedes it.
+    Row r sees ``ids[:r + 1]`` and predicts the next token; position 0 is never a target because no row precedes it.
     """
 
     ids: Ids  # (t,) fed
@@ -28,10 +28,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """An engine's answer to one window: one line per row asked, one column per target asked at that row.
+    """An engine's answer to one window: one line per requested row, one column per target of that row.
 
     Only ``logprob`` is required. None means "not measured": it is shown as such everywhere, and nothing is filled in.
-    ``top`` and ``top_logprob`` come together or not at all. All answers of one engine have the same columns.
+    ``top`` and ``top_logprob`` are given together or not at all. All answers of one engine have the same columns.
     """
 
     logprob: Floats  # (m, k) nats
@@ -39,8 +39,8 @@ class Answers:
     entropy: Floats | None = None  # (m,) nats, of the whole next-token distribution
     top: Ids | None = None  # (m,) first choice
     top_logprob: Floats | None = None  # (m,) nats
-    states: Raw | None = None  # (m, d) final hidden states, bit for bit; only where they were wanted
-    kl: Floats | None = None  # (m,) nats, KL(baseline‖this model); only where a baseline was given
+    states: Raw | None = None  # (m, d) final hidden states, bit for bit; only if they were requested
+    kl: Floats | None = None  # (m,) nats, KL(baseline‖this model); only if a baseline was given
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class Answers:
 
 
 def column_set_problem(columns: Sequence[str]) -> str | None:
-    """What is wrong with a set of columns, in words; None if it can be.
+    """What is wrong with a set of columns, in words; None if it is valid.
 
     >>> column_set_problem(("logprob", "top"))
     'top and top_logprob come together or not at all'
@@ -66,7 +66,7 @@ def column_set_problem(columns: Sequence[str]) -> str | None:
 
 
 def joined_names(columns: Sequence[str]) -> str:
-    """Names of columns in a sentence.
+    """Names joined for use in a sentence.
 
     >>> joined_names(("logprob", "rank", "entropy"))
     'logprob, rank and entropy'
@@ -78,7 +78,7 @@ T = TypeVar("T")
 
 
 def measured(column: T | None) -> T:
-    """A column that the engine is known to give.
+    """The column itself, for code that knows it was measured (not None).
 
     >>> measured([1, 2])
     [1, 2]
@@ -88,7 +88,7 @@ def measured(column: T | None) -> T:
 
 
 class WindowSource(Protocol):
-    """Anything that engines can score: a Plan, or a list of hand-made windows."""
+    """Anything that engines can score: a Plan, or a WindowList."""
 
     def __len__(self) -> int: ...
 
@@ -96,17 +96,17 @@ class WindowSource(Protocol):
     def lengths(self) -> Ints: ...  # (windows,) tokens fed by each
 
     @property
-    def prefix_group(self) -> Ints | None: ...  # (windows,) equal numbers promise a common beginning worth sharing
+    def prefix_group(self) -> Ints | None: ...  # (windows,) windows with equal numbers begin with the same prompt
 
     @property
-    def vocabulary(self) -> int | None: ...  # ids from here on get no probability; None: all that the head has
+    def vocabulary(self) -> int | None: ...  # ids from here on get no probability; None: all ids of the head
 
     def window(self, index: int) -> Window: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WindowList:
-    """Hand-made windows, for questions that no method asks."""
+    """Windows that are given explicitly, not made by a method."""
 
     items: tuple[Window, ...]
     prefix_group: Ints | None = None
