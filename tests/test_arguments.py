@@ -74,7 +74,7 @@ def test_a_corpus_that_is_loaded_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("more", [{"text": "other"}, {"num_samples": 1}, {"field": "x"}, {"dataset": "x"}])
 def test_nothing_that_a_loaded_corpus_cannot_follow_is_dropped(more: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="does not apply to a Corpus that is loaded already"):
+    with pytest.raises(InputError, match="does not apply to a Corpus that is already loaded"):
         sm.plan("table:uniform", corpus=load(text="one two"), **more)
 
 

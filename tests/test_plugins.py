@@ -186,7 +186,7 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
     "has a name of ours": (
         {"table": "bad_engine:Other"},
         ENGINE.format(contract=1, name="table"),
-        "'table' is a name of scoremode's own",
+        "'table' is the name of a built-in",
     ),
 }
 

@@ -37,7 +37,7 @@ PLAIN_FILES: list[tuple[str, str, bytes, str]] = [
     ("empty file", "a.txt", b"", "a.txt is empty"),
     ("empty rows", "a.jsonl", b"", "a.jsonl is empty"),
     ("empty table", "a.parquet", b"", "a.parquet is empty"),
-    ("only blank lines", "a.jsonl", b"\n \n\n", "holds no rows"),
+    ("only blank lines", "a.jsonl", b"\n \n\n", "contains no rows"),
     ("latin-1", "a.txt", b"caf\xe9", "not UTF-8: byte 0xe9 at offset 3, line 1"),
     ("cut inside a character", "a.txt", "naïve".encode()[:3], "not UTF-8"),
     ("NUL byte", "a.txt", b"one\ntwo\0three", "NUL byte at offset 7, line 2"),
@@ -65,8 +65,8 @@ PLAIN_FILES: list[tuple[str, str, bytes, str]] = [
 # (what is wrong, the messages of a row, words expected)
 CHATS: list[tuple[str, list[Any], str]] = [
     ("no messages", [], "an empty list of messages"),
-    ("text for a message", ["Hi"], "holds text where a message should be"),
-    ("null for a message", [USER, None], "holds null where a message should be"),
+    ("text for a message", ["Hi"], "contains text instead of a message"),
+    ("null for a message", [USER, None], "contains null instead of a message"),
     ("no content", [USER, {"role": "assistant"}], "message 2 has no content"),
     ("null content", [USER, {"role": "assistant", "content": None}], "message 2 has content that is null"),
     ("number as content", [{"role": "user", "content": 5}], "message 1 has content that is a number"),
@@ -106,7 +106,7 @@ def bad_utf_8() -> pa.Table:
 # (what is wrong, the table, more arguments, words expected)
 TABLES: list[tuple[str, Callable[[], pa.Table], list[str], str]] = [
     ("bad UTF-8", bad_utf_8, [], "row 2 is not UTF-8: byte 0xff at offset 2"),
-    ("no rows", lambda: pa.table({"text": pa.array([], pa.string())}), [], "holds no rows"),
+    ("no rows", lambda: pa.table({"text": pa.array([], pa.string())}), [], "contains no rows"),
     ("no columns", lambda: pa.table({}), [], "no field 'text'"),
     ("numbers", lambda: pa.table({"text": [1, 2]}), [], "field 'text' is a number"),
     ("numbers chosen", lambda: pa.table({"text": ["a"], "n": [1]}), ["--field", "n"], "field 'n' is a number"),
@@ -130,7 +130,7 @@ TABLES: list[tuple[str, Callable[[], pa.Table], list[str], str]] = [
         "dates in a chat",
         lambda: pa.table({"messages": [[{**USER, "at": pa.scalar(0, pa.timestamp("s")).as_py()}]]}),
         [],
-        "a value that a message cannot have",
+        "a value that is not allowed",
     ),
 ]
 
@@ -172,10 +172,10 @@ def a_dead_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (a_folder, "holds no text; put files there"),
+        (a_folder, "contains no text; put files there"),
         (a_pipe, "is a pipe, which can be read only once; give it as standard input"),
         (a_loop, "symbolic link that leads back to itself"),
-        (a_dead_link, "symbolic link to a file that is not there"),
+        (a_dead_link, "symbolic link to a file that does not exist"),
         (lambda _: None, "there is no corpus or file"),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_text_too_large_for_the_tokenizer_is_refused_before_it_is_cut(tiny: Pa
     (tmp_path / "a.txt").write_text("The quick brown fox jumps over the lazy dog, and 12345 more.\n" * 70_000)
     done = limited(0.7, "plan", tiny, "--corpus", tmp_path / "a.txt")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert "cutting a text of 4 MB into tokens takes about" in done.stderr
+    assert "splitting a text of 4 MB into tokens needs about" in done.stderr
     assert "--num-samples" in done.stderr
     fewer = limited(0.7, "plan", tiny, "--corpus", tmp_path / "a.txt", "--num-samples", 2_000)
     assert (fewer.returncode, fewer.stderr) == (0, "")

@@ -769,7 +769,7 @@ AGAIN = "scoremode ppl CANDIDATE --corpus wikitext2 --method sliding-once --cont
         ({"tokenizer": "u" * 64}, "different tokenizers", "bits per byte"),
         ({"vocabulary": 49280}, "vocabulary 49152 vs 49280", "scoremode reference MODEL --corpus wikitext2"),
         ({"vocabulary": 49000}, "vocabulary 49152 vs 49000", "model with 49000 ids"),
-        ({"plan_digest": "q", "corpus_sha256": "d" * 64}, "other text", AGAIN),
+        ({"plan_digest": "q", "corpus_sha256": "d" * 64}, "different texts", AGAIN),
         ({"plan_digest": "q", "method": "gptq"}, "different plans: method sliding-once vs gptq", AGAIN),
         (
             {"plan_digest": "q", "method_settings": {**SAME["method_settings"], "context_length": 64, "stride": 32}},

@@ -342,11 +342,11 @@ def test_an_empty_file_is_refused(tmp_path: Path, name: str) -> None:
 
 def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(b"")))
-    assert "holds no text" in complaint("-")
+    assert "contains no text" in complaint("-")
 
 
 def test_rows_that_are_all_empty_are_refused(tmp_path: Path) -> None:
-    assert "holds no text" in complaint(write_jsonl(tmp_path / "a.jsonl", {"text": ""}, {"text": ""}))
+    assert "contains no text" in complaint(write_jsonl(tmp_path / "a.jsonl", {"text": ""}, {"text": ""}))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md"])
@@ -458,12 +458,12 @@ def test_num_samples_that_end_before_a_text_are_refused(tmp_path: Path) -> None:
     """The corpus would still be called "a.jsonl+b.txt"."""
     files = [write_jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}), write(tmp_path / "b.txt", "three")]
     assert rows(load(files, num_samples=3)) == rows(load(files, num_samples=99)) == ["one", "two", "three"]
-    assert "--num-samples 2 takes nothing of b.txt" in complaint(files, num_samples=2)
+    assert "--num-samples 2 leaves no rows of b.txt" in complaint(files, num_samples=2)
 
 
 def test_an_empty_text_among_several_is_refused(tmp_path: Path) -> None:
     files = [write(tmp_path / "a.txt", "one"), write_jsonl(tmp_path / "b.jsonl", {"text": ""})]
-    assert "b.jsonl holds no text" in complaint(files)
+    assert "b.jsonl contains no text" in complaint(files)
 
 
 def test_chats_and_wikitext_do_not_mix(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_a_model_without_a_chat_template_says_so(llama: HuggingFaceTokenizer) ->
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tiny: Path) -> None:
-    """Where a later turn changes what an earlier one looked like, the assistant's tokens cannot be told apart."""
+    """Where a later turn changes what an earlier one looked like, the assistant's tokens cannot be identified."""
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = (
         "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -350,7 +350,7 @@ def test_parts_are_refused_where_the_template_would_print_or_drop_them(tiny: Pat
     """``{{ m['content'] }}`` of a list is "[{'type': 'text', …": scored in silence, as if somebody had written it."""
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = template
-    with pytest.raises(ModelError, match=r"does not take content that is a list of parts|refused a row"):
+    with pytest.raises(ModelError, match=r"does not support content that is a list of parts|refused a row"):
         chat_document(PARTS, tokenizer, assistant_only=False)
 
 

@@ -373,7 +373,7 @@ def test_other_tokens_are_refused(kept: Path, models: tuple[Path, Path]) -> None
 def test_another_plan_is_refused_with_what_differs(kept: Path, models: tuple[Path, Path]) -> None:
     with pytest.raises(InputError, match="context length 32 vs 24"):
         compare(str(kept), str(models[1]), context_length=24)
-    with pytest.raises(InputError, match="other text"):
+    with pytest.raises(InputError, match="different texts"):
         compare(str(kept), str(models[1]), text="Something else entirely, and long enough to be scored.")
 
 

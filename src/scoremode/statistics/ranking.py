@@ -1,9 +1,9 @@
-"""Rank candidates, and say which of them cannot be distinguished.
+"""Rank candidates, and say which of them cannot be told apart.
 
-Two candidates are distinguished if the 95 % bounds of their difference exclude zero; a difference without bounds
-distinguishes nothing. Given comparisons, the difference is taken target by target and its bounds from the groups of
-the text, so that what both candidates share cancels. Given only statistics, the two errors are combined as if they
-were independent, which is never too small for candidates that are positively correlated.
+Two candidates can be told apart if the 95 % bounds of their difference exclude zero, and cannot if it has no bounds.
+Given comparisons, the difference is taken target by target and its bounds from the groups of the text, so that what
+both candidates share cancels. Given only statistics, the two errors are combined as if they were independent, which is
+never too small for candidates that are positively correlated.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ BETTER = {
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One candidate's place. Candidates that cannot be distinguished from the first one of a place share it."""
+    """One candidate's place. Candidates that cannot be told apart from the first one of a place share it."""
 
     place: int | None  # 1 is the best; None if the value is not known
     name: str
     value: float | None
     stderr: float | None
-    tied_with: tuple[str, ...]  # every candidate that it cannot be distinguished from, also across places
+    tied_with: tuple[str, ...]  # every candidate that it cannot be told apart from, also across places
 
 
 def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str = "kl_mean") -> list[Ranked]:
     """The candidates from best to worst by one of BETTER; those without a value come last and have no place.
 
-    A place ends at the first candidate that can be distinguished from the best one of that place. (Ties between
+    A place ends at the first candidate that can be told apart from the best one of that place. (Ties between
     neighbours alone would chain: a like b, b like c, …, until the best shares a place with the worst.)
 
     >>> error = {"kl_mean_stderr": 0.001, "freedom": 9.0}
@@ -84,7 +84,7 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
 
 
 def closest(comparisons: Sequence[Comparison]) -> list[int]:
-    """Index of the candidate closest to the baseline, then of those that cannot be distinguished from it.
+    """Index of the candidate closest to the baseline, then of those that cannot be told apart from it.
 
     By mean KL if all have it, else by how far the perplexity ratio is from 1 in either direction. Empty if no candidate
     has a value.
@@ -129,7 +129,7 @@ def _require_one_question(comparisons: Sequence[Comparison]) -> None:
 def _ties(
     rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison], known: Sequence[int], by: str
 ) -> set[tuple[int, int]]:
-    """Every pair, in both orders, that cannot be distinguished."""
+    """Every pair, in both orders, that cannot be told apart."""
     found: set[tuple[int, int]] = set()
     for at, i in enumerate(known):
         for j in known[at + 1 :]:

@@ -1,15 +1,14 @@
-"""Named or local text -> Corpus: rows that can be read again and again, with a sha256.
+"""Named or local text ─▶ Corpus: rows that can be read any number of times, with a sha256.
 
-A corpus never holds its text: each pass reads the source anew, so a long file is in memory once, in the step that
-needs it. What the rows *are* to each other is the corpus's layout, because recipes treat them differently:
+A corpus does not keep its text in memory: each pass reads the source again, so a long file is in memory only during
+the step that needs it. The corpus's layout says how its rows are related, because recipes treat them differently:
 
 layout      rows                                       example
 text        one document, verbatim                     notes.txt, --text, stdin
 lines       the lines of one long text                 wikitext2
-documents   texts that have nothing to do with         python-docs, several files, .jsonl, .parquet, --dataset
-            each other
+documents   unrelated texts                            python-docs, several files, .jsonl, .parquet, --dataset
 chat        conversations (lists of messages)          .jsonl rows with "messages"
-mixed       parts that keep a layout of their own      wikitext2 with anything else
+mixed       parts that each have their own layout      wikitext2 with anything else
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ __all__ = [
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
-WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the hub's rows have "" there
-TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are taken from a folder
+WIKITEXT2_BLANK = " \n"  # a blank line of wiki.test.raw; the rows on the hub have "" instead
+TEXTS = (".txt", ".md", ".jsonl", ".ndjson", ".parquet")  # files that are read from a folder
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -79,8 +78,8 @@ class Corpus:
     sha256: str  # of the text itself ("text"), of the parts' sha256 ("mixed"), else of the rows as JSON lines
     row_count: int
     byte_count: int
-    parts: tuple[Corpus, ...] = ()  # where several texts were named: each of them
-    notes: tuple[str, ...] = ()  # what a reader of the result should know of the text
+    parts: tuple[Corpus, ...] = ()  # each of the texts, if several were named
+    notes: tuple[str, ...] = ()  # what a reader of the result should know about the text
 
     def texts(self) -> Iterator[str]:
         """The rows of a corpus that is not a chat."""
@@ -101,7 +100,7 @@ def load(
     dataset_config: str | None = None,
     split: str | None = None,
 ) -> Corpus:
-    """The corpus that a user named: one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
+    """The corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
 
     >>> load(text="The quick brown fox").sha256[:12]
     '5cac4f980fed'
@@ -151,12 +150,12 @@ def _flag(name: str) -> str:
 def _already_loaded(corpus: Corpus, **others: object) -> Corpus:
     given = [_flag(name) for name, value in others.items() if value is not None]
     if given:
-        raise OptionError(f"{given[0]} does not apply to a Corpus that is loaded already", fix="give it to load()")
+        raise OptionError(f"{given[0]} does not apply to a Corpus that is already loaded", fix="give it to load()")
     return corpus
 
 
 def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
-    """What was named, as a list of strings."""
+    """The named corpora as a list of strings."""
     if spec is None:
         return []
     several = spec if isinstance(spec, list | tuple) else [spec]
@@ -169,16 +168,16 @@ def specs_of(spec: Spec | Sequence[Spec] | None) -> list[str]:
 
 
 def expanded(spec: str) -> list[str]:
-    """The files of a folder or a pattern, in the order of their names; anything else as it is.
+    """The files of a folder or a pattern, sorted by name; anything else unchanged.
 
-    In a folder, and the folders in it, files that are known to hold text are taken; of a pattern, all that it matches.
+    A folder gives the files in it and its subfolders that end in one of TEXTS; a pattern gives all files that match.
     """
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
     if os.path.isdir(spec):
         inside = Path(spec).rglob("*")
         found = [path for path in inside if path.is_file() and path.suffix.lower() in TEXTS and not _hidden(path, spec)]
-        what, fix = f"the folder {spec} holds no text", f"put files there that end in {' '.join(TEXTS)}"
+        what, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
     elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
         found = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
         what, fix = f"no file matches the pattern {spec}", "check it; in a shell it needs quotes, as in 'notes/*.txt'"
@@ -194,13 +193,13 @@ def _hidden(path: Path, folder: str) -> bool:
 
 
 def _short(spec: str) -> str:
-    """What a text is called in results: the last part of a path; a pattern whole."""
+    """The name of a text in results: the last part of a path, or a whole pattern."""
     return spec if any(sign in spec for sign in "*?[") else Path(spec).name or spec
 
 
 # ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────
 def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
-    """One text; the first ``count`` rows of it, of a plain text its first lines, newlines kept, still one document."""
+    """The corpus of one source: all of it, or its first ``count`` rows; lines in case of a plain text."""
     if count is None:
         return _corpus_of_rows(name, layout, rows)
     if layout == "text":
@@ -209,10 +208,10 @@ def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -
 
 
 def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
-    """Several texts, in the order given; the first ``count`` rows of all of them, where a plain text is one row.
+    """The corpus of several sources in the given order: all rows, or the first ``count``; a plain text is one row.
 
-    Texts that are documents anyway become rows of one corpus. The lines of WikiText do not: they are one text, and a
-    corpus that has them keeps its parts apart.
+    Sources that are documents become rows of one corpus. The lines of WikiText are one text, so a corpus that contains
+    them keeps its parts separate.
     """
     layouts = {layout for _, layout, _ in sources}
     if "chat" in layouts and len(layouts) > 1:
@@ -222,7 +221,7 @@ def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
     for name, own, rows in sources:
         if left == 0:
             fix = f"leave {name} out, or give a larger --num-samples"
-            raise CorpusError(f"--num-samples {count} takes nothing of {name}", fix=fix)
+            raise CorpusError(f"--num-samples {count} leaves no rows of {name}", fix=fix)
         taken = rows if left is None else _first(rows, left)
         part = _corpus_of_rows(name, own, taken, None if layout == "mixed" else hasher)
         if layout == "mixed":
@@ -251,11 +250,11 @@ def _first(rows: RowsOf, count: int) -> RowsOf:
 
 
 def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
-    """A corpus from one pass over its rows; ``together`` is the hasher of the corpus that it is a part of."""
+    """A corpus, from one pass over its rows; ``together`` is the hasher of the corpus that it is part of."""
     hasher, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
     for row in rows():
         data = row.encode() if isinstance(row, str) else json.dumps(row, ensure_ascii=False, sort_keys=True).encode()
-        is_row = layout != "text" or together is not None  # a plain text alone is hashed as it is
+        is_row = layout != "text" or together is not None  # a single plain text is hashed verbatim
         line = json.dumps(row, ensure_ascii=False).encode() + b"\n" if is_row else b""
         hasher.update(data if layout == "text" else line)
         if together is not None:
@@ -263,7 +262,7 @@ def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = Non
         row_count, byte_count = row_count + 1, byte_count + len(data)
         marked = marked or (layout == "text" and str(row).startswith(BYTE_ORDER_MARK))
     if byte_count == 0:
-        raise CorpusError(f"{name} holds no text", fix="give a file with at least two tokens of text")
+        raise CorpusError(f"{name} contains no text", fix="give a file with at least two tokens of text")
     corpus = Corpus(name, layout, rows, hasher.hexdigest(), row_count, byte_count)
     note = f"{name} begins with a byte order mark, which is scored as part of the text"
     return replace(corpus, notes=(note,)) if marked else corpus
@@ -275,13 +274,13 @@ class NamedCorpus:
     """A text that has a name. Other packages add theirs with an entry point in the group "scoremode.corpora"."""
 
     layout: Layout
-    open: Callable[[], RowsOf]  # checks that the text is there; what it returns starts a new pass over the rows
+    open: Callable[[], RowsOf]  # checks that the text is available; its result starts a new pass over the rows
     summary: str = ""
 
 
 @cache
 def corpora() -> Plugins:
-    """Our own corpora, those of other packages, and what cannot be used."""
+    """The built-in corpora, those of other packages, and the refused ones."""
     theirs = plugins.load("scoremode.corpora", OURS, _accepted)
     return Plugins({**OURS, **theirs.found}, theirs.refused)
 
@@ -303,7 +302,7 @@ def _source_of(spec: str, field: str | None) -> Source:
         if refused.name == spec and not os.path.exists(spec):
             raise CorpusError(f"the corpus '{spec}' cannot be used", fix=str(refused))
     if spec == "-":
-        text = _standard_input()  # cannot be read twice, so it is kept
+        text = _standard_input()  # can be read only once, so it is kept in memory
         return "stdin", "text", lambda: iter([text])
     path = Path(spec)
     check_readable(path)
@@ -328,7 +327,7 @@ def _standard_input() -> str:
 
 
 def _python_docs() -> Iterator[Row]:
-    """The prose of Python's own reference topics: on every machine that can run scoremode."""
+    """The prose of Python's reference topics, which every Python installation includes."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
@@ -336,7 +335,7 @@ def _python_docs() -> Iterator[Row]:
 
 
 def _wikitext2_from_file(path: Path) -> RowsOf:
-    """A local wiki.test.raw (or the hub's parquet) as the rows that the hub gives."""
+    """A local wiki.test.raw (or the hub's Parquet file) as the same rows as on the hub."""
     check_readable(path)
     if path.suffix.lower() == ".parquet":
         column = parquet_column(path, "text")
@@ -358,7 +357,7 @@ def _wikitext2_from_hub() -> RowsOf:
     try:
         with quiet():
             path = hf_hub_download(*file, repo_type="dataset")
-    except Exception as error:  # the hub client raises many kinds; all of them mean "no file"
+    except Exception as error:  # the hub client raises many types; all of them mean "no file"
         reason, _ = explain_hub_error(error)
         raise CorpusError(
             f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
@@ -396,4 +395,4 @@ OURS = {
     "wikitext2": NamedCorpus("lines", _wikitext2_from_hub, "the test part of WikiText-2, from the Hugging Face hub"),
     "python-docs": NamedCorpus("documents", lambda: _python_docs, "Python's own reference topics, on every machine"),
 }
-"""Corpora that scoremode knows by itself."""
+"""The built-in corpora."""

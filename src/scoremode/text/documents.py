@@ -1,14 +1,14 @@
-"""Corpus -> the documents that a recipe feeds: joined, verbatim, cut into pages, or as they are.
+"""Corpus ─▶ the documents that a recipe feeds: joined, verbatim, divided into pages, or unchanged.
 
 arrangement   one text    lines of a text (wikitext2)          documents
 join-lines    verbatim    joined with "\\n\\n"                   each alone
 join-rows     verbatim    joined with "\\n\\n"                   joined with "\\n\\n"
-raw-file      verbatim*   the original file*                   joined with "\\n\\n"*      * less one trailing newline
+raw-file      verbatim*   the original file*                   joined with "\\n\\n"*      * without one trailing newline
 pages         verbatim    lm-evaluation-harness's 62 pages     each alone
-texts         verbatim    each line (blank ones have no        each alone
+texts         verbatim    each line (blank lines have no       each alone
                           target, and are counted)
 
-Of several texts each is arranged as if it were alone. Recipes that join rows join these too, as they join documents.
+Each of several texts is arranged separately. Recipes that join rows also join several texts, like documents.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from scoremode.text.tokenizer import TextTokenizer
 from scoremode.text.tokens import Document, Tokens, chat_document, count_words, tokenize
 
 Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
-"""What a recipe makes of a corpus's rows: see the table above."""
+"""How a recipe makes documents from a corpus's rows: see the table above."""
 
 JOIN = "\n\n"
-LISTED = 8  # texts that a note names
-JOINING = ("join-rows", "raw-file")  # arrangements that make one document of all rows
+LISTED = 8  # most texts that a note names
+JOINING = ("join-rows", "raw-file")  # arrangements that make one document from all rows
 
 
 def prepare(
@@ -45,7 +45,7 @@ def prepare(
     if corpus.layout == "chat":
         conversations = (cast(list[Message], row) for row in corpus.rows())
         documents = [chat_document(row, tokenizer, assistant_only=assistant_only) for row in conversations]
-        return documents, tokenize(documents, tokenizer, special=False)  # the template wrote them already
+        return documents, tokenize(documents, tokenizer, special=False)  # the template has already added them
     if assistant_only:
         raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
     documents = list(arrange(corpus, arrangement))
@@ -53,7 +53,7 @@ def prepare(
 
 
 def arrange(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
-    """The documents of a corpus as an arrangement wants them."""
+    """The documents that an arrangement makes from a corpus."""
     if arrangement in JOINING:
         text, joined_at = _joined(corpus, arrangement)
         yield document(_without_last_newline(text) if arrangement == "raw-file" else text, joined_at=joined_at)
@@ -71,9 +71,9 @@ def arrange(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
 
 
 def _joined(corpus: Corpus, arrangement: Arrangement) -> tuple[str, list[int]]:
-    """All of a corpus as one text, and the characters at which another text begins in it.
+    """The whole corpus as one text, and the character positions at which another text begins in it.
 
-    Rows are texts of their own; but the lines of WikiText are not, its articles are.
+    Each row is a separate text, except in WikiText, where each article is.
     """
     if corpus.layout == "mixed":
         return _concatenated([_joined(part, arrangement) for part in corpus.parts])
@@ -83,12 +83,14 @@ def _joined(corpus: Corpus, arrangement: Arrangement) -> tuple[str, list[int]]:
         text, starts = _concatenated([(line, []) for line in lines], "" if verbatim else JOIN)
         articles = [at for at, line in zip([0, *starts], lines, strict=True) if _is_heading(line)]
         first = articles[0] if articles else 0
-        return text, articles if text[:first].strip() else articles[1:]  # blank lines before the first are no text
+        return text, articles if text[:first].strip() else articles[
+            1:
+        ]  # blank lines before the first article are not a text
     return _concatenated([(text, []) for text in corpus.texts()])
 
 
 def _concatenated(parts: list[tuple[str, list[int]]], between: str = JOIN) -> tuple[str, list[int]]:
-    """Texts one behind the other, and where each but the first begins; and each one's own beginnings, moved along."""
+    """Concatenate (text, its inner starts) pairs: one text, and the positions of all starts except the first."""
     starts: list[int] = []
     at = 0
     for text, inner in parts:
@@ -98,12 +100,12 @@ def _concatenated(parts: list[tuple[str, list[int]]], between: str = JOIN) -> tu
 
 
 def _original(corpus: Corpus) -> str:
-    """The hub's rows have "" where the file has a blank line; this gives the file back to the byte."""
+    """The original file, byte for byte: the rows on the hub have "" where the file has a blank line."""
     return "".join(row or WIKITEXT2_BLANK for row in corpus.texts())
 
 
 def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
-    """What a reader of the result should know of the text: above all, what was made of several of them."""
+    """What a reader of the result should know about the text, such as how several texts were combined."""
     if len(corpus.parts) < 2:
         return corpus.notes
     joined = corpus.layout != "chat" and arrangement in JOINING
@@ -114,7 +116,7 @@ def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
 
 
 def document(text: str, source: str | None = None, joined_at: Sequence[int] = ()) -> Document:
-    """A document with the counts of its source, and where texts were joined in it."""
+    """A document with the counts of its source, and the positions at which texts were joined."""
     source = text if source is None else source
     size = len(source.encode())
     return Document(text, source_bytes=size, source_words=count_words(source), joined_at=tuple(joined_at))
@@ -126,10 +128,10 @@ def _without_last_newline(text: str) -> str:
 
 # ── WikiText-2 as lm-evaluation-harness sees it ──────────────────────────────────────────────────────────────────────
 def wikitext_pages(raw: str) -> list[str]:
-    """The pages of wiki.test.raw: a page begins at a heading of one "=" a side.
+    """The pages of wiki.test.raw: a page begins at a heading with one "=" on each side.
 
-    Of the 62 pages only 60 are articles: two begin at equations that look like headings. They stay, because the
-    published numbers have them.
+    Only 60 of the 62 pages are articles: two begin at equations that look like headings. They are kept, because the
+    published numbers include them.
     """
     pages: list[list[str]] = []
     for line in raw.split("\n"):
@@ -141,15 +143,15 @@ def wikitext_pages(raw: str) -> list[str]:
 
 
 def _is_heading(line: str) -> bool:
-    """Does an article begin here? Headings inside of articles have more than one "=" a side."""
+    """Does an article begin here? Headings inside articles have more than one "=" on each side."""
     heading = re.sub("= =", "==", re.sub("= = =", "===", line)).strip()
     return heading.startswith("= ") and heading.endswith(" =")
 
 
-# what WikiText's tokenisation did, undone in this order; (pattern, replacement), as regular expressions
+# (pattern, replacement) as regular expressions, applied in this order to undo WikiText's tokenisation
 _DETOKENISE: tuple[tuple[str, str], ...] = (
     (r"s '", "s'"),
-    (r"/' [0-9]/", "/'[0-9]/"),  # surely meant otherwise, but this is what the published numbers were made with
+    (r"/' [0-9]/", "/'[0-9]/"),  # probably a mistake, but the published numbers were made with it
     *((re.escape(f" @{sign}@ "), sign) for sign in "-,."),
     *((re.escape(f" {sign} "), f"{sign} ") for sign in ":;.!?,"),
     *(

@@ -1,7 +1,7 @@
-"""Files that anybody may have written -> text and rows, or one line that says what is wrong, and where.
+"""Untrusted files ─▶ text and rows, or an error of one line that says what is wrong and where.
 
-Nothing here holds a file for longer than a pass over it. A file that changes between two passes is refused: its sha256
-would belong to another text than its tokens.
+No file stays open longer than one pass over it. A file that changes between two passes is refused, because its sha256
+and its tokens would belong to different texts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ RowKind = Literal["documents", "chat"]
 NAMED = ("wikitext2", "python-docs")
 ROWS_LIKE = 'use rows like {"text": "…"}'
 MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
-HALF_PAIR = "{} is not UTF-8 (it holds half a surrogate pair)"
-# the first bytes of files that hold text only after something else has opened them
+HALF_PAIR = "{} is not UTF-8 (it contains half a surrogate pair)"
+# the first bytes of compressed files, and how to unpack them
 PACKED = {
     b"\x1f\x8b": ("gzip", "gunzip"),
     b"PK\x03\x04": ("zip", "unzip"),
@@ -39,12 +39,12 @@ PACKED = {
 
 # ── any file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def check_readable(path: Path) -> None:
-    """Refuse what is not a file with something in it. Nothing is opened: opening a pipe could wait for ever."""
+    """Raise CorpusError unless this is a readable, non-empty file. Pipes are not opened: that could block forever."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise _missing(path) from None
-    except ValueError:  # a name with a NUL in it
+    except ValueError:  # the name contains NUL
         raise CorpusError(f"'{path}' cannot be the name of a file", fix="check the path") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -68,7 +68,7 @@ def check_readable(path: Path) -> None:
 def _missing(path: Path) -> CorpusError:
     name = str(path)
     if path.is_symlink():
-        return CorpusError(f"{name} is a symbolic link to a file that is not there", fix="check where it points")
+        return CorpusError(f"{name} is a symbolic link to a file that does not exist", fix="check where it points")
     fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
     return CorpusError(f"there is no corpus or file '{name}'", fix=fix)
 
@@ -82,7 +82,7 @@ def _check_unpacked(path: Path) -> None:
 
 
 def unchanged(path: Path, rows: RowsOf) -> RowsOf:
-    """The same rows; each pass is refused if the file is no longer the one that was found here."""
+    """The same rows; a pass raises CorpusError if the file has changed since this call."""
 
     def stamp() -> tuple[int, ...]:
         now = path.stat()
@@ -104,20 +104,20 @@ def unchanged(path: Path, rows: RowsOf) -> RowsOf:
 
 # ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def read_text(path: Path) -> str:
-    """The file's text, verbatim. Mapped, not read, so that bytes and text are not both held in memory."""
+    """The file's text, verbatim. The file is mapped, so that bytes and text are not both in memory."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return decode(memoryview(data), str(path))
 
 
 def decode(data: bytes | memoryview, name: str) -> str:
-    """UTF-8 without a NUL, or a refusal with the place of the first bad byte."""
+    """Decode UTF-8 without NUL; CorpusError names the position of the first bad byte."""
     try:
         text = str(data, "utf-8")
     except UnicodeDecodeError as error:
         before = bytes(data[: error.start])
         line, byte = before.count(b"\n") + 1, error.start
         bad = error.object[error.start]
-        del error.object  # holds the mapped file open
+        del error.object  # keeps the mapped file open
         message = f"{name} is not UTF-8: byte 0x{bad:02x} at offset {byte}, line {line}"
     else:
         return _without_nul(text, name)
@@ -128,19 +128,19 @@ def decode(data: bytes | memoryview, name: str) -> str:
 
 
 def _without_nul(text: str, name: str) -> str:
-    """UTF-16 without a mark at its start is valid UTF-8 where it holds English: only its NUL bytes give it away."""
+    """Refuse NUL bytes: English text in UTF-16 without a byte order mark is valid UTF-8 except for its NUL bytes."""
     at = text.find("\0")
     if at < 0:
         return text
     offset, line = len(text[:at].encode()), text.count("\n", 0, at) + 1
     raise CorpusError(
-        f"{name} holds a NUL byte at offset {offset}, line {line}: it is UTF-16, or not text",
+        f"{name} contains a NUL byte at offset {offset}, line {line}: it is UTF-16, or not text",
         fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt",
     )
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """Lines with their newlines; nothing else ends a line."""
+    """Lines with their newlines; only "\\n" ends a line."""
     start = 0
     while start < len(text):
         end = text.find("\n", start) + 1 or len(text)
@@ -149,7 +149,7 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def is_text(value: str) -> bool:
-    """Can this be written as UTF-8? Half a surrogate pair, as a shell or JSON may bring it, cannot."""
+    """Can this be encoded as UTF-8? Half a surrogate pair, which may come from a shell or JSON, cannot."""
     return not any("\ud800" <= c <= "\udfff" for c in value) if not value.isascii() else True
 
 
@@ -163,10 +163,10 @@ def rows_of_file(path: Path, field: str | None) -> tuple[RowKind, RowsOf]:
 
 
 def kind_of_rows(rows: RowsOf, name: str) -> tuple[RowKind, RowsOf]:
-    """Chat or text, by what the first row holds; a row of the other kind is refused when it comes."""
+    """Chat or text, as the type of the first row says; a later row of the other type raises CorpusError."""
     first = next(rows(), None)
     if first is None:
-        raise CorpusError(f"{name} holds no rows", fix="give a file with at least one row")
+        raise CorpusError(f"{name} contains no rows", fix="give a file with at least one row")
     kind, expected = type(first), "text" if isinstance(first, str) else "a list of messages"
 
     def checked() -> Iterator[Row]:
@@ -196,7 +196,7 @@ def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
 
 
 def text_field(row: dict[str, Any], where: str) -> str:
-    """The field that holds the text, where the user did not choose one."""
+    """The field that contains the text, if the user did not choose one."""
     for name in ("messages", "text", "content", "page"):
         if name in row:
             return name
@@ -237,12 +237,12 @@ def _kind(value: Any) -> str:
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 def _check_messages(messages: list[Any], where: str) -> None:
-    """Refuse a conversation that a chat template would print wrongly, instead of failing: null is "None" to most."""
+    """Refuse a conversation that a chat template would print wrongly: most templates print null as "None"."""
     if not messages:
         raise CorpusError(f"{where} is an empty list of messages", fix="fix or remove the row")
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            what = f"{where} holds {_kind(message)} where a message should be"
+            what = f"{where} contains {_kind(message)} instead of a message"
             raise CorpusError(what, fix=f"{MESSAGES_LIKE}, or choose another --field")
         wrong = _role_problem(message) or _content_problem(message)
         if wrong:
@@ -251,8 +251,8 @@ def _check_messages(messages: list[Any], where: str) -> None:
         json.dumps(messages, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise CorpusError(HALF_PAIR.format(where), fix="fix or remove the row") from None
-    except (TypeError, ValueError) as error:  # a Parquet file may hold dates and bytes
-        raise CorpusError(f"{where} holds a value that a message cannot have ({error})", fix=MESSAGES_LIKE) from None
+    except (TypeError, ValueError) as error:  # a Parquet file may contain dates and bytes
+        raise CorpusError(f"{where} contains a value that is not allowed ({error})", fix=MESSAGES_LIKE) from None
 
 
 def _role_problem(message: Message) -> str | None:
@@ -280,7 +280,7 @@ def _content_problem(message: Message) -> str | None:
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def parquet_column(path: Path, field: str | None) -> str:
-    """The column that holds the text."""
+    """The column that contains the text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

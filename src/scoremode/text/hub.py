@@ -1,4 +1,4 @@
-"""Why the Hugging Face hub did not give a file, in words that say what to do."""
+"""Explain why a file could not be fetched from the Hugging Face hub, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = "give a local folder"
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Errors of the hub's client only, and its usual loudness again afterwards: a program that uses us chose it."""
+    """Show only errors of the hub's client inside the block; restore its verbosity afterwards."""
     from huggingface_hub.utils import logging
 
     before = logging.get_verbosity()
@@ -31,14 +31,13 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
     from huggingface_hub import errors
 
     chain = _chain(error)
-    known: tuple[
-        tuple[type[Exception], str, str], ...
-    ] = (  # the first that fits: a gated repository is "not found" too
+    # the first match counts: a GatedRepoError is also a RepositoryNotFoundError
+    known: tuple[tuple[type[Exception], str, str], ...] = (
         (errors.GatedRepoError, "access to it is restricted (a gated repository)", LOGIN),
         (errors.RepositoryNotFoundError, "there is no repository of that name, or it is private", NAME),
         (errors.RevisionNotFoundError, "the repository has no such revision", PAGE),
         (errors.RemoteEntryNotFoundError, "the repository does not have this file", PAGE),
-        (errors.HFValidationError, "the hub has no names like this one", "give ORGANIZATION/NAME, or a local folder"),
+        (errors.HFValidationError, "this is not a valid name on the hub", "give ORGANIZATION/NAME, or a local folder"),
     )
     for kind, reason, fix in known:
         if any(isinstance(e, kind) for e in chain):
@@ -54,7 +53,7 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and those that it was raised from, the deepest last."""
+    """The error and its causes, the innermost last."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)
@@ -70,6 +69,6 @@ def _is_offline(chain: list[BaseException]) -> bool:
 
 
 def _is_network(error: BaseException) -> bool:
-    """The client's HTTP library has changed over time, so its errors are known by their names."""
+    """Recognised by the class name, because the client's HTTP library has changed over time."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"})

@@ -1,4 +1,4 @@
-"""JSON that anybody may have written: every way to be wrong is a ValueError with a short reason."""
+"""Read untrusted JSON: every defect is a ValueError with a short reason."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-LARGEST = 64 << 20  # bytes of a manifest, a config or a tokenizer file that is still read
-DEEPEST = 100  # levels: Python stops near 1,000, wherever the value is walked through again
+LARGEST = 64 << 20  # bytes; larger manifests, configs and tokenizer files are refused
+DEEPEST = 100  # levels; Python's recursion limit is near 1,000
 
 
 def parse(data: bytes | str, *, constants: bool = False) -> Any:
-    """The value, with strict JSON: no NaN, no infinity, no more than 100 levels of nesting.
+    """Parse strict JSON: no NaN, no infinity, at most 100 levels of nesting.
 
     ``constants`` allows NaN and Infinity, which Python's own ``json.dump`` writes into configs and rows.
 
@@ -23,7 +23,7 @@ def parse(data: bytes | str, *, constants: bool = False) -> Any:
     ValueError: nested too deeply
     """
     try:
-        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data  # else UTF-16 would be guessed and read
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data  # json.loads would also accept UTF-16
         value = json.loads(text, parse_constant=None if constants else _no_number)
     except RecursionError:
         raise ValueError("nested too deeply") from None

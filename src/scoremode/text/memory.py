@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the least of what the machine, the container and ``ulimit`` leave."""
+"""How much memory this process may still use: the minimum of what the machine, the container and ``ulimit`` allow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-NO_LIMIT = 1 << 60  # cgroups of version 1 write a number near 2**63 for "none"
+NO_LIMIT = 1 << 60  # cgroups version 1 use a number near 2**63 for "no limit"
 
 
 def available() -> int | None:
-    """Bytes, or None where the system does not tell."""
+    """Bytes, or None if the system does not report it."""
     known = [n for n in (_machine(), _address_space(), *_containers()) if n is not None]
     return max(0, min(known)) if known else None
 
@@ -21,7 +21,7 @@ def _machine() -> int | None:
 
 
 def _address_space() -> int | None:
-    """What ``ulimit -v`` leaves: it counts addresses that are reserved, used or not."""
+    """What ``ulimit -v`` leaves. It counts reserved addresses, whether they are used or not."""
     if sys.platform == "win32":
         return None
     import resource
@@ -32,7 +32,7 @@ def _address_space() -> int | None:
 
 
 def _containers() -> list[int]:
-    """What each cgroup that this process is in leaves, from its own up to the root; both versions of cgroups."""
+    """What each cgroup of this process leaves, from its own up to the root; supports both versions of cgroups."""
     found: list[int] = []
     for line in _read(PROC / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -52,7 +52,7 @@ def _containers() -> list[int]:
 
 
 def _reclaimable(place: Path) -> int:
-    """Pages of files that the kernel drops when memory is asked for; they count as taken."""
+    """Cached file pages, which count as used but which the kernel drops when memory is needed."""
     for line in _read(place / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):

@@ -1,7 +1,7 @@
-"""What other packages add to scoremode through entry points: engines, methods, corpora.
+"""Load plug-ins of other packages from entry points: engines, methods, corpora.
 
-Each is loaded on its own. One that fails to import, has another's name or is not what its group holds becomes a line in
-``refused``, and the others still work.
+Each is loaded separately. A plug-in that fails to import, whose name is taken or whose type is wrong becomes an entry
+in ``refused``, and the others still work.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """What a group of entry points holds."""
+    """The plug-ins of a group of entry points."""
 
     found: dict[str, Any]
     refused: tuple[Refused, ...]
 
 
 def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], Any]) -> Plugins:
-    """The plug-ins of a group. ``taken`` are names of our own; ``accept`` checks and may convert what was loaded.
+    """The plug-ins of a group. ``taken`` are built-in names; ``accept`` checks and may convert a loaded object.
 
-    ``accept`` raises ValueError with the reason for what it does not take.
+    ``accept`` raises ValueError with the reason if it refuses the object.
     """
     from importlib.metadata import entry_points
 
@@ -48,7 +48,7 @@ def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], Any]) ->
         package = point.dist.name if point.dist is not None else "?"
         others = [_package(p) for p in points if p.name == point.name and p is not point]
         if point.name in taken:
-            problem = f"'{point.name}' is a name of scoremode's own; rename it, or uninstall {package}"
+            problem = f"'{point.name}' is the name of a built-in; rename it, or uninstall {package}"
         elif names.count(point.name) > 1:
             problem = f"the package {others[0]} has the same name; uninstall one of the two"
         else:
@@ -57,7 +57,7 @@ def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], Any]) ->
                 continue
             except ValueError as error:
                 problem = str(error)
-            except Exception as error:  # a package of somebody else may raise anything
+            except Exception as error:  # another package may raise anything
                 problem = f"it cannot be imported ({type(error).__name__}: {error}); update or uninstall {package}"
         refused.append(Refused(point.name, package, harmless(" ".join(problem.split())[:300])))
     return Plugins(found, tuple(refused))

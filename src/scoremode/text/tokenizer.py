@@ -1,9 +1,9 @@
-"""Text ─▶ ids: Hugging Face tokenizers and bytes behind one interface, each with a fingerprint.
+"""Text ─▶ ids: one interface for Hugging Face tokenizers and bytes, each with a fingerprint.
 
-Positions come from the tokenizer's offsets, read so that nothing is lost: a token owns every character from the end
-of the token before it to its own end. That gives the space in front of a word to the word's token whether or not the
-tokenizer trims its offsets, and the bytes of all tokens always sum to the bytes of the text. Where one character is
-cut into several tokens, the first of them owns it.
+Positions come from the tokenizer's offsets, extended so that no character is lost: a token owns every character from
+the end of the token before it to its own end. So the space before a word belongs to the word's token whether or not
+the tokenizer trims its offsets, and the bytes of all tokens sum to the bytes of the text. If one character is split
+into several tokens, the first of them owns it.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from scoremode.values import Ids, Ints
 class TokenizerFacts:
     """What must be equal for two runs to be comparable token by token."""
 
-    fingerprint: str  # sha256 over the vocabulary and how a probe text is cut
+    fingerprint: str  # sha256 of the vocabulary and the ids of a probe text
     size: int  # ids are 0 .. size-1
     bos: int | None
     eos: int | None
-    adds_bos: bool  # does plain encoding put a BOS in front?
+    adds_bos: bool  # does encoding insert a BOS at the start?
 
 
-# digits, spaces, scripts, an emoji of several code points and a control character: what tokenizers disagree about
+# digits, spaces, scripts, an emoji of several code points and a control character: tokenizers differ on these
 PROBE = "In 1999, 12345 cats\tsaid:  “déjà-vu”!\n\n東京 2024年 — naïve 👩‍🔬 don't\x07 <s> _x_ "
 
-# Memory that a tokenizer takes while it works on one text: for each byte of the text (copies, and where each byte came
-# from) and for each token (its name, its place, and Python's lists of them). Together 1.05 to 1.8 times the peak that
-# SentencePiece-like and byte-level BPE had on prose, code and Japanese (tokenizers 0.23).
+# Memory that a tokenizer needs while it encodes one text: per byte of the text (copies, and the origin of each byte)
+# and per token (its name, its position, and Python's lists of them). The estimate is 1.05 to 1.8 times the measured
+# peak of SentencePiece-like and byte-level BPE on prose, code and Japanese (tokenizers 0.23).
 BYTES_PER_BYTE, BYTES_PER_TOKEN = 120, 420
 
-SMALL_TEXT = 200_000  # characters: below this nobody needs to ask
+SMALL_TEXT = 200_000  # characters; a shorter text always fits into memory
 
-SAMPLES, SAMPLE_LENGTH = 16, 4096  # pieces of a text that tell how many tokens it has
+SAMPLES, SAMPLE_LENGTH = 16, 4096  # samples of a text from which its number of tokens is estimated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +56,11 @@ class Encoding:
     ids: Ids  # (n,)
     char_start: Ints  # (n,)
     char_end: Ints  # (n,)
-    touches: Ints  # (n,) the first character that the token has any part in: before char_start where one is shared
+    touches: Ints  # (n,) the first character that the token covers in part; before char_start if one is shared
 
 
 class TextTokenizer(Protocol):
-    """What scoremode asks of a tokenizer."""
+    """What scoremode needs from a tokenizer."""
 
     facts: TokenizerFacts
 
@@ -69,7 +69,7 @@ class TextTokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
     def pieces(self) -> list[bytes]:
-        """What each id stands for inside a text, (size,)."""
+        """The bytes that each id represents inside a text, (size,)."""
         ...
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str: ...
@@ -77,7 +77,7 @@ class TextTokenizer(Protocol):
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Only errors of Transformers, no progress bars; afterwards it is as loud as the program that uses us wants it."""
+    """Show only errors of Transformers and no progress bars inside the block; restore its settings afterwards."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -97,7 +97,7 @@ class HuggingFaceTokenizer:
     def __init__(self, tokenizer: Any, name: str) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ModelError(
-                f"the tokenizer of {name} has no offsets (it is a slow one)",
+                f"the tokenizer of {name} has no offsets (it is a slow tokenizer)",
                 fix="convert it to tokenizer.json, or name another with --tokenizer",
             )
         self.hf = tokenizer
@@ -140,7 +140,7 @@ class HuggingFaceTokenizer:
         return self._encode(text, special=special)
 
     def _require_memory(self, text: str) -> None:
-        """Refuse a text that does not fit: the tokenizer's own library ends the whole process when memory runs out."""
+        """Refuse a text that does not fit into memory: the library would abort the process when memory runs out."""
         if len(text) < SMALL_TEXT:
             return
         left = memory.available()
@@ -153,7 +153,7 @@ class HuggingFaceTokenizer:
         needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
         if needed > left:
             raise CorpusError(
-                f"cutting a text of {_megabytes(size)} into tokens takes about {_megabytes(needed)} of memory, "
+                f"splitting a text of {_megabytes(size)} into tokens needs about {_megabytes(needed)} of memory, "
                 f"and {_megabytes(left)} are free",
                 fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
             )
@@ -172,7 +172,7 @@ class HuggingFaceTokenizer:
         names = self.hf.convert_ids_to_tokens(list(range(self.facts.size)))
         byte_level = "ByteLevel" in str(self.hf.backend_tokenizer.decoder)
         to_bytes = _byte_level_piece if byte_level else _sentencepiece_piece
-        special = set(self.hf.all_special_ids)  # they stand for no text, whatever their names look like
+        special = set(self.hf.all_special_ids)  # they represent no text, whatever their names look like
         return [b"" if name is None or i in special else to_bytes(name) for i, name in enumerate(names)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -193,7 +193,7 @@ class HuggingFaceTokenizer:
             raise ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row") from None
 
     def _require_parts(self, messages: list[Message]) -> None:
-        """Refuse lists of parts if the template knows text only: it would print them as Python does, or drop them."""
+        """Refuse lists of parts if the template supports only text: it would print them as Python does, or drop them."""
         marked, count = [], 0
         for message in messages:
             content = message["content"]
@@ -205,13 +205,13 @@ class HuggingFaceTokenizer:
         as_code = re.search(r"""["']text["']\s*:\s*["']part\d+part""", shown)
         if as_code or any(f"part{i}part" not in shown for i in range(count)):
             raise ModelError(
-                "this model's chat template does not take content that is a list of parts",
+                "this model's chat template does not support content that is a list of parts",
                 fix='give the content as one string, as in {"role": "user", "content": "…"}',
             )
 
 
 class ByteTokenizer:
-    """Ids are UTF-8 bytes: for the table engine and for tests, where a token must be known without a model."""
+    """Ids are UTF-8 bytes: for the table engine and for tests, which need known tokens without a model."""
 
     def __init__(self) -> None:
         fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()
@@ -245,9 +245,9 @@ def _megabytes(size: int) -> str:
 
 
 def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:
-    """Spans without gaps or overlaps: from where the token before ended to this token's end."""
+    """Make spans without gaps or overlaps: each from the end of the token before to the token's own end."""
     bounds = np.zeros(len(ids) + 1, np.int64)
-    owned_starts, owned_ends = bounds[:-1], bounds[1:]  # one array seen twice: a token begins where the last one ended
+    owned_starts, owned_ends = bounds[:-1], bounds[1:]  # views of one array: a token begins where the last one ended
     np.maximum.accumulate(ends, out=owned_ends)
     np.minimum(owned_ends, length, out=owned_ends)
     touches = np.minimum(starts, owned_starts)
@@ -256,7 +256,7 @@ def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encodin
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins that byte-level tokenizers use for the 256 bytes."""
+    """The printable characters that byte-level tokenizers use for the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -268,7 +268,7 @@ _BYTES = _byte_alphabet()
 def _byte_level_piece(name: str) -> bytes:
     if all(character in _BYTES for character in name):
         return bytes(_BYTES[character] for character in name)
-    return name.encode()  # an added token, written as it is
+    return name.encode()  # an added token, whose name is plain text
 
 
 def _sentencepiece_piece(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Documents ─▶ Tokens: one stream of ids, where each token stands in the text, its bytes and its words."""
+"""Documents ─▶ Tokens: one stream of ids, with each token's position in the text, its bytes and its words."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Tokens:
 
     ids: Ids  # (n,)
     doc_starts: Ints  # (documents + 1,)
-    char_end: Ints  # (n,) in the document's text: a token owns all from the end of the one before to its own
+    char_end: Ints  # (n,) in the document's text: a token owns all characters from the end of the one before to here
     byte_len: Ids  # (n,) UTF-8 bytes of the document that this token completes; sums to the document's bytes
     word_starts: Ids  # (n,) words (runs of non-space) that begin inside this token
-    doc_bytes: Ints  # (documents,) of the source text, before any rewriting by a recipe
-    doc_words: Ints  # (documents,) likewise, as lm-evaluation-harness counts them
+    doc_bytes: Ints  # (documents,) of the source text, before a recipe changes it
+    doc_words: Ints  # (documents,) of the source text, as lm-evaluation-harness counts them
     tokenizer: TokenizerFacts
     target_mask: Bools | None = None  # (n,) tokens that may be targets; None: all
-    joined_at: Ints | None = None  # tokens where another text begins inside a document that was joined; None: nowhere
+    joined_at: Ints | None = None  # tokens where another text begins inside a joined document; None: nowhere
 
     @property
     def documents(self) -> int:
@@ -41,7 +41,7 @@ class Tokens:
         return self.char_start_of(np.arange(len(self)))
 
     def char_start_of(self, index: Ints) -> Ints:
-        """The same for some tokens: where the token before ended, 0 for the first of a document."""
+        """As ``char_start``, for some tokens: the end of the token before, 0 for the first token of a document."""
         document = np.searchsorted(self.doc_starts, index, side="right") - 1
         return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1])
 
@@ -51,13 +51,13 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text as a recipe feeds it, with the counts of the source it was made from."""
+    """A text as a recipe feeds it, with the counts of its source."""
 
     text: str
     source_bytes: int
     source_words: int
     scored_spans: tuple[tuple[int, int], ...] | None = None  # characters that may be targets; None: all
-    joined_at: tuple[int, ...] = ()  # characters at which another text begins, where a recipe joined several
+    joined_at: tuple[int, ...] = ()  # characters at which another text begins, if a recipe joined several
 
 
 def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
@@ -74,10 +74,10 @@ def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special
         masks.append(_inside(encoding, document.scored_spans))
         doc_bytes.append(document.source_bytes)
         doc_words.append(document.source_words)
-        # a text begins with the first token that reaches past its first character
+        # a text begins with the first token that ends after its first character
         inside = np.searchsorted(encoding.char_end, np.array(document.joined_at, np.int64), side="right")
         joined_at.append(sum(map(len, ids[:-1])) + inside)
-        del encoding  # it holds more than is kept, while the next document is cut
+        del encoding  # else its memory would stay in use while the next document is encoded
     lengths = [len(part) for part in ids]
     return Tokens(
         ids=frozen(_joined(ids, np.int32)),
@@ -96,9 +96,9 @@ def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special
 
 
 def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
-    """The first ``limit`` tokens of each document, and how many documents that cut.
+    """The first ``limit`` tokens of each document, and how many documents were shortened.
 
-    Many documents of few tokens say more about a model than few of many: their errors are smaller for the same work.
+    Many short documents give smaller errors than a few long ones for the same work.
     """
     if tokens.joined_at is not None:
         raise OptionError("--document-tokens: the method joins all texts into one document", fix="use sliding-once")
@@ -123,20 +123,20 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
 
 
 def _of_kept(document: Ints, of_token: Ids, was_cut: Bools, of_document: Ints) -> Ints:
-    """A count for each document: of its kept tokens where it was cut, else its own."""
+    """A count per document: of its kept tokens if it was shortened, else of the whole document."""
     counted = np.bincount(document, of_token, minlength=len(of_document)).astype(np.int64)
     return np.where(was_cut, counted, of_document)
 
 
 def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
-    """All parts in one array; the list is emptied, so that parts and whole of only one column are held at a time."""
+    """All parts in one array. Empties the list, so that only one column is in memory twice at a time."""
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.zeros(0, dtype)
     parts.clear()
     return joined.astype(dtype, copy=False)
 
 
 def _byte_lengths(text: str, encoding: Encoding) -> Ids:
-    """UTF-8 bytes of each token's characters, a block of tokens at a time."""
+    """UTF-8 bytes of each token's characters, one block of tokens at a time."""
     lengths = np.empty(len(encoding.ids), np.int32)
     for begin in range(0, len(lengths), BLOCK):
         starts, ends = encoding.char_start[begin : begin + BLOCK], encoding.char_end[begin : begin + BLOCK]
@@ -152,7 +152,7 @@ def _byte_lengths(text: str, encoding: Encoding) -> Ids:
 
 
 def _word_starts(text: str, encoding: Encoding) -> Ids:
-    """How many words begin inside each token, a block of words at a time."""
+    """How many words begin inside each token, one block of words at a time."""
     counts = np.zeros(len(encoding.ids), np.int32)
     starts = (word.start() for word in re.finditer(r"\S+", text))
     while len(some := np.fromiter(islice(starts, BLOCK), dtype=np.int64)):
@@ -172,14 +172,15 @@ def _inside(encoding: Encoding, spans: tuple[tuple[int, int], ...] | None) -> Bo
 
 
 def count_words(text: str) -> int:
-    """Words as lm-evaluation-harness counts them: what white space separates, empty ends included."""
+    """Words as lm-evaluation-harness counts them: the pieces between white space, including empty ones at the ends."""
     return 1 + sum(1 for _ in re.finditer(r"\s+", text))
 
 
 def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:
-    """A conversation as the model's chat template writes it; special tokens are in the template's text already.
+    """A conversation as the model's chat template writes it; the template's text already contains special tokens.
 
-    The assistant's part of a turn is what the template adds after opening the turn: its words and the end-of-turn mark.
+    The assistant's part of a turn is everything that the template writes after it opens the turn: the assistant's words
+    and the end-of-turn mark.
     """
     text = tokenizer.render_chat(messages, open_turn=False)
     spans: list[tuple[int, int]] = []
@@ -190,7 +191,7 @@ def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistan
         closed = tokenizer.render_chat(messages[: index + 1], open_turn=False).rstrip()
         if not (text.startswith(opened) and text.startswith(closed) and len(closed) > len(opened)):
             raise ModelError(
-                "the chat template rewrites earlier turns, so the assistant's tokens cannot be told apart",
+                "the chat template rewrites earlier turns, so the assistant's tokens cannot be identified",
                 fix="score all tokens, without --assistant-only",
             )
         spans.append((len(opened), len(closed)))
