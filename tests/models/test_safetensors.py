@@ -148,7 +148,7 @@ def test_a_header_that_contradicts_itself_is_refused_in_one_line(tmp_path: Path,
 
 
 def test_more_than_the_file_holds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"cut short: \d+ bytes of \d+"):
+    with pytest.raises(ModelError, match=r"truncated: \d+ bytes of \d+"):
         read_header(write_header(tmp_path / "a.safetensors", {"a": ENTRY}, bytes(7)))
 
 

@@ -321,7 +321,7 @@ def test_converted_models_and_logs(root: Path) -> None:
     assert found["models/smollm2-135m-1"]["size"] > 500
     outcome = prune_cache(older_than=0.0)
     assert {entry["kind"] for entry in outcome["removed"]} == {"models", "logs"}
-    assert [entry["reason"] for entry in outcome["skipped"]] == ["it may still be converted"]
+    assert [entry["reason"] for entry in outcome["skipped"]] == ["its conversion may still be running"]
     for path in (begun, begun.parent):
         os.utime(path, (time.time() - DAY,) * 2)
     assert len(prune_cache(older_than=0.0)["removed"]) == 1

@@ -365,7 +365,7 @@ def test_a_folder_is_known_as_a_reference_by_its_identity(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", [HEAD, "states-00000.safetensors"])
 def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"dear")
-    with pytest.raises(RunError, match=f"it holds {name}"):
+    with pytest.raises(RunError, match=f"it contains {name}"):
         writer_for(tmp_path, random_rows(3, 4, "float32"), "float32")
     discard(tmp_path)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [(name, b"dear")]
@@ -539,8 +539,8 @@ def replace_with_pipe(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason", "always"),
     [
-        (lambda p: os.truncate(p, p.stat().st_size - 1), "was cut short", True),
-        (lambda p: os.truncate(p, 0), "was cut short", True),
+        (lambda p: os.truncate(p, p.stat().st_size - 1), "was truncated", True),
+        (lambda p: os.truncate(p, 0), "was truncated", True),
         (lambda p: p.write_bytes(p.read_bytes() + b"\0"), "is too long", True),
         (lambda p: p.rename(p.with_name("renamed")), "is missing", True),
         (replace_with_folder, "is not a file", True),
@@ -572,7 +572,7 @@ def test_shards_that_changed_places_are_refused(tmp_path: Path) -> None:
 def test_a_file_cut_while_the_reference_is_open_is_one_line_and_no_crash(tmp_path: Path) -> None:
     reference = make(tmp_path / "ref", random_rows(33, 4, "float32"), "float32")
     os.truncate(tmp_path / "ref" / shard_name(2), DATA_START)
-    with pytest.raises(RunError, match=rf"{shard_name(2)} was cut short"):
+    with pytest.raises(RunError, match=rf"{shard_name(2)} was truncated"):
         reference.rows(0, 33)
     (tmp_path / "ref" / shard_name(2)).unlink()
     with pytest.raises(RunError, match=rf"{shard_name(2)} cannot be read"):

@@ -259,7 +259,7 @@ def test_wherever_a_kill_falls_the_folder_is_accepted_again(
         assert not scores("table:uniform", out=copy, fresh=True, **asked).cached  # type: ignore[arg-type]
         if holds_another(state, expected) and not (state / "partial.journal").exists():
             # nothing was begun, and another run is not replaced without --fresh
-            with pytest.raises(RunError, match="holds another run"):
+            with pytest.raises(RunError, match="contains another run"):
                 scores("table:uniform", out=state, **asked)  # type: ignore[arg-type]
             untouched += 1
             continue

@@ -331,8 +331,8 @@ def test_a_missing_local_copy_of_wikitext2_is_named(tmp_path: Path) -> None:
     assert "no.raw" in complaint(f"wikitext2:{tmp_path}/no.raw")
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    assert "is a folder" in complaint(str(tmp_path))
+def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
+    assert "contains no text" in complaint(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])

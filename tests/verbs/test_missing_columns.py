@@ -115,7 +115,7 @@ def test_an_engine_that_gives_other_columns_does_not_resume_the_run(tmp_path: Pa
         sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
     before = (tmp_path / "run" / JOURNAL).read_bytes()
     using(PartialEngine(*ALL))
-    with pytest.raises(RunError, match="has logprob and rank of each target, but the engine now gives logprob, r"):
+    with pytest.raises(RunError, match="has logprob and rank for each target, but the engine now gives logprob, r"):
         sm.ppl("table:uniform", out=tmp_path / "run", **QUESTION)
     assert (tmp_path / "run" / JOURNAL).read_bytes() == before
 

@@ -52,7 +52,7 @@ def test_progress_of_an_engine_of_ones_own_is_told_and_its_options_are_refused(t
         with pytest.raises(OptionError, match="already open"):
             sm.ppl("table:uniform", **asked, **options)
     sm.ppl("table:uniform", out=tmp_path / "run", **asked)
-    with pytest.raises(RunError, match="holds another run"):
+    with pytest.raises(RunError, match="contains another run"):
         sm.ppl("table:uniform", out=tmp_path / "run", **asked)
     assert not sm.ppl("table:uniform", out=tmp_path / "run", fresh=True, **asked).cached
 

@@ -67,7 +67,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise ModelError(f"{path} is not a safetensors file", fix="download it again") from None
     end = 8 + length + stored_bytes(tensors.values())
     if end > size:
-        raise ModelError(f"{path} is cut short: {size} bytes of {end}", fix="download it again")
+        raise ModelError(f"{path} is truncated: {size} bytes of {end}", fix="download it again")
     return tensors
 
 

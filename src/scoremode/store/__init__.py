@@ -1,1 +1,1 @@
-"""What lies on disk: atomic files, locks, journals, runs, references, the cache."""
+"""Everything that is stored on disk: atomic files, locks, journals, runs, references, the cache."""

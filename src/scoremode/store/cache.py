@@ -1,7 +1,7 @@
-"""The cache folder: where it is, how large it may grow, and the hashes of large files, which are remembered there.
+"""The cache folder: its location, its size limit, and the remembered hashes of large files.
 
-``mark_used`` and ``hold_entry`` protect an entry that is read, ``make_room`` keeps the whole below its limit. All three do nothing
-for folders that are not the cache's own, and none of them fails where the cache cannot be written.
+``mark_used`` and ``hold_entry`` protect an entry that is being read; ``make_room`` keeps the cache below its limit. All
+three do nothing for folders that are not entries of the cache, and none of them fails if the cache is not writable.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from scoremode.text.json_files import read_object
 
 DEFAULT_LIMIT = 50 * 10**9
 
-LIMITED = ("references", "runs")  # kinds that the limit counts and removes
+LIMITED = ("references", "runs")  # kinds of entries that the limit applies to
 
-ROOM = 0.9  # of the limit that is left after a removal, so that not every run removes another
+ROOM = 0.9  # share of the limit that stays filled after a removal, so that not every run causes another removal
 
 _held_models: dict[Path, int] = {}
 
-ALWAYS_READ = 4 << 20  # bytes of a file that is hashed anew each time
+ALWAYS_READ = 4 << 20  # bytes; smaller files are hashed every time
 
-BEGINNING = 1 << 20  # bytes of a larger one that are
+BEGINNING = 1 << 20  # first bytes of a larger file that are hashed every time
 
-SETTLED = 2.0  # seconds; coarser than the clock of any file system in use
+SETTLED = 2.0  # seconds; longer than the time resolution of any file system in use
 
 
 def cache_folder() -> Path:
@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def is_cached(folder: Path) -> bool:
-    """Is this a folder that the cache itself named? One that a user made in there is the user's."""
+    """Is this an entry of the cache? A folder that a user created there is not."""
     kind = folder.parent
     named = DIGEST.fullmatch(folder.name) is not None or kind.name == "models"
     return named and kind.name in KINDS and os.path.abspath(kind.parent) == os.path.abspath(cache_folder())
@@ -57,16 +57,16 @@ def is_cached(folder: Path) -> bool:
 
 # ── in use ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def mark_used(folder: Path) -> None:
-    """Note that an entry of the cache answered a question: the least recently used go first."""
+    """Record that an entry of the cache was used: the least recently used entries are removed first."""
     if is_cached(folder):
-        with suppress(OSError):  # a cache that cannot be written is not cleared either
+        with suppress(OSError):  # a cache that is not writable is not pruned either
             os.utime(mark_of(folder))
 
 
 def hold_entry(folder: Path, owner: object) -> None:
-    """Keep an entry of the cache from being removed for as long as ``owner`` lives.
+    """Protect an entry of the cache from removal as long as ``owner`` exists.
 
-    For files that are opened one by one: a run's columns stay open, and outlive the removal of their folder.
+    For entries whose files are opened later. (A run does not need this: its file stays open and survives the removal.)
     """
     if is_cached(folder):
         with suppress(OSError):
@@ -76,7 +76,7 @@ def hold_entry(folder: Path, owner: object) -> None:
 
 
 def hold_model(folder: Path) -> None:
-    """Keep a converted model from being removed until this process ends."""
+    """Protect a converted model from removal until this process ends."""
     mark_used(folder)
     if folder not in _held_models:
         with suppress(OSError):
@@ -87,7 +87,7 @@ def hold_model(folder: Path) -> None:
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cache_limit() -> int | None:
-    """Bytes that runs and references in the cache may take: ``$SCOREMODE_CACHE_LIMIT``; None if there is no limit."""
+    """Most bytes of runs and references in the cache: ``$SCOREMODE_CACHE_LIMIT``; None if there is no limit."""
     given = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
     if not given:
         return DEFAULT_LIMIT
@@ -98,30 +98,29 @@ def cache_limit() -> int | None:
 
 
 def make_room(kept: Path) -> None:
-    """Remove what was not used for longest if the cache has grown beyond its limit. ``kept`` was made just now.
+    """Remove the least recently used entries if the cache exceeds its limit. ``kept`` is the newest entry.
 
-    The limit counts runs and references. Most calls read one small file: the total is remembered (usage.py), and a
-    removal leaves a tenth of the limit free.
+    The limit applies to runs and references. Most calls read only one small file: the total is remembered (usage.py),
+    and a removal leaves a tenth of the limit free.
     """
     limit = cache_limit()
     if limit is None or not is_cached(kept):
         return
-    with suppress(OSError, RunError):  # the run is kept, whatever happens to others
+    with suppress(OSError, RunError):  # a failed removal must not fail the run
         root = cache_folder()
         total = usage.add(root, inspect_entry(kept.parent.name, kept).size)
         if total is None or total > limit:
-            with hold_lock(
-                root / EVICTING, busy=RunError("another process makes room")
-            ):  # two would remove twice as much
+            # two processes at once would remove twice as much
+            with hold_lock(root / EVICTING, busy=RunError("another process makes room")):
                 _measure(root, root / kept.parent.name / kept.name, limit)
 
 
 def _measure(root: Path, kept: Path, limit: int) -> None:
-    """Measure the cache, remove what is too much, and remember the total."""
+    """Measure the cache, remove entries beyond the limit, and remember the total."""
     found = list(entries(root, LIMITED))
     mine, total = sum(e.size for e in found if e.path == kept), sum(e.size for e in found)
     if total > limit or any(entry.state == REMOVED for entry in found):
-        beside = 0 if mine > limit else mine  # larger than the limit on its own: others need not go for it
+        beside = 0 if mine > limit else mine  # an entry that alone exceeds the limit does not push out others
         target = int(limit * ROOM) - beside if total > limit else None
         outcome = evict((e for e in found if e.path != kept), larger_than=target, too_large=limit)
         total = outcome.left + mine
@@ -139,17 +138,17 @@ def _announce(outcome: Outcome, limit: int) -> None:
         f"cache: removed {counted} ({size_words(outcome.freed)}), last used before {newest:%Y-%m-%d %H:%M}, to stay "
         f"below {size_words(limit)}; SCOREMODE_CACHE_LIMIT changes the limit"
     )
-    with suppress(OSError, ValueError):  # nobody can be told
+    with suppress(OSError, ValueError):  # standard error may be closed
         print(line, file=sys.stderr, flush=True)
 
 
 # ── hashes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def remembered_sha256(path: Path) -> str:
-    """The file's sha256. A large one is read whole again only if anything about it changed: checkpoints are large.
+    """The file's sha256, remembered for large files, because checkpoints are large.
 
-    Small files are always read. Of a large one the first MiB, which holds a safetensors header, is always read; the
-    rest is believed while path, size, device, inode and both times of change are the same. A copy that keeps size and
-    modification time (``cp -p``, ``rsync -t``) has another inode or another time of change of its inode.
+    A file of up to ALWAYS_READ bytes is always read. Of a larger one only the first MiB, which contains a safetensors
+    header, is always read; the whole file is read again only if its path, size, device, inode, mtime or ctime changed.
+    A copy that keeps size and modification time (``cp -p``, ``rsync -t``) has a different inode or ctime.
     """
     if path.stat().st_size <= ALWAYS_READ:
         return file_sha256(path)
@@ -158,19 +157,19 @@ def remembered_sha256(path: Path) -> str:
     if isinstance(entry, dict) and entry.get("stamp") == stamp and isinstance(entry.get("sha256"), str):
         return str(entry["sha256"])
     found = file_sha256(path)
-    if _stamp(path) == stamp and _is_settled(path):  # else it may change again without another time of change
+    if _stamp(path) == stamp and _is_settled(path):  # else another change could leave the same times
         entries = {key: value for key, value in _read_memo(memo).items() if isinstance(value, dict)}
         try:
             memo.parent.mkdir(parents=True, exist_ok=True)
             written = {**entries, name: {"stamp": stamp, "sha256": found}}
             write_atomically(memo, json.dumps(written, indent=0).encode())
         except OSError:
-            pass  # a cache that cannot be written costs time, not correctness
+            pass  # without a writable cache the file is hashed again next time
     return found
 
 
 def _stamp(path: Path) -> str:
-    """All that is cheap to know of a file's content."""
+    """Everything about a file's content that is cheap to read."""
     with path.open("rb") as file:
         beginning = hashlib.sha256(file.read(BEGINNING)).hexdigest()
         stat = os.fstat(file.fileno())
@@ -179,7 +178,7 @@ def _stamp(path: Path) -> str:
 
 
 def _is_settled(path: Path) -> bool:
-    """Was the file last changed so long ago that another change would have another time?"""
+    """Was the last change so long ago that another change would get a different time?"""
     return abs(time.time() - path.stat().st_ctime) > SETTLED
 
 

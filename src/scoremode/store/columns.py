@@ -1,7 +1,7 @@
-"""The columns of a run as a Parquet file: written block by block, read column by column, never whole.
+"""The columns of a run as a Parquet file: written block by block, read column by column, never all at once.
 
-Every file has every column, with its type. One that was not measured is null in every row and is read as None; a column
-that is null in some rows only is refused.
+Every file has every column, with its type. A column that was not measured is null in every row and is read as None. A
+column that is null in only some rows is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOGETHER = ("top", "top_logprob", "top_text")
 
 
 class Rows(NamedTuple):
-    """Some consecutive targets with all that a run knows of them."""
+    """Consecutive targets with everything that a run stores about them."""
 
     scores: Scores
     facts: TargetFacts
@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 
 def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> Any:
-    """One row a target: where it stands, what it is, what the model thought of it."""
+    """A pyarrow Table with one row per target: its position, its token and its scores."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {name: pa.array(getattr(facts, name)) for name in OF_FACTS if not name.endswith("text")}
@@ -51,7 +51,7 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> An
 
 
 def write(path: Path, blocks: Iterable[Rows]) -> None:
-    """The whole file or none of it; a block is a row group, and is forgotten once it is written."""
+    """Write the file atomically; each block becomes a row group and is not kept in memory."""
     import pyarrow.parquet as pq
 
     tables = (to_arrow(*block) for block in blocks)
@@ -64,7 +64,7 @@ def write(path: Path, blocks: Iterable[Rows]) -> None:
 
 
 class ColumnFile:
-    """A stored run's columns. The file stays open, so that a run outlives the removal of its folder."""
+    """A stored run's columns. The file stays open, so that the run can be read even after its folder is removed."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -85,7 +85,7 @@ class ColumnFile:
             raise self._unreadable(f"only some of {', '.join(TOGETHER)} were measured")
 
     def _is_null(self, name: str) -> bool:
-        """Is the column null in every row? RunError if it is in some. The file's own counts are checked by reading."""
+        """Is the column null in every row? RunError if only in some rows. ``_as_numpy`` checks the counts again."""
         nulls = self._null_count(name)
         if nulls not in (0, self.rows):
             raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
@@ -97,7 +97,7 @@ class ColumnFile:
         metadata, found = self._file.metadata, 0
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == name), None)
         if index is None:
-            raise self._unreadable(f"its column {name} is not plain")
+            raise self._unreadable(f"its column {name} is nested")
         for group in range(metadata.num_row_groups):
             try:
                 counts = metadata.row_group(group).column(index).statistics
@@ -114,9 +114,9 @@ class ColumnFile:
         return None if name in self.not_measured else _joined(parts)
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Batches end where row groups do, which differ from file to file: they are cut again to BLOCK rows."""
+        """Some columns side by side, BLOCK rows at a time, whatever the sizes of the file's row groups."""
         there = [name for name in names if name not in self.not_measured]
-        assert there, "columns of which one was measured"
+        assert there, "none of these columns was measured"
         waiting: list[tuple[npt.NDArray[Any], ...]] = []
         for batch in self._batches(there):
             waiting.append(batch)
@@ -147,7 +147,7 @@ class ColumnFile:
 
 
 def _in_places(names: Sequence[str], there: Sequence[str], parts: Sequence[npt.NDArray[Any]]) -> tuple[Any, ...]:
-    """The columns that are there, None in place of the others."""
+    """The measured columns in the order of ``names``, with None in place of the others."""
     known = dict(zip(there, parts, strict=True))
     return tuple(known.get(name) for name in names)
 

@@ -1,13 +1,13 @@
-"""What lies in the cache folder: every entry with its size, its last use and its state.
+"""The contents of the cache folder: every entry with its size, its last use and its state.
 
-runs/DIGEST, references/DIGEST   folders of runs.py; the digest is that of the question
-models/NAME                      checkpoints that were converted once; scoremode.json was written last
-logs/vllm-….log                  what an engine said before it failed
+runs/DIGEST, references/DIGEST   folders of runs.py; DIGEST is computed from the run's identity
+models/NAME                      converted checkpoints; scoremode.json is written last
+logs/vllm-….log                  messages of an engine that failed
 sha256.json, usage.txt           remembered hashes, remembered total size
 KIND/.removed-NAME-TOKEN         an entry whose deletion was interrupted
 
-An entry is ours if its name and the names of all its files are. Anything else is foreign: it is listed, and never
-opened, measured, followed or removed. No entry is opened here, but for its manifest when it is described.
+An entry is ours if scoremode uses its name and the names of all its files. Anything else is foreign: it is listed, but
+never opened, measured, followed or removed. Only manifests and journals are opened, to describe an entry.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from scoremode.text.json_files import read_object
 KINDS = ("runs", "references", "models", "logs")
 LOCK, MODEL_MARK = ".lock", "scoremode.json"
 HASHES, USAGE, EVICTING = "sha256.json", "usage.txt", ".evicting.lock"
-SMALL = {HASHES: "hashes of large files", USAGE: "total size", EVICTING: "lock of whoever makes room"}
+SMALL = {HASHES: "hashes of large files", USAGE: "total size", EVICTING: "lock of the process that makes room"}
 FINISHED, UNFINISHED, DAMAGED, OUTDATED = "finished", "unfinished", "damaged", "outdated"
 FOREIGN, REMOVED, KEPT = "foreign", "removed", "kept"
 DIGEST = re.compile(r"[0-9a-f]{20}")
 LOG = re.compile(r"vllm-[0-9]+-[0-9a-f]{8}\.log")
-CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # tempfile.mkdtemp's, in models/embedded.py
+CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # a folder made by tempfile.mkdtemp in models/embedded.py
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
 
 Stats = dict[str, os.stat_result]
@@ -45,15 +45,15 @@ Stats = dict[str, os.stat_result]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that the cache keeps."""
+    """One entry of the cache."""
 
     kind: str  # one of KINDS, or "other"
     path: Path
     size: int  # bytes of its files
-    used: float  # when it was last made, resumed or read; seconds since 1970
+    used: float  # when it was last written, resumed or read; seconds since 1970
     state: str
     note: str = ""  # what is wrong with it
-    facts: dict[str, Any] = field(default_factory=dict)  # what it is, once it was described
+    facts: dict[str, Any] = field(default_factory=dict)  # what it contains, filled by ``described``
 
     @property
     def removable(self) -> bool:
@@ -65,13 +65,13 @@ class Entry:
 
 
 def mark_of(folder: Path) -> Path:
-    """The file of an entry whose time of change is its last use."""
+    """The file whose modification time is the entry's last use."""
     return folder / (MODEL_MARK if folder.parent.name == "models" else MANIFEST)
 
 
 # ── find ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
-    """The entries of these kinds, in no order. Links are not followed; a kind that is a link has no entries."""
+    """The entries of these kinds, in no particular order. Links are not followed."""
     for kind in kinds:
         folder = root / kind
         if folder.is_dir() and not folder.is_symlink():
@@ -79,13 +79,14 @@ def entries(root: Path, kinds: Iterable[str] = KINDS) -> Iterator[Entry]:
 
 
 def other_entries(root: Path) -> Iterator[Entry]:
-    """What lies beside the kinds: small files of ours, and what is not ours."""
+    """Everything outside the folders of KINDS: small files of scoremode, and foreign files."""
     for found in _scan(root) if root.exists() else ():
         if found.name in KINDS and found.is_dir(follow_symlinks=False):
             continue
         info = found.stat(follow_symlinks=False)
-        what = "a file being written, or what a kill left of it" if fnmatchcase(found.name, TEMPORARY) else None
-        what = SMALL.get(found.name, what)
+        temporary = "a file that is being written, or was left by a killed process"
+        what = SMALL.get(found.name) or (temporary if fnmatchcase(found.name, TEMPORARY) else None)
+
         if what is not None and stat.S_ISREG(info.st_mode):
             yield Entry("other", Path(found.path), info.st_size, info.st_mtime, KEPT, facts={"what": what})
         else:
@@ -103,7 +104,7 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def inspect_entry(kind: str, path: Path) -> Entry:
-    """One entry as it is now, by names, sizes and times alone."""
+    """One entry as it is now, judged only by names, sizes and times."""
     try:
         info = path.lstat()
         if kind == "logs":
@@ -129,8 +130,8 @@ def _run(kind: str, path: Path, info: os.stat_result) -> Entry:
     files = _files(path, deep=False)
     strange = sorted(name for name, found in files.items() if not (stat.S_ISREG(found.st_mode) and _is_ours(name)))
     if strange:
-        return _foreign(kind, path, info, f"holds {harmless(strange[0])}")
-    telling = files.keys() & {MANIFEST, JOURNAL} or files.keys() - {LOCK}  # a lock changes the folder's own time
+        return _foreign(kind, path, info, f"contains {harmless(strange[0])}")
+    telling = files.keys() & {MANIFEST, JOURNAL} or files.keys() - {LOCK}  # a lock file changes the folder's own time
     used = max((files[name].st_mtime for name in telling), default=info.st_mtime)
     entry = Entry(kind, path, _size(files), used, UNFINISHED)
     if MANIFEST in files:
@@ -162,7 +163,7 @@ def _model(path: Path, info: os.stat_result) -> Entry:
 
 
 def _files(folder: Path, *, deep: bool = True, before: str = "") -> Stats:
-    """Everything in a folder but folders, by relative name; links are not followed."""
+    """Every file in a folder, by relative name; links are not followed."""
     found: Stats = {}
     with os.scandir(folder) as inside:
         for entry in inside:
@@ -179,7 +180,7 @@ def _size(files: Stats) -> int:
 
 # ── describe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def described(entry: Entry) -> Entry:
-    """The entry with what its manifest or its journal says of it. Nothing is hashed, so an edit is not noticed."""
+    """The entry with the facts in its manifest or journal. Nothing is hashed, so an edited file is not noticed."""
     if entry.kind not in ("runs", "references") or entry.state not in (FINISHED, UNFINISHED):
         return entry
     try:
@@ -202,7 +203,7 @@ def described(entry: Entry) -> Entry:
 
 
 def _described_by_journal(entry: Entry) -> Entry:
-    """A journal knows what makes its run this one: fingerprints, no names."""
+    """The entry with its run's identity, which has fingerprints but no names."""
     path = entry.path / JOURNAL
     if not path.exists():
         return replace(entry, note="nothing was scored yet")
@@ -214,5 +215,5 @@ def _described_by_journal(entry: Entry) -> Entry:
 
 
 def _texts(found: dict[str, Any]) -> dict[str, str | None]:
-    """Anybody may have written these: what cannot be printed is not known."""
+    """The values that are printable text; others become None, because the files are not trusted."""
     return {name: value if sealed.text(value) else None for name, value in found.items()}

@@ -1,7 +1,7 @@
-"""Removing entries of the cache: what is old, or what was not used for longest, never what is in use.
+"""Remove entries of the cache: old ones, or the least recently used, never one that is in use.
 
-An entry is locked, looked at again and renamed to KIND/.removed-NAME-TOKEN; then its files are deleted. Wherever a
-kill falls, the entry is whole under its own name or waits under that one, and the next removal deletes the rest.
+An entry is locked, inspected again and renamed to KIND/.removed-NAME-TOKEN; then its files are deleted. If the process
+is killed, the entry is either complete under its own name, or the next removal deletes the rest of the renamed one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from scoremode.store.locks import Lock, open_locked
 IN_USE = "another process is using it"
 CHANGED = "it was used just now"
 GONE = "another process removed it"
-CONVERTING = 3600.0  # seconds; a conversion takes one minute and holds no lock
-ATTEMPTS = 100  # at a folder that another process deletes at the same time
+CONVERTING = 3600.0  # seconds; a conversion takes about one minute and holds no lock
+ATTEMPTS = 100  # to delete a folder that another process deletes at the same time
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Outcome:
 
     removed: list[Entry] = field(default_factory=list)
     skipped: list[tuple[Entry, str]] = field(default_factory=list)  # with the reason
-    left: int = 0  # bytes of the entries that stay
+    left: int = 0  # bytes of the remaining entries
 
     @property
     def freed(self) -> int:
@@ -47,10 +47,10 @@ def evict(
     too_large: int | None = None,
     dry_run: bool = False,
 ) -> Outcome:
-    """Remove what was not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
+    """Remove entries not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
 
-    Entries of more than ``too_large`` bytes go before the others, and do not count if they must stay. What an
-    interrupted removal left is always removed.
+    Entries of more than ``too_large`` bytes are removed first; those in use do not count. The rest of an interrupted
+    removal is always removed.
     """
     waiting = [entry for entry in found if entry.removable]
     waiting.sort(key=lambda entry: (entry.state != REMOVED, not _exceeds(entry, too_large), entry.used))
@@ -77,7 +77,7 @@ def _exceeds(entry: Entry, size: int | None) -> bool:
 
 
 def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
-    """Remove an entry; the reason if it stays."""
+    """Remove an entry; return the reason if it was not removed."""
     try:
         if entry.state == REMOVED:
             return None if dry_run else _delete(entry.path)
@@ -91,29 +91,29 @@ def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
             away = entry.path.with_name(f".removed-{entry.path.name.lstrip('.')}-{secrets.token_hex(8)}")
             entry.path.rename(away)
         return _delete(away)
-    except (OSError, RunError) as error:  # a RunError is the lock's
+    except (OSError, RunError) as error:  # Lock raises RunError
         if not os.path.lexists(entry.path):
             return GONE
         return f"it cannot be removed ({error.strerror})" if isinstance(error, OSError) else error.message
 
 
 def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
-    """Lock the entry, and look at it again: all may have changed since it was listed. The reason if it must stay."""
+    """Lock the entry and inspect it again, because it may have changed; return the reason if it must stay."""
     if entry.kind in ("runs", "references") and not _lock(entry.path / LOCK, held, dry_run=dry_run):
         return IN_USE
     if entry.is_folder and not _lock_existing(mark_of(entry.path), held):
         return IN_USE
     now = inspect_entry(entry.kind, entry.path)
-    started = entry.state == UNFINISHED and not entry.size  # an empty folder: the lock itself changed its time
+    started = entry.state == UNFINISHED and not entry.size  # creating the lock changed an empty folder's time
     if not now.removable or (now.used > entry.used and not started):
         return CHANGED
     if entry.kind == "models" and entry.state == UNFINISHED and time.time() - now.used < CONVERTING:
-        return "it may still be converted"
+        return "its conversion may still be running"
     return None
 
 
 def _lock(path: Path, held: ExitStack, *, dry_run: bool) -> bool:
-    """The lock of whoever writes there. A dry run makes no lock file: without one, nobody holds it."""
+    """Take the writers' lock. A dry run creates no lock file: if there is none, no process holds the lock."""
     if dry_run:
         return _lock_existing(path, held)
     lock = Lock(path)
@@ -124,7 +124,7 @@ def _lock(path: Path, held: ExitStack, *, dry_run: bool) -> bool:
 
 
 def _lock_existing(path: Path, held: ExitStack) -> bool:
-    """Is nobody reading by this file? Readers hold it shared (cache.hold_entry)."""
+    """Lock an existing file exclusively; False if a reader holds it shared (cache.hold_entry)."""
     try:
         file = open_locked(path, shared=False)
     except FileNotFoundError:

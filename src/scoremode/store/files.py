@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and their hashes."""
+"""Write files atomically, and hash them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from stat import S_IMODE, S_ISREG
 from typing import IO
 
-TEMPORARY = ".scoremode-*.tmp"  # files that have not taken their name yet
+TEMPORARY = ".scoremode-*.tmp"  # names of files that are still being written
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or none of it, even if the machine stops in between."""
+    """Write the whole file or nothing, even if the machine stops in between."""
     with written_atomically(path) as file:
         file.write(data)
 
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes its name once all is written to it; if anything is raised before, nothing is left of it.
+    """Open a temporary file that is renamed to ``path`` at the end of the block, or deleted if the block raises.
 
-    A new file gets the mode that the user's umask asks for; a file that is replaced keeps its mode.
+    A new file gets its mode from the umask; a file that is replaced keeps its mode.
     """
     handle, temporary = _create_beside(path)
     try:
@@ -40,7 +40,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _create_beside(path: Path) -> tuple[int, Path]:
-    """A new hidden file in the same folder. Not mkstemp, whose 0600 would have to be widened past the umask."""
+    """Create a hidden file in the same folder. mkstemp is not used, because its mode 0600 ignores the umask."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
         temporary = path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))  # short, however long the name is

@@ -1,18 +1,18 @@
-"""Scores on their way to disk, one record per window, so that a killed run loses only what was in flight.
+"""The scores of an unfinished run, one record per window, so that a killed run loses only unfinished windows.
 
 header  = format, identity of the run
 record  = number of the window | seconds, then logprob rank entropy top top_logprob [kl], one column after the other
-        = number of the window | nothing: this window's scores so far do not count, it is scored again
+        = number of the window | nothing: discards this window's earlier record; the window is scored again
         = COLUMNS_ARE | JSON: the columns that the engine gives, as in ["logprob", "rank"]
 
-The header is written before the engine has answered, so it cannot say which columns there are. Where the first answer
-lacks some, the first record names those that are there, and every other record has these and no more. Without such a
-record every column is there: a journal of all columns is the same, byte for byte, as before columns could be missing.
-Records of different columns never lie in one journal. An older scoremode refuses COLUMNS_ARE as an impossible window.
+The header is written before the engine answers, so it cannot name the columns. If the first answer lacks some columns,
+the first record names those that it has, and all other records have exactly these. Without such a record all columns
+are present: a journal with all columns is byte for byte the same as before columns became optional. One journal never
+mixes records with different columns. An older scoremode refuses COLUMNS_ARE as an impossible window.
 
-records.py holds the file together: its checksums cover the header, the number and the body. What they cannot see is a
-record that was written with something impossible in it, so every record is also checked for that. Scores are not held
-in memory beside the file: ``rows`` reads them back. The caller holds the folder's lock (runs.py).
+records.py adds checksums over the header, the number and the body. They cannot detect a record that was written with
+an impossible value, so every record is also checked for those. Scores are not kept in memory: ``rows`` reads them from
+the file. The caller holds the folder's lock (runs.py).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SECONDS = struct.Struct("<d")
 RECORD_COLUMNS = (("logprob", "<f8"), ("rank", "<i8"), ("entropy", "<f8"), ("top", "<i4"), ("top_logprob", "<f8"))
 KL = ("kl", "<f8")
 NAMES = tuple(name for name, _ in RECORD_COLUMNS)
-COLUMNS_ARE = (1 << 64) - 1  # in place of a window's number
+COLUMNS_ARE = (1 << 64) - 1  # used in place of a window's number
 ROUNDING = 1e-4
-"""Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two products in
-float32 that round differently; the heads here give at most 0 on a CPU, and 1e-4 is what their probe allows them."""
+"""Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two float32
+products that round differently. scoremode's heads give at most 0 on a CPU; their self-test allows an error of 1e-4."""
 OLD_MAGIC = b"scor"  # records of format 1
 FIRST_BYTES = 1 << 20
 
@@ -52,7 +52,7 @@ Column = npt.NDArray[Any]
 
 
 class Journal:
-    """Scores so far of one plan, kept in one file."""
+    """The scores of one plan so far, kept in one file."""
 
     def __init__(
         self,
@@ -63,15 +63,15 @@ class Journal:
         with_kl: bool = False,
         vocabulary: int | None = None,
     ) -> None:
-        """``vocabulary``: how many ids the engine knows; a record that names another id is refused."""
+        """``vocabulary``: how many ids the engine has; a record with a larger id is refused."""
         self.plan = plan
         self.path = path
         self.vocabulary = vocabulary
         self.kl: Floats | None = np.full(plan.targets, np.nan) if with_kl else None
-        self.measured: tuple[str, ...] | None = None  # columns of every record; None until there is one
-        self._from_file = False  # were they read from the file, or given by the engine just now?
+        self.measured: tuple[str, ...] | None = None  # columns of every record; None until the first record
+        self._from_file = False  # were the columns read from the file, not given by this engine?
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
-        self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # where in the file each window's record begins
+        self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # offset of each window's record in the file
         self.seconds = 0.0
         self._file = RecordFile(path, header(identity))
         try:
@@ -82,7 +82,7 @@ class Journal:
             raise
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
-        """Take in a record that was read back."""
+        """Process a record that was read from the file."""
         if window == COLUMNS_ARE and self.measured is None:
             problem = self._learn_columns(body)
         else:
@@ -98,7 +98,7 @@ class Journal:
             self.done[window] = False
 
     def _learn_columns(self, body: bytes) -> str | None:
-        """Take in which columns the records have; what is wrong with that, if anything."""
+        """Learn which columns the records have; return what is wrong, if anything."""
         try:
             given = parse(body)
         except ValueError:
@@ -113,16 +113,16 @@ class Journal:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Names and types of what a record holds, in its order."""
+        """Names and types of a record's columns, in order."""
         kept = tuple(column for column in RECORD_COLUMNS if column[0] in (self.measured or NAMES))
         return kept if self.kl is None else (*kept, KL)
 
     def _record_problem(self, window: int, body: bytes) -> str | None:
-        """What is impossible about a record whose checksum is right; None if nothing is."""
+        """What is wrong with a record whose checksum is right, in words; None if nothing is."""
         if window >= len(self.plan):
             return f"it has window {window} of {len(self.plan)}"
         if not body:
-            return None if self.done[window] else f"it takes back window {window}, which it does not have"
+            return None if self.done[window] else f"it discards window {window}, which it does not have"
         if self.done[window]:
             return f"it has window {window} twice"
         targets = int(self.plan.target_counts[window])
@@ -142,7 +142,7 @@ class Journal:
         return found
 
     def _index_record(self, window: int, at: int, body: bytes) -> None:
-        """The record at this place is this window's."""
+        """Remember where this window's record is."""
         self.seconds += SECONDS.unpack_from(body)[0]
         self._at[window] = at
         self.done[window] = True
@@ -151,7 +151,7 @@ class Journal:
             self.kl[begin:end] = self._split(body, int(end - begin))["kl"]
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
-        """Keep a window's scores."""
+        """Append a window's scores."""
         begins = self.measured is None
         self._require_same_columns(window, answers)
         body = SECONDS.pack(seconds) + b"".join(
@@ -166,7 +166,7 @@ class Journal:
         self._index_record(window, self._file.append(window, body), body)
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
-        """The first answer says which columns there are; one with others is refused."""
+        """Refuse an answer whose columns differ from those of the first answer."""
         problem = column_set_problem(answers.columns)
         if self.kl is not None and answers.kl is None:
             problem = f"window {window} has no divergence"
@@ -178,19 +178,19 @@ class Journal:
         given, known = joined_names(answers.columns), joined_names(self.measured)
         if self._from_file:
             raise RunError(
-                f"{self.path} has {known} of each target, but the engine now gives {given}",
+                f"{self.path} has {known} for each target, but the engine now gives {given}",
                 fix="score again with --fresh",
             )
         raise _unusable_scores(f"window {window} has {given}, and windows before it have {known}")
 
     def forget(self, window: int) -> None:
-        """Score a window again that the journal has: what belongs to its scores elsewhere was lost."""
+        """Discard a window's scores, because data that belongs to them elsewhere was lost; it is scored again."""
         assert self.done[window], "a window that was never scored"
         self._file.append(window, b"")
         self.done[window] = False
 
     def rows(self, begin: int, end: int) -> Scores:
-        """The scores of some consecutive targets, those of whole windows; NaN if there is none yet."""
+        """The scores of consecutive targets, from whole windows; NaN for windows that are not scored yet."""
         offsets = self.plan.target_offsets
         found = Scores.empty(end - begin, self.measured or NAMES[:1])
         for window in range(*np.searchsorted(offsets, (begin, end)).tolist()):
@@ -213,14 +213,14 @@ def _unusable_scores(problem: str) -> EngineError:
 
 
 def _one_target(column: Column) -> Column:
-    """A column of a plan's window, which has one target per row: (m, 1) and (m,) alike become (m,)."""
+    """A column of a plan's window, which has one target per row: (m, 1) and (m,) both become (m,)."""
     return column[:, 0] if column.ndim == 2 else column
 
 
 def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = None) -> str | None:
-    """What no model can have answered, in words; None if all is possible.
+    """The first value that no model can give, in words; None if all values are possible.
 
-    Minus infinity is a probability of zero, and allowed; so is an infinite divergence.
+    Minus infinity is allowed, as a probability of zero; so is an infinite divergence.
     """
     highest = math.inf if vocabulary is None else vocabulary
     bounds = {
@@ -233,7 +233,7 @@ def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = Non
     }
     for name, column in columns.items():
         least, most = bounds[name]
-        bad = ~((column >= least) & (column <= most))  # NaN is not between any two numbers
+        bad = ~((column >= least) & (column <= most))  # written so that NaN is bad too
         if name in ("entropy", "top_logprob"):
             bad |= np.isinf(column)
         if bad.any():
@@ -242,27 +242,27 @@ def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = Non
 
 
 def header(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What a journal's first line says."""
+    """The content of a journal's first line."""
     return {"format": FORMAT, "identity": identity}
 
 
 def first_line(identity: Mapping[str, Any]) -> bytes:
-    """The whole of a journal that has been begun and holds no score."""
+    """A journal without records, as bytes."""
     return json.dumps(header(identity), sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """What a journal says of itself without its plan."""
+    """What can be read from a journal without its plan."""
 
-    identity: dict[str, Any] | None  # of the run it belongs to; None if that cannot be read
-    older: bool  # written in a format that is no longer read
-    begun: bytes | None  # all there is of a file that holds no record
-    ours: bool  # nothing but scoremode writes such a file
+    identity: dict[str, Any] | None  # of its run; None if it cannot be read
+    older: bool  # written in a format that is no longer supported
+    begun: bytes | None  # the whole content if the file has no records, else None
+    ours: bool  # only scoremode writes such a file
 
 
 def inspect_journal(path: Path) -> JournalFacts:
-    """What lies there under a journal's name, damaged or not."""
+    """Inspect the file at a journal's path, which may be missing or damaged."""
     if not path.is_file():
         return JournalFacts(identity=None, older=False, begun=None, ours=False)
     with path.open("rb") as file:
@@ -285,5 +285,5 @@ def inspect_journal(path: Path) -> JournalFacts:
 
 
 def read_identity(path: Path) -> dict[str, Any] | None:
-    """What a journal says it is scoring; None if even that was not written whole."""
+    """The identity of the run that a journal belongs to; None if it was not written completely."""
     return inspect_journal(path).identity

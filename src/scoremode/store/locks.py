@@ -1,4 +1,4 @@
-"""One process at a time: a lock that the system releases when its holder ends, kill -9 included."""
+"""File locks between processes, which the system releases when the holder ends, even by kill -9."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
 
 class Lock:
-    """A lock file. It exists while it is held and is removed on release, so nothing is left beside a user's files.
+    """A lock file. It exists while the lock is held and is removed on release, so nothing is left in a user's folder.
 
     >>> lock = Lock(Path("/tmp/scoremode-example.lock"))
     >>> lock.acquire(), Lock(lock.path).acquire()
@@ -27,8 +27,8 @@ class Lock:
         self._file: int | None = None
 
     def acquire(self, *, waiting: Callable[[], None] | None = None) -> bool:
-        """Take the lock. If another process holds it: False, or with ``waiting``, call that once and wait."""
-        assert self._file is None, "a lock is taken once"
+        """Take the lock. If another process holds it: return False, or with ``waiting``, call that once and wait."""
+        assert self._file is None, "this lock is already held"
         while True:
             file = self._open()
             try:
@@ -45,18 +45,18 @@ class Lock:
             except BaseException:
                 os.close(file)
                 raise
-            os.close(file)  # the holder before us removed this file when it was done: take the new one
+            os.close(file)  # the previous holder removed this file on release: try again with the new one
 
     def release(self) -> None:
-        """Let others in. Nothing if the lock is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._file is None:
             return
         file, self._file = self._file, None
         try:
             if _is_still_there(file, self.path):
-                self.path.unlink(missing_ok=True)  # while still holding it: whoever waits sees that the file is gone
+                self.path.unlink(missing_ok=True)  # before the release, so that a waiting process sees it is gone
         except OSError:
-            pass  # a folder that was removed meanwhile has no lock to remove
+            pass  # the folder was removed in the meantime, and the lock file with it
         finally:
             os.close(file)
 
@@ -78,14 +78,14 @@ class Lock:
                 return False
             raise RunError(
                 f"{self.path.parent} cannot be locked ({error.strerror})",
-                fix="its file system has no file locks (NFS and Lustre need them switched on): use a local folder",
+                fix="its file system has no file locks (NFS and Lustre need them enabled): use a local folder",
             ) from None
         return True
 
 
 @contextmanager
 def hold_lock(path: Path, *, busy: RunError, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock inside the block; ``busy`` is raised if another process has it and ``waiting`` is not given."""
+    """Hold a lock inside the block; raise ``busy`` if another process holds it and ``waiting`` is not given."""
     lock = Lock(path)
     if not lock.acquire(waiting=waiting):
         raise busy
@@ -96,14 +96,14 @@ def hold_lock(path: Path, *, busy: RunError, waiting: Callable[[], None] | None 
 
 
 def open_locked(path: Path, *, shared: bool) -> int | None:
-    """An existing file, open and locked until it is closed; None if another process holds it the other way.
+    """Open and lock an existing file until it is closed; None if another process holds a conflicting lock.
 
-    Readers share, a remover does not. The file is neither made nor changed; OSError if it cannot be opened or locked.
+    Readers share the lock, a remover does not. The file is not created or changed; OSError if it cannot be locked.
     """
     import fcntl
 
     try:
-        file = os.open(path, os.O_RDONLY if shared else os.O_RDWR)  # NFS wants a writable file for a lock of one's own
+        file = os.open(path, os.O_RDONLY if shared else os.O_RDWR)  # NFS needs a writable file for an exclusive lock
     except PermissionError:
         file = os.open(path, os.O_RDONLY)
     try:
@@ -117,7 +117,7 @@ def open_locked(path: Path, *, shared: bool) -> int | None:
 
 
 def _is_still_there(file: int, path: Path) -> bool:
-    """Is the locked file the one that the path names now?"""
+    """Is the locked file still the one at this path?"""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Files that a user names for results: checked before the work begins, and never written over something else.
+"""Output files that the user names: checked before the work begins, so that nothing else is overwritten.
 
-what the name leads to          what happens
-nothing, or an empty file       written; it takes its name when it is whole
+what the name refers to         what happens
+nothing, or an empty file       written atomically
 a link                          its target is written, the link stays
-a device, a FIFO, /dev/stdout   written to as it is, never replaced
+a device, a FIFO, /dev/stdout   written to directly, never replaced
 a folder, a disk, a socket      refused
 a file in a run or reference    refused
 """
@@ -26,31 +26,31 @@ from scoremode.store.reference_writer import is_reference
 from scoremode.text.json_files import read_object
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
-MARK_WITHIN = 1024  # bytes from the beginning of a report
+MARK_WITHIN = 1024  # the mark is within the first bytes of a report
 MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file that may be written. ``str()`` names it as the user did, and says where a link leads."""
+    """A file that may be written. ``str()`` gives the user's name for it, and the target of a link."""
 
-    name: str  # as it was given
-    flag: str  # that it was given with
-    path: Path  # what is written: the target of a link
-    is_stream: bool = False  # a device, a FIFO or an open file of ours: written to, never replaced
+    name: str  # as the user gave it
+    flag: str  # the option it was given with
+    path: Path  # the file that is written: the target of a link
+    is_stream: bool = False  # a device, a FIFO or an open file of this process: written to, never replaced
     is_link: bool = False
-    descriptor: int | None = None  # of /dev/stdout and the like
+    descriptor: int | None = None  # for /dev/stdout and similar names
 
     def __str__(self) -> str:
         return f"{self.name} (a link to {self.path})" if self.is_link else self.name
 
     @property
     def exists(self) -> bool:
-        """Is there something to lose? An empty file is not."""
+        """Is there a file with content that would be overwritten?"""
         return not self.is_stream and holds_something(self.path)
 
     def write(self, data: bytes) -> None:
-        """Write all of it; RunError where that fails. A plain file takes its name when it is whole."""
+        """Write all of it; RunError if that fails. A plain file is written atomically."""
         if self.is_stream:
             with self.stream() as write:
                 write(data)
@@ -62,11 +62,11 @@ class Output:
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[bytes], None]]:
-        """A function that writes to a device, a FIFO or an open file of ours, as they are; RunError where it fails."""
-        with suppress(OSError, ValueError, AttributeError):  # no standard output to put in order
+        """A function that writes to a device, a FIFO or an open file of this process; it raises RunError on failure."""
+        with suppress(OSError, ValueError, AttributeError):  # standard output may be closed
             sys.stdout.flush()
         try:
-            if self.descriptor is not None:  # a second open file would begin at 0 and write over what was printed
+            if self.descriptor is not None:  # opening it again would start at 0 and overwrite what was printed
                 handle = os.dup(self.descriptor)
             else:
                 handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
@@ -79,7 +79,7 @@ class Output:
                 try:
                     rest = rest[os.write(handle, rest) :]
                 except BrokenPipeError:
-                    raise  # the reader left, which is no error of ours
+                    raise  # the reader closed the pipe, which is not our error
                 except OSError as error:
                     raise self._refusal(error) from None
 
@@ -92,7 +92,7 @@ class Output:
         return RunError(f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}")
 
     def announce(self, line: str, *, quiet: bool = False) -> None:
-        """Print that it was written. Not on standard output where that holds facts for machines, or the results."""
+        """Print that it was written; to standard error if standard output carries JSON (``quiet``) or the results."""
         if not (quiet or self.is_stream):
             print(line)
         elif self.is_link or not quiet:
@@ -108,7 +108,7 @@ def holds_something(path: Path) -> bool:
 
 
 def check_output(name: str | Path, flag: str, *, made_later: str | Path | None = None) -> Output:
-    """The file that a user named, or an error. ``made_later`` is a folder that will be there by then.
+    """Check the file that a user named; InputError if it cannot be written. ``made_later`` is a folder to be created.
 
     >>> check_output("/dev/null", "-o").is_stream
     True
@@ -131,7 +131,7 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
     except OSError as error:
         raise InputError(f"{text} cannot be used ({error.strerror})", fix=another) from None
     is_link = os.path.islink(text)
-    path = path if is_link else Path(text)  # messages name a file as the user did
+    path = path if is_link else Path(text)  # messages use the user's name for the file
     later = None if made_later is None else Path(os.path.realpath(made_later))
     if text.endswith(os.sep) or path.absolute() == later or (mode is not None and stat.S_ISDIR(mode)):
         raise InputError(f"{text} is a folder", fix=f"give a file name to {flag}")
@@ -148,7 +148,7 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
 
 
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
-    """As ``check_output``, for an HTML report: an older report may be replaced, any other file may not."""
+    """As ``check_output``, for an HTML report: only an older report may be replaced."""
     output = check_output(name, flag, made_later=made_later)
     if output.exists:
         try:
@@ -162,7 +162,7 @@ def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path |
 
 
 def _own_descriptor(text: str) -> int | None:
-    """The number of the open file of ours that a name like /dev/stdout leads to."""
+    """The file descriptor of this process that a name like /dev/stdout refers to, or None."""
     path = os.path.abspath(text)
     for _ in range(MOST_LINKS):
         if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
@@ -189,11 +189,11 @@ def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> Non
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"the folder {folder} may not be written", fix=fix)
     if _is_ours(folder):
-        raise InputError(f"{text} lies in a run or reference of scoremode, where nothing else may be written", fix=fix)
+        raise InputError(f"{text} is inside a run or reference folder, where nothing else may be written", fix=fix)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Is the folder a run or a reference, finished or not? A scores.parquet alone may be anybody's."""
+    """Is the folder a run or a reference, finished or not? A scores.parquet alone may come from elsewhere."""
     manifest = folder / runs.MANIFEST
     if (folder / runs.JOURNAL).exists() or (manifest.exists() and (folder / runs.SCORES).exists()):
         return True

@@ -1,12 +1,12 @@
-"""Work on its way to disk as numbered, checksummed records, so that a killed process loses only what was in flight.
+"""A file of numbered records with checksums, so that a killed process loses only unfinished work.
 
-file    = one line of JSON: what is being computed
+file    = one line of JSON that says what is being computed
           records
 record  = magic, number, bytes of the body, crc32 | body
 
-The checksum covers the header line, the number, the length and the body: a record cannot move to another file, take
-another number, or lose a bit without being noticed. A record is written in one piece. What a kill leaves half-written
-fails its checksum; it and everything after it is cut off, and that work is done again.
+The checksum covers the header line, the number, the length and the body, so it detects a record that was moved to
+another file, has another number, or lost a bit. A record is written with one call. A record that a kill left incomplete
+fails its checksum; it and everything after it is truncated, and that work is done again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LONGEST_HEADER = 1 << 20
 
 
 class RecordFile:
-    """Records of one piece of work. The caller holds a lock: two writers would mix their records."""
+    """The records of one computation. The caller holds a lock: two writers would mix their records."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Begin the file, or open it to resume; RunError if it belongs to other work."""
+        """Create the file, or open it to resume; RunError if it belongs to another computation."""
         self.path = path
         line = json.dumps(header, sort_keys=True, allow_nan=False).encode() + b"\n"
         self._seed = zlib.crc32(line)
@@ -41,7 +41,7 @@ class RecordFile:
             found = os.pread(self._file.fileno(), len(line), 0)
             if found != line:
                 if found and not line.startswith(found):
-                    raise RunError(f"{path} belongs to other work", fix="give another --out, or --fresh")
+                    raise RunError(f"{path} belongs to another computation", fix="give another --out, or --fresh")
                 self._file.truncate(0)
                 self._write(line)
         except BaseException:
@@ -50,7 +50,7 @@ class RecordFile:
         self._start = self.end = len(line)
 
     def replay(self) -> Iterator[tuple[int, int, bytes]]:
-        """Every whole record in order as (number, its place, body); what follows the last whole one is cut off."""
+        """Every complete record in order as (number, offset, body); truncates the file after the last one."""
         self.end = self._start
         while (found := self._read(self.end)) is not None:
             number, body = found
@@ -59,14 +59,14 @@ class RecordFile:
         self._file.truncate(self.end)
 
     def append(self, number: int, body: bytes) -> int:
-        """Write a record; its place in the file."""
+        """Write a record; return its offset in the file."""
         at = self.end
         self._write(HEAD.pack(MAGIC, number, len(body), self._checksum(number, body)) + body)
         self.end = at + HEAD.size + len(body)
         return at
 
     def body(self, at: int, number: int) -> bytes:
-        """The record that ``replay`` or ``append`` placed there; RunError if it is no longer the one written."""
+        """The body of the record at an offset from ``replay`` or ``append``; RunError if it has changed."""
         found = self._read(at)
         if found is None or found[0] != number:
             raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again to resume")
@@ -95,7 +95,7 @@ class RecordFile:
 
 
 def read_record_header(path: Path) -> dict[str, Any] | None:
-    """What a record file says it holds; None if even that was not written whole."""
+    """The header of a record file; None if it was not written completely."""
     with path.open("rb") as file:
         line = file.readline(LONGEST_HEADER)
     try:

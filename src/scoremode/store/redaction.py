@@ -1,4 +1,4 @@
-"""Settings that are secret: they are used, but never kept in a manifest, an identity or a report."""
+"""Hide secret settings: they are used, but never stored in a manifest, an identity or a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credenti
 
 
 def is_secret(name: str) -> bool:
-    """Does a setting of this name hold something that must not be written down?
+    """Does a setting with this name have a value that must not be stored?
 
     >>> [is_secret(name) for name in ("hf_token", "api-key", "tokenizer", "max_num_batched_tokens", "kv_cache_dtype")]
     [True, True, False, False, False]
@@ -35,7 +35,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def command_without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with the value hidden of each ``--engine-arg NAME=VALUE`` that is secret.
+    """The words of a command line, with the values of secret ``--engine-arg NAME=VALUE`` hidden.
 
     >>> command_without_secrets(["--engine-arg", "hf_token=hf_x", "--engine-arg=seed=1"])
     ['--engine-arg', 'hf_token=(not kept)', '--engine-arg=seed=1']

@@ -1,4 +1,4 @@
-"""A finished reference: a baseline's final hidden states for every target, bit for bit, and its head."""
+"""Read a finished reference: a baseline's final hidden states for every target, bit for bit, and its head."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from scoremode.store.reference_format import (
 from scoremode.values import Raw
 
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
+"""Called with the bytes done and the total bytes."""
 
 CHUNK = 1 << 20
 
 
 def bytes_of(rows: Raw) -> memoryview:
-    """The memory of an array as bytes, not copied where it lies in one piece."""
+    """The memory of an array as bytes; copied only if the array is not contiguous."""
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
 
 def read_rows(folder: Path, layout: ShardLayout, first: int, count: int) -> Raw:
-    """Rows as an array of their own. Read, not mapped: a mapped file that is cut short kills the process."""
+    """Rows as a new array. They are read, not mapped: truncating a mapped file would kill the process."""
     rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype])
     for shard, offset, before, n in layout.pieces(first, count):
         path = folder / shard_name(shard)
@@ -50,12 +50,12 @@ def read_rows(folder: Path, layout: ShardLayout, first: int, count: int) -> Raw:
         except OSError as error:
             raise RunError(f"{path} cannot be read ({error.strerror})", fix=remake_fix(folder)) from None
         if not whole:
-            raise RunError(f"{path} was cut short", fix=remake_fix(folder))
+            raise RunError(f"{path} was truncated", fix=remake_fix(folder))
     return rows
 
 
 def fill(file: Any, place: memoryview) -> bool:
-    """Read until the place is full; False where the file ends before."""
+    """Read until ``place`` is full; False if the file ends before."""
     at = 0
     while at < len(place):
         got = file.readinto(place[at:])
@@ -68,7 +68,7 @@ def fill(file: Any, place: memoryview) -> bool:
 # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A finished reference. Rows are read when they are asked for; nothing is read whole.
+    """A finished reference. Rows are read on demand, never all at once.
 
     >>> reference = Reference.open("ref")            # doctest: +SKIP
     >>> reference.rows(0, 512).shape                 # doctest: +SKIP
@@ -81,7 +81,7 @@ class Reference:
 
     @staticmethod
     def open(folder: str | Path, verify: bool = True, progress: Progress | None = None) -> Reference:
-        """The reference in this folder. Sizes and headers are always checked, hashes once for each content."""
+        """The reference in this folder. Sizes and headers are always checked; hashes only if a file has changed."""
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
         mark_used(folder)
@@ -99,7 +99,7 @@ class Reference:
         if verify:
             _verify(folder, [(name, sha256, size) for name, sha256, size, _ in files], progress)
         opened = Reference(folder, manifest, layout)
-        hold_entry(folder, opened)  # its files are opened when rows are asked for
+        hold_entry(folder, opened)  # its files are opened later, when rows are read
         return opened
 
     @property
@@ -112,7 +112,7 @@ class Reference:
 
     @property
     def dtype(self) -> str:
-        """Of the states."""
+        """The dtype of the states."""
         return self.layout.dtype
 
     @property
@@ -126,7 +126,7 @@ class Reference:
 
     @property
     def vocabulary(self) -> int:
-        """Ids that get a probability; rows of the head behind them are padding."""
+        """Number of ids that get a probability; the head's rows after them are padding."""
         return int(self.manifest["vocabulary"])
 
     @property
@@ -148,21 +148,21 @@ class Reference:
         return None if cap is None else float(cap)
 
     def rows(self, first: int, count: int) -> Raw:
-        """The states (count, width) of consecutive targets, raw, as an array of the caller's own."""
+        """The raw states (count, width) of consecutive targets, as a new array."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
         return read_rows(self.folder, self.layout, first, count)
 
     def head_weight(self) -> Raw:
-        """The head's matrix (padded vocabulary, width), raw and mapped: what is not looked at is not read.
+        """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.
 
-        Changes stay in memory and never reach the file (torch complains of arrays that cannot be changed at all).
+        Changes stay in memory and never reach the file (torch warns about read-only arrays).
         """
         shape = (self.manifest["head"]["rows"], self.width)
         return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head_dtype], "c", DATA_START, shape)
 
     def head_bias(self) -> Raw | None:
-        """The head's bias (padded vocabulary,), raw; None where the model has none."""
+        """The head's raw bias (padded vocabulary,); None if the model has none."""
         if self.bias_dtype is None:
             return None
         head = self.manifest["head"]
@@ -184,9 +184,9 @@ def _verify(folder: Path, files: list[tuple[str, str, int]], progress: Progress 
             progress(done, total)
 
 
-# ── sizes, and what may be compared ──────────────────────────────────────────────────────────────────────────────────
+# ── sizes, and what can be compared ──────────────────────────────────────────────────────────────────────────────────
 def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
-    """What a reference will take on disk, and what keeping float16 logits instead would take.
+    """The size of a reference on disk, and the size of float16 logits for comparison.
 
     >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
     8192000
@@ -206,9 +206,9 @@ def require_comparable(
     method_settings: Mapping[str, Any] | None = None,
     corpus_sha256: str | None = None,
 ) -> None:
-    """Refuse a candidate whose distributions do not answer the same questions as the reference's.
+    """Raise InputError if a candidate cannot be compared with a reference.
 
-    ``reference`` is a reference's manifest. Where settings and text of both are known, the reason names them.
+    ``reference`` is a reference's manifest. The reason names settings and texts that differ, if they are known.
     """
     kept = Outline(
         reference["tokenizer"],
@@ -226,8 +226,8 @@ def require_comparable(
         "tokenizer": f"give a candidate with the reference's tokenizer, or compare bits per byte: {again}",
         "vocabulary": f"make a reference of a model with {vocabulary} ids: "
         f"scoremode reference MODEL --corpus {_corpus(reference)} --out ref/",
-        "text": f"score the same: {again}",
-        "plan": f"score as the reference was: {again}",
+        "text": f"score the same text: {again}",
+        "plan": f"use the reference's settings: {again}",
     }
     raise InputError(found.reason, fix=fixes[found.kind])
 
@@ -237,7 +237,7 @@ def _corpus(reference: Mapping[str, Any]) -> str:
 
 
 def _same_question(reference: Mapping[str, Any]) -> str:
-    """The command that scores a candidate on the reference's plan."""
+    """The command that scores a candidate with the reference's plan."""
     settings = reference.get("method_settings") or {}
     words = ["scoremode ppl CANDIDATE --corpus", _corpus(reference), "--method", harmless(str(reference["method"]))]
     for name in ("context_length", "stride", "max_windows"):

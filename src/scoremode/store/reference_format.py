@@ -1,6 +1,6 @@
-"""The files of a reference: which row stands where, what its manifest says, and how both are checked.
+"""The file format of a reference: the position of each row, the manifest, and checks of both.
 
-Everything is read as if a stranger had written it: types, ranges, sizes, and names that follow from their numbers.
+Files are not trusted: types, ranges, sizes and file names are checked.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ RAW_DTYPES: dict[str, np.dtype[Any]] = {
 }
 SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 DATA_START = 512
-"""Every file's header is padded to here: rows stay aligned, and a header can be written after its rows are counted."""
+"""Every file's header is padded to this offset: rows are aligned, and a header can be written after its rows."""
 MOST_ROWS, WIDEST = 1 << 48, 1 << 24
 
 
 # ── geometry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class ShardLayout:
-    """Which row stands in which file, and where."""
+    """Which row is stored in which file, and where."""
 
     targets: int
     width: int
@@ -82,7 +82,7 @@ class ShardLayout:
         return _header([("states", self.dtype, (self.shard_rows(shard), self.width))])
 
     def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-        """The shards that rows lie in: (shard, byte offset in its file, rows before this piece, rows of this piece)."""
+        """The parts of a range of rows: (shard, byte offset in its file, rows before this part, rows of this part)."""
         before = 0
         while before < count:
             shard, row = divmod(first + before, self.rows_per_shard)
@@ -99,19 +99,19 @@ def shard_name(shard: int) -> str:
 
 
 def is_own_name(name: str) -> bool:
-    """Is this the name of a file that a reference adds to its run folder?"""
+    """Is this the name of a file that a reference adds to a run folder?"""
     return name in {REFERENCE, HEAD, PARTIAL, ROWS, HEAD_IN_THE_MAKING} or SHARD_NAME.fullmatch(name) is not None
 
 
 def _header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """The safetensors header of (name, dtype, shape)…, one behind the other, padded with spaces."""
+    """The safetensors header of consecutive tensors (name, dtype, shape), padded with spaces."""
     described, at = {}, 0
     for name, dtype, shape in tensors:
         end = at + math.prod(shape) * RAW_DTYPES[dtype].itemsize
         described[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
         at = end
     written = json.dumps(described, separators=(",", ":")).encode()
-    assert len(written) <= DATA_START - 8, "a header that does not fit its place"
+    assert len(written) <= DATA_START - 8, "a header that is too long"
     return struct.pack("<Q", DATA_START - 8) + written.ljust(DATA_START - 8)
 
 
@@ -127,7 +127,7 @@ def head_size(head: Mapping[str, Any], width: int) -> int:
 
 # ── manifests ────────────────────────────────────────────────────────────────────────────────────────────────────────
 dtype = one_of(*RAW_DTYPES)
-factor = number(least=1e-300, most=1e30)  # wilder is damage
+factor = number(least=1e-300, most=1e30)  # a value outside means a damaged file
 HEAD_FIELDS: dict[str, Kind] = {
     "file": one_of(HEAD),
     "rows": whole(1, 1 << 32),
@@ -167,16 +167,17 @@ PARTIAL_FIELDS: dict[str, Kind] = {
 
 
 def remake_fix(folder: Path) -> str:
+    """How to fix a damaged reference, for an error message."""
     made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
     return f"copy the folder again, or remove it and make it again: {made}"
 
 
 def read_reference_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a finished reference, every entry of its kind; RunError if there is none or it was changed."""
+    """The checked manifest of a finished reference; RunError if it is missing, changed or invalid."""
     path = folder / REFERENCE
     if not path.exists():
         if (folder / PARTIAL).exists():
-            raise RunError(f"{folder} holds an unfinished reference", fix="run the same command again to resume")
+            raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
         made = f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
         raise RunError(f"{folder} is not a reference", fix=f"make one: {made}")
     try:
@@ -199,7 +200,7 @@ def read_reference_manifest(folder: Path) -> dict[str, Any]:
 
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
-    """What a reference's manifest cannot say; None if every entry that is read has its type and range."""
+    """What is wrong with a reference's manifest, in words; None if every field has the right type and range."""
     unfit = unusable_field(manifest, FIELDS, MORE)
     if unfit is not None:
         return f"no usable {unfit}"
@@ -207,7 +208,7 @@ def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     if len(manifest["shards"]) != layout.shards:
         return "its list of files does not cover the targets"
     for shard, entry in enumerate(manifest["shards"]):
-        # names follow from their numbers, so that no manifest can point out of its folder
+        # file names are fixed, so that a manifest cannot refer to files outside its folder
         if entry["file"] != shard_name(shard) or entry["rows"] != layout.shard_rows(shard):
             return f"file {shard} is not {shard_name(shard)} with {layout.shard_rows(shard)} rows"
     if manifest["vocabulary"] > manifest["head"]["vocabulary"]:
@@ -216,7 +217,7 @@ def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
 
 
 def head_problem(head: Any) -> str | None:
-    """What a head cannot be; None if it fits its own description."""
+    """What is wrong with a head's description, in words; None if it is consistent."""
     if not record(HEAD_FIELDS)(head):
         return "no usable head"
     if head["vocabulary"] > head["rows"]:
@@ -227,7 +228,7 @@ def head_problem(head: Any) -> str | None:
 
 
 def read_partial(folder: Path) -> dict[str, Any] | None:
-    """What an unfinished reference says of itself; None if none was begun."""
+    """The notes of an unfinished reference; None if there is none."""
     path = folder / PARTIAL
     if not path.exists():
         return None
@@ -243,7 +244,7 @@ def read_partial(folder: Path) -> dict[str, Any] | None:
 
 
 def identity_in(folder: Path) -> dict[str, Any] | None:
-    """Whose reference lies in a folder, finished or not, damaged elsewhere or not; None if nothing says so."""
+    """The identity of the reference in a folder, even if it is unfinished or damaged; None if it cannot be read."""
     for name in (REFERENCE, PARTIAL):
         with suppress(ValueError, OSError):
             identity = read_object(folder / name).get("identity")
@@ -254,16 +255,16 @@ def identity_in(folder: Path) -> dict[str, Any] | None:
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def file_problem(path: Path, size: int, header: bytes) -> str | None:
-    """What is wrong with a file, without reading it whole; None if nothing is."""
+    """What is wrong with a file, in words, judged by its size and header; None if nothing is."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             return "is not a file"
         if found.st_size != size:
-            how = "was cut short" if found.st_size < size else "is too long"
+            how = "was truncated" if found.st_size < size else "is too long"
             return f"{how} ({found.st_size} bytes instead of {size})"
         with path.open("rb") as file:
-            return None if file.read(DATA_START) == header else "does not have the shape that the reference says"
+            return None if file.read(DATA_START) == header else "does not have the expected header"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
@@ -271,7 +272,7 @@ def file_problem(path: Path, size: int, header: bytes) -> str | None:
 
 
 def head_fits(folder: Path, head: Any, width: int) -> bool:
-    """Was the head of an unfinished reference written whole?"""
+    """Was the head of an unfinished reference written completely?"""
     if head_problem(head) is not None:
         return False
     return file_problem(folder / HEAD, head_size(head, width), head_header(head, width)) is None

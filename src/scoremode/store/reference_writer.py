@@ -1,12 +1,12 @@
-"""References: a baseline's final hidden states for every target, bit for bit, and its head once.
+"""Write a reference: a baseline's final hidden states for every target, bit for bit, and its head once.
 
 DIR/states-00000.safetensors, …   tensor "states" (rows, width) of consecutive targets, in plan order
-DIR/head.safetensors              tensor "weight" (padded vocabulary, width), and "bias" where the model has one
-DIR/reference.json                what was kept, of whom, the sha256 of every file; written last, so it means complete
-DIR/partial.reference.json        while unfinished: whose states these are, and their geometry
-DIR/partial.rows                  while unfinished: which rows are in, each write with a checksum
+DIR/head.safetensors              tensor "weight" (padded vocabulary, width), and "bias" if the model has one
+DIR/reference.json                the manifest with the sha256 of every file; written last, so it means complete
+DIR/partial.reference.json        while unfinished: the identity of the run, and the layout of the shards
+DIR/partial.rows                  while unfinished: which rows are written, with a checksum per write
 
-Rows are raw: float16 and float32 as NumPy has them, bfloat16 as uint16 bit patterns.
+Rows are raw: float16 and float32 as in NumPy, bfloat16 as uint16 bit patterns.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class StatesWriter:
-    """Fills a reference in any order, and goes on where a killed process stopped.
+    """Writes a reference's rows in any order, and resumes after a kill.
 
-    Call ``write`` and ``flush`` before the scores of a window are put into the journal. When going on, windows of the
-    journal whose rows are not whole here must be scored again: ``journal.done &= writer.complete_windows(offsets)``.
+    Call ``write`` and ``flush`` before a window's scores are added to the journal. After a resume, windows of the
+    journal whose rows are incomplete here must be scored again: ``journal.done &= writer.complete_windows(offsets)``.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class StatesWriter:
     ) -> None:
         if dtype not in RAW_DTYPES:
             raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
-        assert 0 <= targets <= MOST_ROWS, "no such number of targets"
-        assert 0 < width <= WIDEST, "no such width"
+        assert 0 <= targets <= MOST_ROWS, "targets out of range"
+        assert 0 < width <= WIDEST, "width out of range"
         self.folder = Path(folder)
         row_bytes = width * RAW_DTYPES[dtype].itemsize
         self.layout = ShardLayout(targets, width, dtype, max(1, shard_bytes // row_bytes))
         self.identity: dict[str, Any] = json.loads(json.dumps(identity, sort_keys=True, allow_nan=False))
         self.present: Bools = np.zeros(targets, dtype=np.bool_)
-        self.head: dict[str, Any] | None = None  # what write_head was given, known again after a kill
+        self.head: dict[str, Any] | None = None  # what write_head stored; read from disk after a resume
         self.resumed = False
         self._pending: list[bytes] = []
-        self._shard: tuple[int, BinaryIO] | None = None  # the shard written last: the next window is most often there
+        self._shard: tuple[int, BinaryIO] | None = None  # the last shard stays open: most often the next write is there
         with _disk_errors(self.folder):
             _require_free(self.folder)
             self._require_same_if_finished()
@@ -112,15 +112,17 @@ class StatesWriter:
         found = Reference.open(self.folder)
         if found.manifest["identity"] != self.identity or found.layout != self.layout:
             raise RunError(
-                f"{self.folder} holds another reference, finished", fix="give another --out, or --fresh to replace it"
+                f"{self.folder} contains another, finished reference",
+                fix="give another --out, or --fresh to replace it",
             )
 
     def _reopen_finished(self) -> None:
-        """Make a finished reference an unfinished one that lacks nothing.
+        """Turn a finished reference into an unfinished one that has all its rows.
 
-        Its run may not be finished: a kill between reference.json and the run's own manifest must not cost the states.
+        Its run may be unfinished, if the process was killed after reference.json but before the run's own manifest.
+        The states must not be lost then.
         """
-        found = Reference.open(self.folder, verify=False)  # verified before the lock was taken
+        found = Reference.open(self.folder, verify=False)  # already verified by _require_same_if_finished
         self.head = {name: value for name, value in found.manifest["head"].items() if name != "sha256"}
         self._rows.truncate(0)
         for shard in range(self.layout.shards):
@@ -137,7 +139,7 @@ class StatesWriter:
             self._reopen_finished()
             return
         known = read_partial(self.folder)
-        if known is None or not known["ready"]:  # nothing was kept so far: at most, room was made for it
+        if known is None or not known["ready"]:  # no rows yet: at most, space was allocated
             self._begin()
             return
         mine = {**self.identity, **self.layout.as_json()}
@@ -145,7 +147,8 @@ class StatesWriter:
         differing = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
         if differing:
             raise RunError(
-                f"{self.folder} holds another unfinished reference (it differs in: {harmless(', '.join(differing))})",
+                f"{self.folder} contains another unfinished reference "
+                f"(it differs in: {harmless(', '.join(differing))})",
                 fix="give another --out, or --fresh to replace it",
             )
         for shard in range(self.layout.shards):
@@ -159,7 +162,7 @@ class StatesWriter:
             self.head = known["head"]
 
     def _begin(self) -> None:
-        """Make room for every row now, so that a disk too small is known before an hour of scoring."""
+        """Allocate space for every row now, so that a full disk is detected before an hour of scoring."""
         for path in self.folder.iterdir():
             if SHARD_NAME.fullmatch(path.name):
                 path.unlink()
@@ -181,19 +184,19 @@ class StatesWriter:
         write_atomically(self.folder / PARTIAL, json.dumps(sealed({**known, "head": self.head})).encode())
 
     def _read_records(self, progress: Progress | None) -> None:
-        """Which rows are in: those whose bytes are still the ones that were written."""
+        """Find out which rows are written: those whose bytes still match their checksum."""
         self._rows.seek(0)
         data = self._rows.read() or b""
         records, at = [], 0
         while at + RECORD.size <= len(data):
             first, count, checksum, own = RECORD.unpack_from(data, at)
             if own != zlib.crc32(data[at : at + RECORD.size - 4]) or first + count > self.layout.targets:
-                break  # torn by a kill; nothing was appended behind it
+                break  # incomplete because of a kill, so it is the last record
             records.append((first, count, checksum))
             at += RECORD.size
         self._rows.truncate(at)
         total, done = sum(count for _, count, _ in records) * self.layout.row_bytes, 0
-        for first, count, checksum in records:  # a later write of the same rows has the last word
+        for first, count, checksum in records:  # a later write of the same rows overrides an earlier one
             self.present[first : first + count] = self._checksum(first, count) == checksum
             done += count * self.layout.row_bytes
             if progress:
@@ -207,17 +210,17 @@ class StatesWriter:
         return checksum
 
     def has(self, first: int, count: int) -> bool:
-        """Are these rows in?"""
+        """Are these rows written?"""
         return bool(self.present[first : first + count].all())
 
     def complete_windows(self, target_offsets: Ints) -> Bools:
-        """Of windows that begin at these targets (a plan's ``target_offsets``): those whose rows are all in."""
+        """For each window of a plan's ``target_offsets``: are all its rows written?"""
         holes = np.concatenate([[0], np.cumsum(~self.present, dtype=np.int64)])
         whole: Bools = holes[target_offsets[1:]] == holes[target_offsets[:-1]]
         return whole
 
     def write(self, first_target: int, rows: Raw) -> None:
-        """Keep the states of consecutive targets, bit for bit."""
+        """Write the states of consecutive targets, bit for bit."""
         raw, layout = RAW_DTYPES[self.layout.dtype], self.layout
         if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
             raise EngineError(
@@ -248,12 +251,12 @@ class StatesWriter:
         return self._shard[1].fileno()
 
     def flush(self) -> None:
-        """Note what was written. The rows are with the operating system already: a kill from here on loses none."""
+        """Record what was written. The operating system already has the rows: a kill after this loses none of them."""
         records = b"".join(self._pending)
         with _disk_errors(self.folder):
             end = self._rows.seek(0, os.SEEK_END)
             if self._rows.write(records) != len(records):
-                self._rows.truncate(end)  # a torn record would hide those behind it
+                self._rows.truncate(end)  # an incomplete record would hide all records after it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._pending.clear()
 
@@ -266,14 +269,14 @@ class StatesWriter:
         softcap: float | None,
         vocabulary: int,
     ) -> None:
-        """Keep the head: its matrix (padded vocabulary, width), whole or as blocks of rows, and its bias."""
+        """Write the head: its matrix (padded vocabulary, width), whole or as blocks of rows, and its bias."""
         making = self.folder / HEAD_IN_THE_MAKING
         blocks = [weight] if isinstance(weight, np.ndarray) else weight
         try:
             with _disk_errors(self.folder), making.open("wb", buffering=0) as file:
                 head = self._write_blocks(file.fileno(), blocks, bias)
                 head |= {"vocabulary": int(vocabulary), "scale": float(scale), "softcap": softcap and float(softcap)}
-                assert head_problem(head) is None, f"a head that cannot be kept: {head_problem(head)}"
+                assert head_problem(head) is None, f"an invalid head: {head_problem(head)}"
                 os.fsync(file.fileno())
                 os.replace(making, self.folder / HEAD)
                 self.head = head
@@ -282,17 +285,17 @@ class StatesWriter:
             making.unlink(missing_ok=True)
 
     def _write_blocks(self, file: int, blocks: Iterable[Raw], bias: Raw | None) -> dict[str, Any]:
-        """Write a matrix block by block, its bias behind it, and the header, which counts the rows, at the end."""
+        """Write a matrix block by block, then its bias, and last the header, which has the number of rows."""
         rows, dtype, at = 0, "", DATA_START
         for block in blocks:
             dtype = dtype or _dtype_of(block)
-            assert block.shape == (len(block), self.layout.width), "a head as wide as the states"
-            assert _dtype_of(block) == dtype, "a head of one dtype"
+            assert block.shape == (len(block), self.layout.width), "a head must be as wide as the states"
+            assert _dtype_of(block) == dtype, "a head must have one dtype"
             _write_at(file, bytes_of(block), at)
             rows, at = rows + len(block), at + block.nbytes
         assert rows, "a head without rows"
         if bias is not None:
-            assert bias.shape == (rows,), "a bias has one number a row"
+            assert bias.shape == (rows,), "a bias must have one number per row"
             _write_at(file, bytes_of(bias), at)
         bias_dtype = None if bias is None else _dtype_of(bias)
         head = {"file": HEAD, "rows": rows, "dtype": dtype, "has_bias": bias is not None, "bias_dtype": bias_dtype}
@@ -300,27 +303,25 @@ class StatesWriter:
         return head
 
     def finish(self, manifest: Mapping[str, Any], progress: Progress | None = None) -> Reference:
-        """Hash every file, write reference.json, and open what is now complete.
+        """Hash every file, write reference.json, and open the complete reference.
 
         ``manifest`` has at least plan_digest, method, model_fingerprint, tokenizer (its fingerprint) and engine (a
-        dict of facts); method_settings, corpus and corpus_sha256 make later refusals say more.
+        dict of facts); method_settings, corpus and corpus_sha256 make later error messages more precise.
         """
         self.flush()
         missing = np.flatnonzero(~self.present)
         if len(missing):
             raise RunError(
                 f"{self.folder} lacks the states of {len(missing)} targets, the first is {missing[0]}",
-                fix="repeat the command; it goes on",
+                fix="run the same command again to resume",
             )
-        assert self.head is not None, "write_head comes before finish"
+        assert self.head is not None, "write_head must be called before finish"
         self._close_shard()
         names = [*map(shard_name, range(self.layout.shards)), HEAD]
         with _disk_errors(self.folder):
             hashes = _hash_files([self.folder / name for name in names], progress)
             complete = self._complete(manifest, hashes)
-            assert manifest_problem(complete) is None, (
-                f"a manifest that could not be read again: {manifest_problem(complete)}"
-            )
+            assert manifest_problem(complete) is None, f"an invalid manifest: {manifest_problem(complete)}"
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
             for name in (ROWS, PARTIAL):
@@ -350,7 +351,7 @@ class StatesWriter:
             self._shard = None
 
     def close(self) -> None:
-        """Let go of the files; what was flushed is kept."""
+        """Close the files; what was flushed stays on disk."""
         self._close_shard()
         self._rows.close()
 
@@ -362,20 +363,20 @@ class StatesWriter:
 
 
 def is_reference(folder: Path) -> bool:
-    """Does the folder hold a reference, finished or not, that says whose it is?"""
+    """Does the folder contain a reference, finished or not, with a readable identity?"""
     return identity_in(folder) is not None
 
 
 def discard(folder: Path) -> None:
-    """Remove a reference's own files, finished or not; nothing if no reference is there. The caller holds the folder.
+    """Remove a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
 
-    Before anything goes, a note says that nothing is kept here; it goes last. Wherever a kill falls, what is left is
-    known to be ours, and the next writer begins anew.
+    First, partial.reference.json is replaced by one that says that no rows are written; it is removed last. So after a
+    kill the remaining files are still known to be ours, and the next writer starts from the beginning.
     """
     if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
         return
     nothing = {"format": FORMAT, "ready": False, "identity": identity_in(folder) or {}, "layout": {}}
-    with suppress(OSError):  # a full disk must not keep us from making room
+    with suppress(OSError):  # a full disk must not prevent the removal
         write_atomically(folder / PARTIAL, json.dumps(sealed(nothing)).encode())
     for name in (REFERENCE, ROWS):
         (folder / name).unlink(missing_ok=True)
@@ -385,29 +386,31 @@ def discard(folder: Path) -> None:
 
 
 def discard_others(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Remove the reference of another run, which was being replaced when its replacement was killed."""
+    """Remove the reference of another run, which a killed process left while it replaced that run."""
     if identity_in(folder) != identity:
         discard(folder)
 
 
 def _require_free(folder: Path) -> None:
-    """Refuse a file in the folder's place, and files of our names that are not ours."""
+    """Refuse a path that is a file, and a folder with files that have our names but are not ours."""
     if not folder.is_dir():
         if folder.exists():
             raise RunError(f"{folder} is a file", fix="give a folder to --out")
         return
     foreign = sorted(p.name for p in folder.iterdir() if p.name == HEAD or SHARD_NAME.fullmatch(p.name))
     if foreign and not any((folder / name).exists() for name in (REFERENCE, PARTIAL)):
-        raise RunError(f"{folder} is not a reference: it holds {foreign[0]}", fix="give a new or empty folder to --out")
+        raise RunError(
+            f"{folder} is not a reference: it contains {foreign[0]}", fix="give a new or empty folder to --out"
+        )
 
 
 def _make_room(path: Path, header: bytes, size: int) -> None:
-    """A file of this size whose place on the disk is taken: writing into it cannot find the disk full."""
+    """Create a file of this size with all its space allocated, so that a later write cannot find the disk full."""
     with path.open("wb", buffering=0) as file:
         _write_at(file.fileno(), memoryview(header), 0)
         try:
             os.posix_fallocate(file.fileno(), 0, size)
-        except (AttributeError, OSError) as error:  # not every system and file system can; a full disk shows later then
+        except (AttributeError, OSError) as error:  # not supported everywhere; a full disk is then detected later
             if isinstance(error, OSError) and error.errno not in NO_PREALLOCATION:
                 raise
             file.truncate(size)
@@ -415,7 +418,7 @@ def _make_room(path: Path, header: bytes, size: int) -> None:
 
 
 def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """All of it. Written, not mapped: a full disk must be an error, and under a mapping it kills the process."""
+    """Write all of ``data``. Not mapped: with a mapping, a full disk would kill the process instead of raising."""
     at = 0
     while at < len(data):
         at += os.pwrite(descriptor, data[at : at + (1 << 30)], offset + at)
@@ -429,7 +432,7 @@ def _dtype_of(rows: Raw) -> str:
 
 
 def _hash_files(paths: list[Path], progress: Progress | None) -> dict[str, str]:
-    """The sha256 of each file, by name, once what is hashed is on the disk."""
+    """The sha256 of each file, by name; each file is flushed to disk before it is hashed."""
     total, done, hashes = sum(path.stat().st_size for path in paths), 0, {}
     for path in paths:
         hasher = hashlib.sha256()
@@ -446,7 +449,7 @@ def _hash_files(paths: list[Path], progress: Progress | None) -> dict[str, str]:
 
 @contextmanager
 def _disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """What the disk refuses, in one line."""
+    """Turn OSError into RunError with a message of one line."""
     try:
         yield
     except OSError as error:
@@ -458,5 +461,5 @@ def _disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
         with suppress(OSError):
             free = f"{shutil.disk_usage(folder).free / 1e9:.2f} GB free"
             sizes = f" ({free})" if needed is None else f" (the states take {needed / 1e9:.2f} GB, {free})"
-        fix = "free some space and repeat the command: it goes on, or give another --out"
+        fix = "free some space and run the same command again to resume, or give another --out"
         raise RunError(f"the disk of {folder} is full{sizes}", fix=fix) from None

@@ -1,4 +1,4 @@
-"""A run: scores plus where they came from."""
+"""A run: scores and their origin."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scoremode.store.scores import Scores, TargetFacts
 from scoremode.values import Estimate, Floats
 
 NEEDS = {"mean_rank": "rank", "top1_accuracy": "rank", "mean_entropy": "entropy"}
-"""Metrics that need a column which not every engine gives."""
+"""Metrics that need a column which not every engine gives, and that column."""
 
-NOT_SHOWN = ("metrics", "identity", "format", "scores_sha256", "seal")  # parts of a manifest that are for programs
+NOT_SHOWN = ("metrics", "identity", "format", "scores_sha256", "seal")  # fields of a manifest that summary() leaves out
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Scores plus where they came from.
+    """Scores and their origin.
 
     >>> run = sm.ppl("smollm2-135m", text="The quick brown fox")   # doctest: +SKIP
     >>> run.perplexity                                             # doctest: +SKIP
@@ -29,9 +29,9 @@ class Run:
     scores: Scores
     facts: TargetFacts
     manifest: Mapping[str, Any]  # model, tokenizer, corpus, method, engine, hardware, timings, metrics
-    path: str | None = None  # the folder it is kept in
+    path: str | None = None  # the folder it is stored in
     cached: bool = False  # read from that folder instead of computed
-    kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), where it was scored against a baseline
+    kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), if it was scored against a baseline
 
     def _estimate(self, name: str) -> Estimate:
         if name not in self.manifest["metrics"] and name in NEEDS:
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def mean_nll(self) -> Estimate:
-        """Nats a target, averaged as the method says: perplexity is its exponential (but for mean-of-texts)."""
+        """Nats per target, averaged as the method does; perplexity is its exponential (except for mean-of-texts)."""
         return self._estimate("mean_nll")
 
     @property
@@ -73,7 +73,7 @@ class Run:
         return to_arrow(self.scores, self.facts, self.kl)
 
     def summary(self) -> dict[str, Any]:
-        """What ``--json`` prints: numbers first, then what makes them reproducible. None: not measured, or infinite."""
+        """What ``--json`` prints: first the numbers, then how to reproduce them. None: not measured, or infinite."""
         metrics = self.manifest["metrics"]
         numbers: dict[str, Any] = {name: metrics[name]["value"] for name in ("perplexity", "mean_nll")}
         for name in metrics:

@@ -1,4 +1,4 @@
-"""What stands in a finished run's manifest and columns, and how both are read when anybody may have written them."""
+"""The format of a finished run's manifest and columns, and the checks when they are read; files are not trusted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ identity = record(
     {"model": text, "tokenizer": text, "corpus": text, "plan": text, "engine": text, "settings": mapping()},
     {"versions": mapping(text), "numerics": count},
 )
-QUESTION = {  # what perplexity.ask takes; a reference repeats it for its candidates
+QUESTION = {  # the options of ``ppl`` that define the plan; a reference repeats them for its candidates
     "corpus": either(text, each(text)),
     "text": line,
     "method": text,
@@ -94,7 +94,7 @@ FIELDS = {  # in every manifest
     "seconds": number(0),
     "tokens_per_second": optional(number(0)),
 }
-MORE = {  # where they are there
+MORE = {  # in some manifests
     "perplexity_stderr_llamacpp": optional(number(0)),
     "corpus_rows": optional(count),
     "documents": count,
@@ -106,7 +106,7 @@ MORE = {  # where they are there
     "versions": mapping(text),
     "hardware": mapping(line),
     "against": optional(record({"model": text, "fingerprint": text})),
-    "not_measured": each(one_of(*COLUMNS[1:])),  # columns that the engine did not give; only if there are some
+    "not_measured": each(one_of(*COLUMNS[1:])),  # columns that the engine did not give; only if there are any
     "noise_kl": optional(each(number(0))),
     "noise_perturbed": optional(line),
     "model_notes": each(line),
@@ -136,11 +136,11 @@ TEXT_COLUMNS = ("text", "top_text")
 
 
 def read_run_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a finished run, every field of its kind; RunError if there is none or it was changed."""
+    """The checked manifest of a finished run; RunError if it is missing, changed or invalid."""
     path = folder / MANIFEST
     if not path.exists():
         if (folder / JOURNAL).exists():
-            raise RunError(f"{folder} holds an unfinished run", fix="run the same command again to resume")
+            raise RunError(f"{folder} contains an unfinished run", fix="run the same command again to resume")
         raise RunError(f"{folder} is not a run", fix="give a folder that was written with --out")
     try:
         manifest = read_object(path)
@@ -162,7 +162,7 @@ def read_run_manifest(folder: Path) -> dict[str, Any]:
 
 
 def require_columns(path: Path, manifest: dict[str, Any]) -> None:
-    """Refuse columns that are not the ones that the manifest seals, or that no run has."""
+    """Raise RunError if the file's hash is not the one in the manifest, or if its columns are not a run's."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
     wrong = columns_problem(path)
@@ -171,7 +171,7 @@ def require_columns(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def columns_problem(path: Path) -> str | None:
-    """In what a Parquet file is not a run's columns; None if it can be one's."""
+    """Why a Parquet file cannot be the columns of a run, in words; None if it can."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

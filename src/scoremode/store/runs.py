@@ -1,13 +1,13 @@
-"""Run folders: who may write into one, and what lies in it.
+"""Run folders: which process may write into one, and which files it contains.
 
-DIR/partial.journal   while scoring: what is done so far (journal.py); written first, it says whose folder this is
+DIR/partial.journal   while scoring: the scores so far (journal.py); written first, it identifies the run
 DIR/scores.parquet    one row per target
-DIR/manifest.json     what was scored, by whom, how, and the numbers; holds the sha256 of scores.parquet and a seal
+DIR/manifest.json     what was scored, how, and the metrics; has the sha256 of scores.parquet and a seal
 DIR/.lock             while a process writes here
 
-Order of writing: journal, columns, manifest, then the journal is removed. Order of --fresh: a new journal replaces the
-old one, then the manifest goes, then the columns, then a reference's files. Wherever a kill falls, the folder holds a
-whole run, or a journal of the run that is to come.
+Files are written in this order: journal, columns, manifest; then the journal is removed. With --fresh, a new journal
+replaces the old one; then the manifest is removed, then the columns, then a reference's files. So after a kill the
+folder always contains a complete run, or a journal of the run that is being scored.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
 
 def default_folder(identity: dict[str, Any], kind: str = "runs") -> Path:
-    """Where a run goes that was given no folder: the same question finds the same place again."""
+    """The cache folder of a run for which the user gave no folder; the same identity gives the same folder."""
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return cache_folder() / kind / digest[:20]
 
 
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class Claim:
-    """A folder for one run: its finished run, or else the right to write into it until ``release``."""
+    """A folder for one run: its finished run, or else the right to write there until ``release``."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Claim:
         self._lock, self._fresh = lock, fresh
 
     def begin(self) -> None:
-        """Make the folder this run's own. To be called when the engine is open and can score.
+        """Take over the folder for this run. Call it when the engine is open and ready to score.
 
-        What ``fresh`` replaces is removed here and not before: an engine that does not start costs no finished run.
+        ``fresh`` removes the old run here and not earlier: if the engine does not start, the old run is not lost.
         """
-        assert self._lock is not None, "a folder that is held"
+        assert self._lock is not None, "the folder is not locked"
         fresh, self._fresh = self._fresh, False
         path, mine = self.folder / JOURNAL, journal.first_line(self.identity)
         if fresh or not path.exists() or journal.inspect_journal(path).identity != self.identity:
@@ -89,11 +89,11 @@ class Claim:
             discard(self.folder)
         else:
             discard_others(self.folder, self.identity)
-        for left in self.folder.glob(TEMPORARY):  # what a kill left of files that were being written
+        for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
             left.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let other processes in. Nothing if the folder is not held."""
+        """Release the folder's lock; does nothing if it is not held."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -101,11 +101,11 @@ class Claim:
 
 @contextmanager
 def claimed(folder: Path, identity: dict[str, Any], *, fresh: bool = False, waits: bool = False) -> Iterator[Claim]:
-    """The folder for this run, held inside the block unless the run in it is finished already.
+    """The folder for this run, locked inside the block unless it already contains the finished run.
 
-    A folder that holds something else is never touched, unless it is a run and ``fresh`` says to replace it. If
-    another process holds the folder: a RunError, or with ``waits`` one line on standard error and patience; the run
-    that the other one finished meanwhile is then used.
+    A folder that contains something else is never changed, unless it is a run and ``fresh`` is given. If another
+    process holds the lock: RunError, or with ``waits`` a line on standard error; then this process waits and uses the
+    run that the other one finished.
     """
     claim = _claim(folder, identity, fresh=fresh, waits=waits)
     try:
@@ -117,17 +117,17 @@ def claimed(folder: Path, identity: dict[str, Any], *, fresh: bool = False, wait
 def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) -> Claim:
     _require_possible(folder)
     if is_cached(folder):
-        cache_limit()  # refuses a limit that cannot be read before anything is scored
-    found = _first_look(folder, identity, fresh=fresh)  # refuses before anything is made or locked
+        cache_limit()  # raises if the limit is invalid, before anything is scored
+    found = _first_look(folder, identity, fresh=fresh)  # raises before anything is created or locked
     if found is not None:
         mark_used(folder)
         return Claim(folder, identity, found)
     lock, waited = _locked(folder, waits=waits)
     try:
         if waited and fresh:
-            with suppress(RunError):  # scored while we waited: as fresh as can be
+            with suppress(RunError):  # the run was scored while we waited, so it is new
                 found = _finished(folder, identity)
-        found = found or _look(folder, identity, fresh=fresh)  # all may have changed until the lock was taken
+        found = found or _look(folder, identity, fresh=fresh)  # again, because it may have changed before the lock
     except BaseException:
         lock.release()
         raise
@@ -139,7 +139,7 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
 
 
 def _first_look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
-    """As ``_look``, without the lock: the cache may remove the folder meanwhile."""
+    """As ``_look``, without the lock: the cache may remove the folder at the same time."""
     try:
         return _look(folder, identity, fresh=fresh)
     except RunError:
@@ -149,7 +149,7 @@ def _first_look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run |
 
 
 def _locked(folder: Path, *, waits: bool) -> tuple[Lock, bool]:
-    """The lock of a folder, which is made if it is not there; and whether another process had it first."""
+    """The lock of a folder, which is created if needed, and whether another process held it first."""
     waited = False
 
     def say() -> None:
@@ -167,15 +167,15 @@ def _locked(folder: Path, *, waits: bool) -> tuple[Lock, bool]:
         except RunError:
             if folder.exists() or not is_cached(folder):
                 raise
-            continue  # the cache removed it before we had the lock
+            continue  # the cache removed the folder before we had the lock
         raise RunError(f"another process is scoring into {folder}", fix="wait for it, or give another --out")
 
 
 def _require_possible(folder: Path) -> None:
-    """Refuse what can be no folder, before anything else fails over it."""
+    """Raise RunError if this cannot be a folder."""
     try:
         if "\0" in str(folder):
-            raise RunError(f"{harmless(str(folder))} has a NUL in it", fix="give another --out")
+            raise RunError(f"{harmless(str(folder))} contains NUL", fix="give another --out")
         os.fsencode(folder)
         is_file = folder.exists() and not folder.is_dir()
     except UnicodeEncodeError:
@@ -202,11 +202,11 @@ def _look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
         except RunError:
             if not replacing:
                 raise
-            return None  # --fresh was killed before it removed the run that it replaces
+            return None  # a process with --fresh was killed before it removed the old run
     if found is not None and not replacing:
         _require_no_other(folder, found, identity)
     if found is None and SCORES in present:
-        raise RunError(f"{folder} holds {SCORES} without its manifest", fix="score again with --fresh")
+        raise RunError(f"{folder} contains {SCORES} without its manifest", fix="score again with --fresh")
     return None
 
 
@@ -218,11 +218,11 @@ def _names_in(folder: Path) -> set[str]:
 
 
 def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[str, Any]) -> None:
-    """Refuse an unfinished run of another question. One that holds no score yet is nobody's loss."""
+    """Refuse an unfinished run with another identity, unless it has no scores yet."""
     mine = journal.first_line(identity)
     if found.older:
         raise RunError(
-            f"{folder} holds an unfinished run of another version of scoremode",
+            f"{folder} contains an unfinished run of another version of scoremode",
             fix="give another --out, or --fresh to score it again",
         )
     if found.begun is not None and (found.identity is not None or mine.startswith(found.begun)):
@@ -233,9 +233,9 @@ def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[
 
 
 def _require_ours(folder: Path, present: set[str]) -> None:
-    """Refuse a folder that anything but scoremode wrote, so that nobody's file is ever overwritten.
+    """Refuse a folder that scoremode did not write, so that other files are never overwritten.
 
-    A file that a crash or a disk damaged is still ours if nothing but our own names stands beside it.
+    A damaged file is still ours if the folder contains only files with our names.
     """
     foreign = sorted(name for name in present - OURS if not is_own_name(name))
     ours = journal.inspect_journal(folder / JOURNAL).ours if JOURNAL in present else False
@@ -246,7 +246,9 @@ def _require_ours(folder: Path, present: set[str]) -> None:
     damaged = not foreign and SCORES in present and (MANIFEST in present or columns_problem(folder / SCORES) is None)
     if not known and not damaged:
         name = foreign[0] if foreign else sorted(present)[0]
-        raise RunError(f"{folder} is not a run: it holds {harmless(name)}", fix="give a new or empty folder to --out")
+        raise RunError(
+            f"{folder} is not a run: it contains {harmless(name)}", fix="give a new or empty folder to --out"
+        )
 
 
 def _looks_ours(path: Path) -> bool:
@@ -261,7 +263,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be made ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{folder} cannot be created ({error.strerror})", fix="give another --out") from None
 
 
 def _finished(folder: Path, identity: dict[str, Any]) -> Run:
@@ -274,19 +276,19 @@ def _require_same(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -
     differing = sorted(k for k in known.keys() | wanted.keys() if known.get(k) != wanted.get(k))
     if differing:
         raise RunError(
-            f"{folder} holds another run (it differs in: {harmless(', '.join(differing))})",
+            f"{folder} contains another run (it differs in: {harmless(', '.join(differing))})",
             fix="give another --out, or --fresh to replace it",
         )
 
 
 # ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 def is_run(folder: str | Path) -> bool:
-    """Does a finished run lie there?"""
+    """Does the folder contain a finished run?"""
     return (Path(folder) / MANIFEST).is_file()
 
 
 def load(folder: str | Path) -> Run:
-    """A finished run, checked against its seal and its hashes.
+    """Load a finished run; RunError if its seal or its hash does not match.
 
     >>> load("runs/base").perplexity   # doctest: +SKIP
     """
@@ -297,7 +299,7 @@ def load(folder: str | Path) -> Run:
 
 
 def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
-    """The run of a folder whose columns stay on disk until they are asked for; but for KL, which comparisons need."""
+    """The run in a folder; its columns are read on demand, except KL, which comparisons always need."""
     stored = columns.ColumnFile(folder / SCORES)
     if stored.rows != manifest["targets"]:
         raise RunError(
@@ -305,7 +307,7 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         )
     if stored.not_measured - {"top_text"} != set(manifest.get("not_measured", ())):
         raise RunError(
-            f"{stored.path} has other columns than its manifest says were measured", fix="score again with --fresh"
+            f"the measured columns of {stored.path} are not those of its manifest", fix="score again with --fresh"
         )
     return Run(
         plan_digest=manifest["plan_digest"],
@@ -318,13 +320,13 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
 
 
 def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any], targets: int) -> Run:
-    """Write the columns, then the manifest with its seal, then drop the journal."""
+    """Write the columns, then the manifest with its seal; then remove the journal."""
     columns.write(folder / SCORES, blocks)
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
     whole = sealed(json.loads(json.dumps(whole, allow_nan=False)))  # as it will be read: tuples are lists
     wrong = unusable_field(whole, FIELDS, MORE)
-    assert wrong is None, f"a manifest without a usable {wrong}: it could not be read again"
+    assert wrong is None, f"an invalid manifest: no usable {wrong}"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
     (folder / JOURNAL).unlink(missing_ok=True)
     run = _opened(folder, whole)

@@ -1,4 +1,4 @@
-"""Columns of numbers, one row per target: in memory, or read from disk when they are asked for.
+"""Columns of numbers, one row per target: in memory, or read from disk on first use.
 
 A column that was not measured is None.
 """
@@ -17,13 +17,13 @@ from scoremode.values import BLOCK, Floats, Ids, Ints
 
 
 class ColumnReader(Protocol):
-    """Columns on disk, of one length."""
+    """Reads columns of equal length from disk."""
 
     rows: int
     not_measured: frozenset[str]  # names of columns
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
-        """A whole column; None where it was not measured."""
+        """A whole column; None if it was not measured."""
         ...
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -32,10 +32,10 @@ class ColumnReader(Protocol):
 
 
 class LazyColumns:
-    """Arrays of one length. Those of a stored run are read when they are first asked for; from then on they stay."""
+    """Arrays of equal length. Those of a stored run are read from disk on first use and then kept in memory."""
 
     __slots__ = ("_stored",)
-    _stored: ColumnReader  # left empty where all columns are in memory
+    _stored: ColumnReader  # not set if all columns are in memory
 
     @classmethod
     def on_disk(cls, stored: ColumnReader) -> Self:
@@ -43,10 +43,10 @@ class LazyColumns:
         object.__setattr__(made, "_stored", stored)
         return made
 
-    if not TYPE_CHECKING:  # type checkers know the columns as fields
+    if not TYPE_CHECKING:  # type checkers see the columns as fields of the subclasses
 
         def __getattr__(self, name: str) -> Any:
-            """Python asks here only for a slot that is still empty."""
+            """Read a column; Python calls this only for a slot that is not set yet."""
             if name not in type(self).__slots__:
                 raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
             column = self._stored.read(name)
@@ -54,14 +54,14 @@ class LazyColumns:
             return column
 
     def has(self, name: str) -> bool:
-        """Was this column measured? What lies on disk is not read to tell."""
+        """Was this column measured? The column itself is not read."""
         stored = getattr(self, "_stored", None)
         return getattr(self, name) is not None if stored is None else name not in stored.not_measured
 
     def blocks(self, *names: str) -> Iterator[tuple[Any, ...]]:
         """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured.
 
-        What lies on disk is not kept in memory. The first column named must be there: it says how many rows there are.
+        Columns on disk are not kept in memory. The first column must be measured: it determines the number of rows.
         """
         stored = getattr(self, "_stored", None)
         if stored is not None:
@@ -74,25 +74,25 @@ class LazyColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores(LazyColumns):
-    """One row per target, in plan order. None is a column that was not measured."""
+    """One row per target, in plan order. A column that was not measured is None."""
 
     logprob: Floats  # (n,) nats, <= 0
     rank: Ints | None = None  # (n,) 1 = the model's first choice
     entropy: Floats | None = None  # (n,) nats, of the whole next-token distribution
     top: Ids | None = None  # (n,) the model's first choice
-    top_logprob: Floats | None = None  # (n,) nats; there if and only if ``top`` is
+    top_logprob: Floats | None = None  # (n,) nats; measured if and only if ``top`` is
 
     def __len__(self) -> int:
         stored = getattr(self, "_stored", None)
         return len(self.logprob) if stored is None else stored.rows
 
     def rows(self, begin: int, end: int) -> Scores:
-        """The scores of some consecutive targets."""
+        """The scores of consecutive targets."""
         return Scores(**{name: column[begin:end] for name, column in self.columns()})
 
     @staticmethod
     def empty(n: int, columns: Collection[str] = COLUMNS) -> Scores:
-        """Room for n scores of these columns, NaN until filled, so that a hole cannot pass for a number."""
+        """Space for n scores of these columns; NaN until filled, so that a missing score cannot look like a number."""
         return Scores(
             logprob=np.full(n, np.nan),
             rank=np.zeros(n, np.int64) if "rank" in columns else None,
@@ -110,7 +110,7 @@ class Scores(LazyColumns):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetFacts(LazyColumns):
-    """Where each target stands in the text: what a person needs to read the scores. One row per target."""
+    """Each target's position in the text and its characters, which a person needs to read the scores."""
 
     window: Ints  # (n,)
     document: Ints  # (n,)
@@ -120,5 +120,5 @@ class TargetFacts(LazyColumns):
     word_starts: Ids  # (n,)
     group: Ints  # (n,) targets of one group are not independent of each other
     weight: Floats  # (n,) how much the target counts in the method's mean: 1 unless windows are averaged
-    text: npt.NDArray[np.object_]  # (n,) the characters of the source that the token stands for
+    text: npt.NDArray[np.object_]  # (n,) the characters of the source that belong to the token
     top_text: npt.NDArray[np.object_] | None = None  # (n,) the model's first choice, decoded

@@ -1,7 +1,7 @@
-"""Manifests that show when they were changed: a seal over everything they say, and a table of what each field may be.
+"""Detect changed manifests by a seal (a hash of all fields), and check each field against a table of kinds.
 
-The seal finds accidents: an edited number, a file that lost a bit. It is no signature, because anybody can compute it
-again; so every field that is read later is also checked against a table of kinds.
+The seal detects accidents: an edited number, a flipped bit. It is not a signature, because anyone can compute it again;
+so every field that is used later is also checked against a table of kinds.
 
 >>> kept = sealed({"targets": 5})
 >>> is_sealed(kept), is_sealed({**kept, "targets": 6})
@@ -22,10 +22,10 @@ from typing import Any
 
 SEAL = "seal"
 LARGEST_NUMBER = sys.float_info.max
-DEEPEST = 16  # levels of nesting that a manifest of ours stays far below
+DEEPEST = 16  # levels of nesting; scoremode's own manifests stay far below
 
 Kind = Callable[[Any], bool]
-"""Is this value of the kind that a field must have?"""
+"""A function that checks whether a value is of the kind that a field must have."""
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_sealed(manifest: Mapping[str, Any]) -> bool:
-    """Does the manifest still say what it said when it was sealed?"""
+    """Is the manifest unchanged since it was sealed?"""
     return manifest.get(SEAL) == _digest(manifest)
 
 
@@ -46,9 +46,9 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 def unusable_field(
     manifest: Mapping[str, Any], fields: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None
 ) -> str | None:
-    """The first field that is missing or not of its kind; None if there is none.
+    """The name of the first field that is missing or not of its kind; None if all fields are usable.
 
-    Fields that neither table names must be plain JSON too: they are printed with the others.
+    Fields that are in neither table must also be printable JSON, because they are printed with the others.
     """
     kinds = {**fields, **(optional or {})}
     for name in sorted(fields.keys() | manifest.keys()):
@@ -59,7 +59,7 @@ def unusable_field(
 
 # ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def whole(least: int = 0, most: int = 1 << 62) -> Kind:
-    """A whole number; true and false are none."""
+    """A whole number; not true or false."""
     return lambda value: type(value) is int and least <= value <= most
 
 
@@ -114,12 +114,12 @@ def either(*kinds: Kind) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """This, or null."""
+    """A value of this kind, or null."""
     return lambda value: value is None or kind(value)
 
 
 def each(kind: Kind) -> Kind:
-    """A list of these."""
+    """A list of values of this kind."""
     return lambda value: isinstance(value, list) and all(map(kind, value))
 
 
@@ -129,7 +129,7 @@ def mapping(kind: Kind = anything) -> Kind:
 
 
 def record(fields: Mapping[str, Kind], more: Mapping[str, Kind] | None = None, *, closed: bool = False) -> Kind:
-    """An object with these fields, and perhaps some of ``more``; ``closed``: and with no other."""
+    """An object with these fields, and perhaps some of ``more``; no other fields if ``closed``."""
 
     def fits(value: Any) -> bool:
         if not isinstance(value, dict) or unusable_field(value, fields, more) is not None:
@@ -140,13 +140,13 @@ def record(fields: Mapping[str, Kind], more: Mapping[str, Kind] | None = None, *
 
 
 def having(names: Iterable[str], kind: Kind) -> Kind:
-    """An object that has at least these names, with all values of this kind."""
+    """An object that has at least these fields, and whose values are all of this kind."""
     wanted = frozenset(names)
     return lambda value: mapping(kind)(value) and wanted <= value.keys()
 
 
 def _is_text(value: Any) -> bool:
-    """Half of a surrogate pair is valid JSON, but no output can print it."""
+    """Is this a string that can be printed? Half a surrogate pair is valid JSON, but cannot be printed."""
     if not isinstance(value, str):
         return False
     try:

@@ -1,7 +1,7 @@
-"""The size of the cache, remembered: one line with a total that was measured, then one line per entry kept since.
+"""The remembered size of the cache: one line with a measured total, then one line per entry added since.
 
-Lines are appended in one piece, so that processes need no lock. A total is measured again after a day, because kills,
-deletions by hand and two measurements at once make it drift.
+Each line is appended with one call, so that processes need no lock. The total is measured again after a day, because
+kills, manual deletions and simultaneous measurements make it inaccurate.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from scoremode.store.entries import USAGE
 from scoremode.store.files import write_atomically
 
-BELIEVED = 86_400.0  # seconds
-LONGEST = 1 << 20  # bytes of a file that is still read: about 100,000 entries
+BELIEVED = 86_400.0  # seconds after which the total is measured again
+LONGEST = 1 << 20  # bytes; about 100,000 entries. A longer file is not read
 
 
 def add(root: Path, size: int) -> int | None:
-    """Count an entry that was kept just now; bytes in all, None if they must be measured."""
+    """Count a new entry; return the total bytes, or None if they must be measured again."""
     try:
         file = os.open(root / USAGE, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
     except OSError:
@@ -40,6 +40,6 @@ def add(root: Path, size: int) -> int | None:
 
 
 def write(root: Path, total: int) -> None:
-    """Remember a total that was measured."""
+    """Store a measured total."""
     with suppress(OSError):
         write_atomically(root / USAGE, f"{int(time.time())} {total}\n".encode())

@@ -114,7 +114,7 @@ class HuggingFaceTokenizer:
             reason = str(error).strip().split("\n")[0][:200]
             raise ModelError(
                 f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
-                fix="check that the folder holds tokenizer.json, or name another folder with --tokenizer",
+                fix="check that the folder contains tokenizer.json, or name another folder with --tokenizer",
             ) from None
         return HuggingFaceTokenizer(tokenizer, str(folder))
 
@@ -193,7 +193,7 @@ class HuggingFaceTokenizer:
             raise ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row") from None
 
     def _require_parts(self, messages: list[Message]) -> None:
-        """Refuse lists of parts if the template supports only text: it would print them as Python does, or drop them."""
+        """Refuse lists of parts if the template supports only text: it would print or drop them."""
         marked, count = [], 0
         for message in messages:
             content = message["content"]

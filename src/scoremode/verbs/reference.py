@@ -100,9 +100,8 @@ def _keep(
             answered=partial(_keeping, writer),
             more={"question": question},
             before_saving=complete,
-            kept=writer.complete_windows(
-                plan.target_offsets
-            ),  # a journal may know windows whose states a kill cut short
+            # after a kill, the journal may contain windows whose states are incomplete
+            kept=writer.complete_windows(plan.target_offsets),
         )
 
 
