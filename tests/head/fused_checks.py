@@ -3,10 +3,10 @@
     TRITON_INTERPRET=1 python -m pytest tests/head/fused_checks.py     # without a GPU
     python -m pytest tests/head/fused_checks.py                        # with one
 
-Inputs come in two kinds. Random ones are compared with the naive float32 computation: the kernel may be no worse,
-element by element, up to roundings of the largest sum of products and one of the number itself. Whole numbers give
-logits that are exact in float32, many of them equal: there ranks and first choices must be those of the definition,
-without any slack.
+Inputs come in two kinds. Random ones are compared with the naive float32 computation: the kernel must not be
+worse, element by element, except for a few roundings of the largest sum of products and one of the number itself.
+Whole numbers give logits that are exact in float32, many of them equal: there ranks and first choices must be exactly
+those of the definition.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 FLOATS = ("logprob", "entropy", "top_logprob")
 INFINITY = math.inf
-ROUNDINGS = 4.0  # slack: so many roundings of the largest Σ |hidden · weight| of a row. Naive sums have about one
-KL_NATS, KL_SHARE = 2e-6, 1e-6  # what a divergence may be off beyond naive's own error: nats, and a share of it
-TILE = 256 if ON_GPU else 32  # ids that the kernel takes at a time (half or a quarter of it in some cases on a GPU)
+ROUNDINGS = 4.0  # tolerance: roundings of the largest Σ |hidden · weight| of a row; naive sums have about one
+KL_NATS, KL_SHARE = 2e-6, 1e-6  # error of a divergence allowed beyond that of naive: nats, and a relative part
+TILE = 256 if ON_GPU else 32  # ids that the kernel processes at a time (half or a quarter of it in some cases on a GPU)
 WIDE = 3000 if ON_GPU else 160  # a vocabulary of several tiles, and more than one span of them
-HUGE = 3e4  # what stands in padding: large, and still a float16
+HUGE = 3e4  # the value in padding: large, but still a float16
 
 
 # ── what goes in ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -88,7 +88,7 @@ GRID = 120 if ON_GPU else 40  # every case may have to be compiled
 
 
 def grid(count: int) -> list[Case]:
-    """Cases in which every value of every axis occurs about equally often, in combinations drawn once and for all."""
+    """Cases in which every value of every axis occurs about equally often, in fixed random combinations."""
     shuffle = random.Random(0)
     columns: dict[str, list[object]] = {}
     for name, values in AXES.items():
@@ -99,7 +99,7 @@ def grid(count: int) -> list[Case]:
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same numbers, elsewhere in memory; what lies between them is NaN, and must not be read."""
+    """The same numbers with another memory layout; between them is NaN, which must not be read."""
     n, d = x.shape
     if layout == "transposed":
         return x.T.contiguous().T
@@ -144,7 +144,7 @@ def random_problem(case: Case, spread: float = 4.0) -> tuple[Tensor, Head, Tenso
 def whole_problem(
     n: int, d: int, v: int, k: int = 1, *, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> tuple[Tensor, Head, Tensor]:
-    """As ``random_problem``, of small whole numbers: logits are exact in float32, and many are equal."""
+    """As ``random_problem``, with small whole numbers: logits are exact in float32, and many are equal."""
     maker = generator(seed)
     hidden = torch.randint(-1, 2, (n, d), generator=maker).to(DEVICE, dtype)
     weight = torch.randint(-1, 2, (v, d), generator=maker).to(DEVICE, dtype)
@@ -153,7 +153,7 @@ def whole_problem(
 
 
 def head_with_logits(logits: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Head]:
-    """Hidden states and a head whose product is these logits, to the bit where ``dtype`` holds them."""
+    """Hidden states and a head whose product is exactly these logits, if ``dtype`` can represent them."""
     n, v = logits.shape
     hidden = torch.eye(n, dtype=dtype, device=DEVICE)
     return hidden, Head(logits.T.contiguous().to(DEVICE, dtype), v)
@@ -166,7 +166,7 @@ def defined_logits(hidden: Tensor, head: Head) -> Tensor:
 
 
 def naive_logits(hidden: Tensor, head: Head) -> Tensor:
-    """What everyone writes, in float32."""
+    """The naive computation in float32."""
     x = hidden.float() @ head.weight[: head.vocabulary].float().T
     if head.bias is not None:
         x = x + head.bias[: head.vocabulary].float()
@@ -183,7 +183,7 @@ def naive_columns(hidden: Tensor, head: Head, targets: Tensor) -> Columns:
 
 
 def rounding(hidden: Tensor, head: Head) -> Tensor:
-    """The spacing of floats at the largest sum of absolute products of each row, (n, 1): what a float32 sum rounds."""
+    """The spacing of floats at the largest sum of absolute products of each row, (n, 1): one float32 rounding."""
     sums = hidden.double().abs() @ head.weight[: head.vocabulary].double().abs().T
     if head.bias is not None:
         bias = head.bias[: head.vocabulary].double().abs()
@@ -192,14 +192,14 @@ def rounding(hidden: Tensor, head: Head) -> Tensor:
 
 
 def away(found: Tensor, truth: Tensor) -> Tensor:
-    """Absolute differences; equal infinities differ by nothing, NaN stays NaN."""
+    """Absolute differences; equal infinities differ by 0, NaN stays NaN."""
     return torch.where(found.double() == truth.double(), 0.0, (found.double() - truth.double()).abs())
 
 
 def assert_no_worse(found: Tensor, naive: Tensor, truth: Tensor, slack: Tensor | float, name: str) -> None:
     own_rounding = torch.where(truth.isinf(), 0.0, truth.abs()) * 2.0**-23
     ours, limit = away(found, truth), away(naive, truth) + slack + own_rounding
-    assert bool(limit.isfinite().all()), f"{name}: the naive computation is no measure here"
+    assert bool(limit.isfinite().all()), f"{name}: the naive computation is not finite here"
     worse = ~(ours <= limit)  # NaN is worse
     assert not bool(worse.any()), (
         f"{name}: off by {ours[worse].max():.3g} where {limit[worse].min():.3g} is allowed, at {worse.nonzero()[0]}"
@@ -207,7 +207,7 @@ def assert_no_worse(found: Tensor, naive: Tensor, truth: Tensor, slack: Tensor |
 
 
 def assert_columns(ours: Columns, hidden: Tensor, head: Head, targets: Tensor) -> None:
-    """No worse than naive in every element; ranks and first choices right up to logits within the slack."""
+    """No element is worse than naive; ranks and first choices are right, except between logits within the tolerance."""
     logits = defined_logits(hidden, head)
     truth, naive = define_columns(logits, targets), naive_columns(hidden, head, targets)
     slack = ROUNDINGS * rounding(hidden, head)
@@ -248,7 +248,7 @@ def scored(hidden: Tensor, head: Head, targets: Tensor) -> Columns:
 
 
 def edges_of(head: Head) -> list[int]:
-    """Ids beside the cuts that the kernel makes: of tiles, and of spans of tiles."""
+    """Ids next to the boundaries of tiles and of spans of tiles."""
     tiles = tiles_for(head.weight)
     spans = fused.Spans.of(head.vocabulary, tiles)
     cuts = {0, 1, 2, spans.span, spans.long * spans.span, spans.tiles - 1}
@@ -278,7 +278,7 @@ def test_the_grid_reaches_both_ways_of_reading_matrices() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 def test_the_place_in_memory_does_not_change_a_bit(layout: str) -> None:
-    """Also descriptors against pointers: 29 numbers a row are packed at odd addresses, or aligned."""
+    """Also descriptors against pointers: rows of 29 numbers are packed at odd addresses, or aligned."""
     hidden, head, targets = random_problem(Case(rows=19, depth=29, vocabulary=40))
     expected, at_target = reduce_fused(hidden, head, targets)
     placed = replace(head, weight=laid_out(head.weight, "aligned")) if layout == "aligned" else head
@@ -317,7 +317,7 @@ def test_hidden_states_narrower_than_the_weights() -> None:
 # ── extreme logits ───────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_of_ten_thousand(dtype: torch.dtype) -> None:
-    """Their spacing is 2⁻¹⁰ in float32: an error of one such step in a logit is one of the same size in a score."""
+    """Their spacing is 2⁻¹⁰ in float32: an error of one step in a logit causes an error of the same size in a score."""
     hidden, head, targets = random_problem(Case(rows=5, depth=61, vocabulary=WIDE, targets=3, dtype=dtype), spread=3e3)
     assert float(defined_logits(hidden, head).abs().max()) > 9e3
     assert_columns(scored(hidden, head, targets), hidden, head, targets)
@@ -377,7 +377,7 @@ def test_tiny_logits_are_ranked_apart(size: float) -> None:
 
 @pytest.mark.parametrize("exponent", range(-108, -72, 3) if ON_GPU else [-84, -100])
 def test_a_tiny_first_choice_that_many_share(exponent: int) -> None:
-    """Half of the ids hold the same tiny logit, all others are far below, as is the target."""
+    """Half of the ids have the same tiny logit; all others, and the target, are far below."""
     logits = torch.full((4, 2 * TILE), -3.0)
     logits[:, 1::2] = 2.0**exponent
     logits[2, : TILE + 5] = -3.0
@@ -390,7 +390,7 @@ def test_a_tiny_first_choice_that_many_share(exponent: int) -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1e-25, 1e-35])
 def test_a_target_of_zero_among_tiny_logits(size: float) -> None:
-    """Nothing lies between 0 and the smallest float: tiny logits on either side rank before and behind it."""
+    """There is no float between 0 and the smallest one: tiny logits on either side rank before and after 0."""
     logits = torch.randint(-1, 2, (5, 97), generator=generator(1)) * size
     logits[:, [0, 77, 96]] = 0.0
     hidden, head = head_with_logits(logits)
@@ -415,7 +415,7 @@ def test_nan_in_a_row_stays_in_that_row(layout: str) -> None:
 
 @pytest.mark.parametrize("bad_id", [0, 31, 50, 96])
 def test_nan_in_the_weights_spoils_every_row(bad_id: int) -> None:
-    """Wherever the targets are: a sum with NaN in it is none."""
+    """Wherever the targets are: a sum that contains NaN is NaN."""
     hidden, head, targets = random_problem(Case(rows=3, depth=16, vocabulary=97, targets=2))
     head.weight[bad_id, 3] = math.nan
     assert bool(scored(hidden, head, targets).logprob.isnan().all())
@@ -444,7 +444,7 @@ FORBIDDEN: dict[str, list[int] | slice] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("which", FORBIDDEN)
 def test_a_bias_of_minus_infinity_forbids_ids(which: str, dtype: torch.dtype) -> None:
-    """Also where the target is forbidden: its logprob is -inf, and it ranks behind all that are not."""
+    """Also if the target is forbidden: its logprob is -inf, and it ranks after all allowed ids."""
     hidden, head, targets = whole_problem(5, 16, WIDE, k=2, dtype=dtype)
     head = forbid(head, FORBIDDEN[which], dtype)
     forbidden = head.bias.isinf().nonzero()[:, 0]  # type: ignore[union-attr]
@@ -455,7 +455,7 @@ def test_a_bias_of_minus_infinity_forbids_ids(which: str, dtype: torch.dtype) ->
 
 
 def test_forbidden_ids_with_scale_and_cap() -> None:
-    """A cap turns -inf into -cap, as it does in the definition."""
+    """A cap turns -inf into -cap, as in the definition."""
     hidden, head, targets = random_problem(Case(rows=5, vocabulary=97, targets=2, bias=True, scale=0.5, softcap=3.0))
     head = forbid(head, [0, 40])
     targets[:, 0] = 40
@@ -516,7 +516,7 @@ Share = Callable[[Tensor], Tensor]
 
 
 def shards_of(head: Head, cuts: list[int]) -> list[Head]:
-    """Slices as the ranks of a tensor-parallel engine hold them: padded to one width, which is the widest slice's."""
+    """Slices as on the ranks of a tensor-parallel engine: padded to the width of the widest slice."""
     edges = [0, *cuts, head.vocabulary]
     widest = max(b - a for a, b in pairwise(edges))
 
@@ -536,9 +536,9 @@ def shards_of(head: Head, cuts: list[int]) -> list[Head]:
 
 
 def exchanged(run: Callable[[int, Share], object], shards: int) -> list[Share]:
-    """For every shard the ``share`` that gives what all ranks together would: the maximum of their target logits.
+    """For every shard, the ``share`` of all ranks together: the maximum of their target logits.
 
-    Each shard runs once to say what its own are. All must ask equally often, or real ranks would wait forever.
+    Each shard runs once to record its own. All must call ``share`` equally often, or real ranks would wait forever.
     """
     said: list[list[Tensor]] = []
     for index in range(shards):
@@ -602,7 +602,7 @@ def test_shards_of_random_logits(case: Case) -> None:
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_shards_with_forbidden_ids_and_targets(k: int) -> None:
-    """A shard without an id that is allowed, and targets at -inf, which tie with forbidden ids of other shards."""
+    """A shard in which no id is allowed, and targets at -inf, which tie with forbidden ids of other shards."""
     hidden, head, targets = whole_problem(7, 7, 130, k)
     head = forbid(head, [*range(3, 17), *range(50, 90), 129])
     targets[:, 0] = torch.tensor([5, 50, 63, 89, 129, 0, 90], device=DEVICE)
@@ -622,12 +622,12 @@ def test_shards_are_asked_equally_often_when_rows_take_several_launches(monkeypa
 # ── the same bits ────────────────────────────────────────────────────────────────────────────────────────────────────
 def shrink_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "WORKSPACE", 1)
-    if not ON_GPU:  # a launch has one group of row blocks at least: 256 rows would take the interpreter long
+    if not ON_GPU:  # a launch has at least one group of row blocks: 256 rows would take the interpreter too long
         monkeypatch.setattr(fused, "tiles_for", lambda *given, **named: replace(tiles_for(*given, **named), group=1))
 
 
 def rows_of_launches(count: int) -> int:
-    """Rows that take so many launches after ``shrink_launches``."""
+    """Rows that need this many launches after ``shrink_launches``."""
     return (1024 if ON_GPU else 16) * (count - 1) + 3  # float32: 16 blocks of 64 rows
 
 
@@ -720,7 +720,7 @@ def diverged(hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, tar
 
 
 def nearby(hidden: Tensor, head: Head, noise: float = 0.02) -> tuple[Tensor, Head]:
-    """The same head, as a quantization would leave it."""
+    """The same head with small errors, as after quantization."""
     weight = head.weight.float() * (1 + noise * torch.randn(head.weight.shape, generator=generator(4)).to(DEVICE))
     return hidden, replace(head, weight=weight.to(head.weight.dtype))
 
@@ -770,7 +770,7 @@ def test_divergence_of_heads_that_are_nearly_alike(noise: float, dtype: torch.dt
 @pytest.mark.parametrize("which", [None, *FORBIDDEN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_head_does_not_diverge_from_itself(which: str | None, dtype: torch.dtype) -> None:
-    """0.0 and nothing else, also where both forbid the same ids."""
+    """Exactly 0.0, also if both forbid the same ids."""
     hidden, head, targets = random_problem(Case(rows=5, depth=7, vocabulary=WIDE, dtype=dtype))
     head = head if which is None else forbid(head, FORBIDDEN[which], dtype)
     assert diverged(hidden, head, hidden, head, targets).kl.tolist() == [0.0] * 5
@@ -799,7 +799,7 @@ def test_what_p_allows_and_q_forbids_is_infinitely_far(which: str) -> None:
 @pytest.mark.parametrize("which", FORBIDDEN)
 @pytest.mark.parametrize("q_too", [False, True])
 def test_what_p_forbids_counts_nothing(which: str, q_too: bool) -> None:
-    """Whether q forbids it too or not, and where the columns of either side have targets of -inf."""
+    """Whether or not q forbids it too, and also if targets of either side are -inf."""
     hidden, head, targets = whole_problem(5, 7, WIDE, k=2)
     targets[:, 0] = torch.tensor(range(WIDE), device=DEVICE)[FORBIDDEN[which]][0]
     head_p = forbid(head, FORBIDDEN[which])
@@ -814,7 +814,7 @@ def test_what_p_forbids_counts_nothing(which: str, q_too: bool) -> None:
 @pytest.mark.parametrize("drop", [20.0, 80.0])
 @pytest.mark.parametrize("peak", [0, 40, 96])
 def test_an_id_far_below_that_q_forbids(drop: float, peak: int) -> None:
-    """As long as float32 holds its probability, the divergence is infinite."""
+    """If float32 can represent its probability, the divergence is infinite."""
     logits = torch.full((2, 97), -drop)
     logits[:, peak] = 0.0
     hidden, head = head_with_logits(logits)
@@ -826,7 +826,7 @@ def test_an_id_far_below_that_q_forbids(drop: float, peak: int) -> None:
 
 @pytest.mark.parametrize("peak", [0, 40, 96])
 def test_an_id_too_far_below_for_float32_that_q_forbids(peak: int) -> None:
-    """Infinite by the definition, nothing in float32: either will do, NaN will not."""
+    """Infinite by the definition, 0 in float32: both are allowed, NaN is not."""
     logits = torch.full((2, 97), -500.0)
     logits[:, peak] = 0.0
     hidden, head = head_with_logits(logits)
@@ -864,7 +864,7 @@ def test_divergence_from_shards_with_ties() -> None:
 
 
 def test_divergence_from_shards_with_forbidden_ids() -> None:
-    """0.0 from itself, infinite where only q forbids, finite where only p does: also a whole shard of ids."""
+    """0.0 from itself, infinite if only q forbids an id, finite if only p does; also for a whole shard of ids."""
     hidden, head, targets = random_problem(Case(rows=5, depth=7, vocabulary=130))
     fewer = forbid(head, [3, *range(50, 90)])
     cuts = [50, 90, 90]

@@ -22,7 +22,7 @@ from scoremode.head.partials import combine, finish
 
 @pytest.fixture(params=["as it is", "tiny blocks"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything a second time with blocks so small that every shape has several, of rows and of columns."""
+    """Run everything a second time with small blocks, so that every shape has several of rows and of columns."""
     if request.param == "tiny blocks":
         monkeypatch.setattr(blocked, "CHUNK", 16)
         monkeypatch.setattr(blocked, "MOST_COLUMNS", 160)
@@ -42,7 +42,7 @@ def score(hidden: Tensor, head: Head, targets: Tensor) -> Columns:
 
 @dataclass
 class Recorder:
-    """A ``Share`` that keeps what it was asked, and answers with what it was given."""
+    """A ``Share`` that records its arguments and returns given answers."""
 
     calls: list[Tensor]
     answers: Iterator[Tensor] | None = None
@@ -53,7 +53,7 @@ class Recorder:
 
 
 def score_shards(hidden: Tensor, head: Head, targets: Tensor, cuts: list[int]) -> Columns:
-    """As ranks would: each has a slice of the rows of the matrix; the targets' logits are exchanged first."""
+    """As tensor-parallel ranks do: each has a slice of the matrix, and the targets' logits are exchanged first."""
     shards = [
         Head(head.weight[a:b], b - a, None if head.bias is None else head.bias[a:b], head.scale, head.softcap, a)
         for a, b in pairwise([0, *cuts, head.vocabulary])
@@ -72,7 +72,7 @@ def score_shards(hidden: Tensor, head: Head, targets: Tensor, cuts: list[int]) -
 
 
 def assert_same(ours: Columns, truth: Columns, tolerance: float = 2e-5) -> None:
-    """Ranks and first choices exactly, the rest within the tolerance, in nats; infinite where the truth is."""
+    """Ranks and first choices exactly, the rest within the tolerance in nats; infinite where the definition is."""
     for name in ("logprob", "entropy", "top_logprob"):
         torch.testing.assert_close(getattr(ours, name).double(), getattr(truth, name), atol=tolerance, rtol=0)
     assert torch.equal(ours.rank, truth.rank)
@@ -84,7 +84,7 @@ def assert_same(ours: Columns, truth: Columns, tolerance: float = 2e-5) -> None:
 @pytest.mark.parametrize("n", [0, 1, 5, 33])
 @pytest.mark.parametrize("k", [1, 3, 9])
 def test_every_shape_answers_to_the_definition(n: int, v: int, k: int) -> None:
-    """Hidden states and weights of few bits: every sum is exact in float32, so that ranks must be exact too."""
+    """Hidden states and weights with few bits: every sum is exact in float32, so ranks must be exact too."""
     hidden, weight, targets = draw(n, 17, v, k)
     hidden, weight = (hidden * 8).round() / 8, (weight * 16).round() / 16
     assert_same(score(hidden, Head(weight, v), targets), define_columns(define_logits(hidden, weight), targets))
@@ -92,7 +92,7 @@ def test_every_shape_answers_to_the_definition(n: int, v: int, k: int) -> None:
 
 @pytest.mark.usefixtures("sizes")
 def test_no_worse_than_the_naive_float32_computation_on_any_element() -> None:
-    """Slack: one unit in the last place of the largest number that either has to round, |logit| + |log Σ|."""
+    """The tolerance: one unit in the last place of the largest number that is rounded, |logit| + |log Σ|."""
     hidden, weight, targets = draw(65, 97, 2053, 3, spread=6.0)
     x = define_logits(hidden, weight)
     truth = define_columns(x, targets)
@@ -108,7 +108,7 @@ def test_no_worse_than_the_naive_float32_computation_on_any_element() -> None:
 def test_bias_scale_cap_and_padding() -> None:
     hidden, weight, targets = draw(19, 21, 300, 2)
     bias = torch.linspace(-2, 2, 300)
-    weight[271:] = 100.0  # padding that would win everything
+    weight[271:] = 100.0  # padding that would be the first choice everywhere
     head = Head(weight, 271, bias, scale=0.7, softcap=5.0)
     truth = define_columns(define_logits(hidden, weight[:271], bias[:271], 0.7, 5.0), targets % 271)
     assert_same(score(hidden, head, targets % 271), truth)
@@ -124,7 +124,7 @@ def test_weights_of_any_dtype(dtype: torch.dtype) -> None:
     ours = score(hidden, Head(weight, 1501), targets)
     assert (ours.logprob - truth.logprob).abs().max() < 2e-5
     assert (ours.entropy - truth.entropy).abs().max() < 2e-5
-    assert (ours.rank == truth.rank).float().mean() > 0.95  # two logits may be closer than float32 tells apart
+    assert (ours.rank == truth.rank).float().mean() > 0.95  # two logits may be closer than float32 can resolve
     if dtype != torch.float64:
         rounded = define_columns((hidden.float() @ weight.float().T).to(dtype), targets)
         assert (rounded.logprob - truth.logprob).abs().max() > 1e-3, "the check would not see a rounded head"
@@ -154,12 +154,12 @@ def test_a_spread_of_twenty_thousand() -> None:
 
 @pytest.mark.usefixtures("sizes")
 def test_minus_infinity_counts_nothing() -> None:
-    """A third of the ids cannot come; one row is left with a single id, and one with two equal ones."""
+    """A third of the ids is forbidden; one row has only a single id left, and one has two equal ones."""
     v = 600
     cases = []
     thirds = torch.randn(v, generator=torch.Generator().manual_seed(0))
     thirds[::3] = -math.inf
-    thirds[: v // 2] = -math.inf  # whole blocks of nothing, at the beginning
+    thirds[: v // 2] = -math.inf  # whole blocks of forbidden ids at the beginning
     cases.append((thirds, [599, 301, 0]))
     one = torch.full((v,), -math.inf)
     one[599] = 1.0
@@ -194,7 +194,7 @@ def test_nan_stays_nan_in_its_row_only() -> None:
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("d", [5, 64, 1025])
 def test_equal_weights_are_ties_wherever_they_lie(d: int) -> None:
-    """Three ids share their weights, in blocks far apart: the kernel must give all of them the very same logit."""
+    """Three ids in distant blocks have equal weights: the kernel must give all of them exactly the same logit."""
     v = 5003
     hidden, weight, _ = draw(40, d, v, 1)
     same = [17, 2500, 5002]
@@ -209,7 +209,7 @@ def test_equal_weights_are_ties_wherever_they_lie(d: int) -> None:
 
 
 def test_ties_hold_for_shapes_that_the_kernel_cuts_along_the_depth() -> None:
-    """512 rows at depth 1,024: where MKL adds up in another order for another shape."""
+    """512 rows at depth 1,024: here MKL adds in a different order for a different shape."""
     v = 6007
     hidden, weight, _ = draw(512, 1024, v, 1)
     weight[6006] = weight[2900] = weight[1]
@@ -218,7 +218,7 @@ def test_ties_hold_for_shapes_that_the_kernel_cuts_along_the_depth() -> None:
     once, thrice = score(hidden, Head(weight, v), targets), score(hidden, Head(weight, v), whole)
     assert torch.equal(thrice.rank, thrice.rank[:, :1] + torch.tensor([[0, 1, 2]]))
     apart = (define_columns(define_logits(hidden, weight), targets).rank - once.rank).abs()
-    assert (apart == 0).float().mean() > 0.98  # neighbours closer than float32 tells apart
+    assert (apart == 0).float().mean() > 0.98  # neighbours closer than float32 can resolve
     assert apart.max() <= 2
 
 
@@ -226,7 +226,7 @@ def test_ties_hold_for_shapes_that_the_kernel_cuts_along_the_depth() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_cut_into_shards_gives_the_definition(data: st.DataObject) -> None:
-    """Logits are small whole numbers, so that ties abound and every bit is known; targets lie at the edges too."""
+    """Logits are small whole numbers, so that there are many ties and every bit is known; targets are at edges too."""
     v, n, k = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 9)), data.draw(st.integers(1, 4))
     cuts = sorted(data.draw(st.lists(st.integers(0, v), max_size=4)))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 30)))
@@ -264,7 +264,7 @@ def test_every_run_gives_the_same_bits() -> None:
     hidden, weight, targets = draw(70, 48, 3001, 2)
     head = Head(weight, 3001)
     first = score(hidden, head, targets)
-    score(hidden[:3], Head(weight[:100], 100), targets[:3] % 100)  # leaves other numbers in the workspace
+    score(hidden[:3], Head(weight[:100], 100), targets[:3] % 100)  # fills the workspace with other numbers
     again = score(hidden, head, targets)
     assert torch.equal(first.logprob, again.logprob)
     assert torch.equal(first.entropy, again.entropy)
@@ -285,7 +285,7 @@ def test_neither_the_inputs_nor_earlier_results_are_overwritten() -> None:
 @pytest.mark.parametrize(("n", "d", "v", "k"), [(600, 576, 49152, 1), (300, 2048, 20011, 9), (64, 4096, 9000, 40)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_workspace_stays_below_32_mib(n: int, d: int, v: int, k: int, dtype: torch.dtype) -> None:
-    """By the plan: what the buffers take, without running the product."""
+    """The size of the buffers according to the plan, without running the product."""
     targets = torch.zeros(n, k, dtype=torch.int64)
     head = Head(torch.empty(v, d, dtype=dtype, device="meta"), v)
     rows = next(iter(blocked._row_blocks(targets, blocked.BLOCK_ROWS)))

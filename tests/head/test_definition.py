@@ -19,7 +19,7 @@ def test_probabilities_one_half_one_quarter_one_quarter() -> None:
 
 
 def test_equal_logits_rank_by_id() -> None:
-    """Rank 1 must mean "the first choice", or a uniform model would look always right."""
+    """Rank 1 must mean "the first choice", or a uniform model would seem to be always right."""
     c = define_columns(torch.zeros(1, 4), torch.tensor([[0, 1, 2, 3]]))
     assert c.rank.tolist() == [[1, 2, 3, 4]]
     assert c.top.tolist() == [0]

@@ -1,4 +1,4 @@
-"""Divergence: the definition by hand, the slices against it, and both ways of the head that need no GPU."""
+"""Divergence: the definition by hand, the slices against it, and the two kernels that need no GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw(n: int, d: int, v: int, k: int, noise: float = 0.05) -> tuple[Tensor, T
 
 
 def of_logits(p: Tensor, q: Tensor, targets: Tensor, cuts: list[int]) -> Divergence:
-    """The divergence of logits that exist already, slice by slice."""
+    """The divergence of given logits, slice by slice."""
     edges = list(pairwise([0, *cuts, p.shape[1]]))
     at_q = torch.stack([target_logits(q[:, a:b], targets, a) for a, b in edges]).amax(0)
     parts = [divergence_partials(p[:, a:b], q[:, a:b], targets, at_q, a) for a, b in edges]
@@ -58,7 +58,7 @@ def of_logits(p: Tensor, q: Tensor, targets: Tensor, cuts: list[int]) -> Diverge
 
 
 def by_shards(way: Diverge, hidden: Tensor, heads: tuple[Head, Head], targets: Tensor, cuts: list[int]) -> Divergence:
-    """As ranks would: the targets' logits come from the whole heads, and each slice is reduced by itself."""
+    """As tensor-parallel ranks do: the targets' logits come from the whole heads; each slice is reduced separately."""
     p, q = heads
     _, at_q = way(hidden, p, hidden, q, targets)
     parts = []
@@ -78,7 +78,7 @@ def by_shards(way: Diverge, hidden: Tensor, heads: tuple[Head, Head], targets: T
 
 
 def biased(logits: Tensor) -> Head:
-    """A head whose logits are given numbers, exactly."""
+    """A head whose logits are exactly the given numbers."""
     return Head(torch.zeros(len(logits), 1), len(logits), bias=logits.float())
 
 
@@ -138,7 +138,7 @@ def test_whole_blocks_of_nothing_on_either_side(way: Diverge) -> None:
 @pytest.mark.parametrize("v", [1, 2, 3, 257, 1003])
 @pytest.mark.parametrize(("n", "k"), [(0, 1), (1, 9), (33, 3)])
 def test_every_shape_answers_to_the_definition(way: Diverge, n: int, v: int, k: int) -> None:
-    """Few bits, so that the float32 products are exact: what is left are the reductions, and those are in float64."""
+    """Few bits, so that float32 products are exact: only the reductions remain, and they are in float64."""
     hidden, weight, other, targets = draw(n, 17, v, k, noise=0.5)
     hidden, weight, other = (hidden * 8).round() / 8, (weight * 16).round() / 16, (other * 16).round() / 16
     ours = finish_divergence(*way(hidden, Head(weight, v), hidden, Head(other, v), targets))
@@ -161,7 +161,7 @@ def test_a_model_and_itself(way: Diverge) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tiny_divergences_are_seen_and_none_is_negative(way: Diverge) -> None:
-    """q is p but for the last bits. Sums in float32 would be off by more than the divergence itself."""
+    """q equals p except in the last bits. Sums in float32 would have a larger error than the divergence itself."""
     hidden, weight, other, targets = draw(64, 24, 2003, 1, noise=1e-3)
     hidden, weight = (hidden * 8).round() / 8, (weight * 64).round() / 64
     other = weight + ((other - weight).sign() / 2**12)
@@ -207,7 +207,7 @@ def test_any_shards_give_the_definition(way: Diverge, cuts: list[int]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_slices_of_logits_add_up(data: st.DataObject) -> None:
-    """Whole-number logits with holes, cut anywhere: finite and infinite divergences alike."""
+    """Whole-number logits with forbidden ids, divided anywhere: both finite and infinite divergences."""
     v = data.draw(st.integers(1, 40))
     cuts = sorted(data.draw(st.lists(st.integers(0, v), max_size=3)))
     number = st.one_of(st.integers(-6, 6).map(float), st.just(-math.inf))
@@ -226,7 +226,7 @@ def test_slices_of_logits_add_up(data: st.DataObject) -> None:
     ("n", "d", "v", "k"), [(1, 8, 300, 1), (129, 24, 2003, 1), (700, 17, 5003, 2), (33, 24, 2003, 9)]
 )
 def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: int, d: int, v: int, k: int) -> None:
-    """Else a model would not be exactly as good as itself: its baseline is scored alone."""
+    """Otherwise a model could differ from itself, because its baseline is scored alone."""
     hidden, weight, other, targets = draw(n, d, v, k)
     p, q, kernel = Head(weight, v), Head(other, v, bias=torch.linspace(-1, 1, v)), _kernel(way)
     beside, alone = kernel.divergence(hidden, p, hidden, q, targets).q, kernel.score(hidden, q, targets)
@@ -235,7 +235,7 @@ def test_scores_beside_a_divergence_are_the_bits_of_scores_alone(way: str, n: in
 
 
 def test_scores_from_logits_beside_a_divergence_are_the_bits_of_scores_alone() -> None:
-    """As of a quantized head: more rows than are asked for at a time, logits in bfloat16, padding behind them."""
+    """As with a quantized head: more rows than one chunk, logits in bfloat16, padding after them."""
     hidden, weight, other, targets = draw(300, 24, 2003, 1)
     padded = torch.cat([other, torch.ones(61, 24)])
 
@@ -266,10 +266,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_a_divergence_takes_little_memory_beside_its_logits() -> None:
-    """It was six copies of a block in float64: 940 MiB here, and 3 GB on a GPU."""
-    at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory goes back to the system at once
+    """Six float64 copies of a block once took 940 MiB here, and 3 GB on a GPU."""
+    at_once = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory is returned to the system at once
     ran = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True, env=at_once)
-    assert int(ran.stdout) < 24 << 10  # KiB: the workspace of 16 MiB, and a little
+    assert int(ran.stdout) < 24 << 10  # KiB: the workspace of 16 MiB and a little more
 
 
 def test_what_is_promised_of_memory() -> None:
@@ -281,7 +281,7 @@ def test_what_is_promised_of_memory() -> None:
 
 
 def test_ranks_whose_stored_slices_differ_exchange_equally_often() -> None:
-    """The model's own head is padded alike on every rank; a baseline's slice has its real ids only."""
+    """The model's own head is padded equally on every rank; a baseline's slice has only real ids."""
     hidden, weight, other, targets = draw(40, 8, 500, 1)
     exchanged = []
     for real in (500, 20):

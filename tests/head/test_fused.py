@@ -1,4 +1,4 @@
-"""The fused head's checks, in processes of their own: on the GPU, or on a CPU by Triton's interpreter."""
+"""The fused head's checks, in separate processes: on the GPU, or on a CPU by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_fused_head_answers_to_the_definition() -> None:
     environment = with_triton()
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
-        environment["OMP_NUM_THREADS"] = "1"  # arrays are tiny: threads would only wait for each other
+        environment["OMP_NUM_THREADS"] = "1"  # arrays are tiny, so threads would only wait for each other
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", str(CHECKS), "-k"]
     running = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Which kernel is chosen, what is said about it, and that none is trusted unseen."""
+"""Which kernel is chosen, what its note says, and that every kernel is tested before use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAIN = Head(torch.zeros(7, 4), vocabulary=7)
 
 
 class Elsewhere:
-    """Stands for a weight on another device, as far as the order of preference looks at it."""
+    """Has those attributes of a weight on another device that the order of preference depends on."""
 
     def __init__(self, device: str, dtype: torch.dtype, rows: int) -> None:
         self.device, self.dtype, self.shape = torch.device(device), dtype, (rows, 8)
@@ -45,7 +45,7 @@ def candidates(device: str, dtype: torch.dtype, rows: int = 50000, forced: str |
 
 @pytest.fixture
 def unprobed() -> Iterator[None]:
-    """Probes of other tests are forgotten, and those of this test afterwards."""
+    """Clear the cached results of probes before and after the test."""
     kernels._problem.cache_clear()
     yield
     kernels._problem.cache_clear()
@@ -122,7 +122,7 @@ def replace_blocked(monkeypatch: pytest.MonkeyPatch, spoilt: Kernel) -> None:
 
 
 def off_by(nats: float) -> Kernel:
-    """The plain kernel, whose targets' logits are off."""
+    """The plain kernel with wrong targets' logits."""
     plain = kernels._kernel("plain")
 
     def reduce(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -145,7 +145,7 @@ def misranking() -> Kernel:
 
 
 def rounded_to_tf32(x: Tensor) -> Tensor:
-    """To the nearest number of 10 bits after the point, as matrix units of GPUs do where they are allowed to."""
+    """Round to 10 bits after the point, as the matrix units of GPUs do if TF32 is allowed."""
     bits = x.float().view(torch.int32)
     return ((bits + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
 
@@ -253,7 +253,7 @@ def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(kernels, "probe", note)
     choose(PLAIN)
     choose(replace(PLAIN, weight=torch.ones(9, 4), vocabulary=9))
-    assert len(asked) == 2  # one problem, two sides
+    assert len(asked) == 2  # one probe, two sides
     choose(replace(PLAIN, softcap=3.0))
     assert len(asked) == 4
     assert asked[2] == replace(asked[0], softcap=3.0)
@@ -264,7 +264,7 @@ def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("shaped", [False, True])
 def test_the_probe_is_exact_and_has_ties(dtype: torch.dtype, aligned: bool, shaped: bool) -> None:
-    """Logits are the same in float32, in any order of adding, as in float64: a rank that differs is a mistake."""
+    """Logits are the same in float32, in any order of addition, as in float64: a different rank is an error."""
     kind = HeadKind(torch.device("cpu"), dtype, shaped, shaped, None, aligned)
     hidden, head, targets = probe(kind, seed=1)
     assert kernels._kind(head) == kind
@@ -315,7 +315,7 @@ def test_an_engine_records_its_kernel_and_the_plain_one_gives_the_same_scores(ti
     assert plain.facts.settings["head_kernel"] == "plain"
     assert "head_kernel_note" not in engine.facts.settings
     ours, theirs = answers_of(engine), answers_of(plain)
-    assert np.ptp(ours.logprob) > 1  # of a model that has preferences
+    assert np.ptp(ours.logprob) > 1  # a model whose distribution is not flat
     for name in ("logprob", "entropy", "top_logprob"):
         assert np.abs(getattr(ours, name) - getattr(theirs, name)).max() < 1e-5, name
     assert np.array_equal(measured(ours.rank), measured(measured(theirs.rank)))

@@ -1,4 +1,4 @@
-"""Slices of a vocabulary add up to the definition, whatever the cut."""
+"""Slices of a vocabulary combine to the definition, wherever it is divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float32 products are float32 ones, whatever the process asks for, and its switches are left as they were."""
+"""float32 products are computed in float32, whatever the process has set, and its switches are restored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=["high", "medium"])
 def asked(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A process that lets float32 products be rounded."""
+    """A process that allows float32 products to be rounded."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(request.param)
     yield request.param
@@ -69,7 +69,7 @@ def test_products_of_this_machine_are_float32_ones() -> None:
 def test_products_that_no_switch_makes_exact_are_refused(
     monkeypatch: pytest.MonkeyPatch, value: str | None, fix: str
 ) -> None:
-    """As under a library that rounds by itself: here the factors are rounded to TF32 before they are multiplied."""
+    """As with a library that always rounds: here factors are rounded to TF32 before they are multiplied."""
     honest = torch.mm
 
     def rounding(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

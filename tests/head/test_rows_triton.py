@@ -1,4 +1,4 @@
-"""The one-pass kernel, run by Triton's interpreter: right on a CPU before it is fast on a GPU."""
+"""The one-pass kernel, run by Triton's interpreter on a CPU."""
 
 from __future__ import annotations
 

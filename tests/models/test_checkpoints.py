@@ -1,4 +1,4 @@
-"""Configs that do not belong to their weights: refused, or said; never silence."""
+"""Configs that do not belong to their weights: refused or noted, never ignored silently."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_layers_that_guess_further_tokens_are_noted() -> None:
 def test_a_config_with_other_layers_is_refused_before_weights_are_loaded(
     changed: Any, capsys: pytest.CaptureFixture[str], layers: int, problem: str
 ) -> None:
-    """With one layer less it scored another model, and nothing said so."""
+    """With one layer less, another model would be scored silently."""
     folder = changed({"num_hidden_layers": layers})
     with pytest.raises(ModelError, match=problem):
         inspect(folder)
@@ -108,7 +108,7 @@ def test_tensors_that_are_not_used_are_said_and_kept(
     changed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     extra = {f"second_head.{i}": torch.zeros(2) for i in range(4)}
-    extra["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)  # its class drops these without a word
+    extra["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)  # its class drops these silently
     folder = changed(**extra)
     run = ppl(folder, text=TEXT, out=tmp_path / "run")
     (note,) = run.manifest["model_notes"]
@@ -138,7 +138,7 @@ def test_a_note_names_a_few() -> None:
 
 # ── quantization, vocabulary, empty weights ──────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("quantization", [{"quant_method": "foo"}, {"bits": 3}, "awq", {"quant_method": ["awq"]}])
-def test_a_quantization_that_nobody_knows_is_refused(changed: Any, quantization: Any) -> None:
+def test_an_unknown_quantization_is_refused(changed: Any, quantization: Any) -> None:
     """Transformers would load packed weights as if they were plain, or plain ones as if they had been packed."""
     with pytest.raises(ModelError, match="quantization"):
         ppl(changed({"quantization_config": quantization}), text=TEXT)

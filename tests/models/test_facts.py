@@ -57,7 +57,7 @@ def test_a_damaged_gguf_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_the_embedded_models_folder_keeps_the_umask(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, umask: int
 ) -> None:
-    """The conversion itself is slow, and tested above."""
+    """The conversion itself is slow; another test covers it."""
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path))
     monkeypatch.setattr(embedded, "_convert", lambda _, folder: (folder / "scoremode.json").write_text("{}"))
     before = os.umask(umask)
@@ -160,7 +160,7 @@ def test_an_index_that_does_not_fit_its_folder_is_refused(tiny: Path, tmp_path: 
 
 # ── a changed model is another model ─────────────────────────────────────────────────────────────────────────────────
 def changed_in_place(path: Path, data: bytes) -> None:
-    """As ``cp -p`` does it: other content, the old size and the old time."""
+    """As after ``cp -p``: other content with the old size and the old time."""
     before = path.stat()
     assert len(data) == before.st_size
     path.write_bytes(data)

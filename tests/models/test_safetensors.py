@@ -1,4 +1,4 @@
-"""Bits a weight, from headers written by hand, by make_checkpoints' library, and by people who mean harm."""
+"""Bits per weight, from headers written by hand, by make_checkpoints' library, and from hostile ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_plain_weights_take_the_bits_of_their_dtype(tmp_path: Path, dtype: torch
 
 
 def test_packed_weights_are_counted_by_their_shape_not_by_their_padding(tmp_path: Path) -> None:
-    """3 rows of 12 weights: 2 integers of 8 weights each a row, the second half empty."""
+    """3 rows of 12 weights: 2 integers of 8 weights each per row, the second half empty."""
     found = saved(
         tmp_path,
         a__weight_packed=torch.zeros(3, 2, dtype=torch.int32),

@@ -1,4 +1,4 @@
-"""Plans without a model: counts from the field, drawings checked by hand, and properties over random texts."""
+"""Plans without a model: published counts, drawings checked by hand, and properties over random texts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_counts_that_the_field_knows() -> None:
     assert (len(again), again.targets, again.forward_tokens) == (73, 149_431, 73 * 2048)
 
 
-def test_exl3_2025_stops_at_its_hundred_windows_unless_told_otherwise() -> None:
+def test_exl3_2025_stops_at_a_hundred_windows_by_default() -> None:
     plan = plan_for("exl3-2025", 80_000, context=2048, stride=512)
     assert len(plan) == 100
     assert int(plan.stop.max()) == 52_736
@@ -165,7 +165,7 @@ def test_each_token_is_scored_exactly_once(name: str, lengths: list[int], contex
     expected = [
         i
         for a, b in pairwise(starts)
-        for i in range(a + (name == "sliding-once"), b)  # behind a prefix token even the first has context
+        for i in range(a + (name == "sliding-once"), b)  # after a prefix token even the first token has context
     ]
     assert sorted(plan.target_token.tolist() if plan else []) == expected
 
@@ -206,7 +206,7 @@ def test_other_ids_masks_or_methods_give_other_digests() -> None:
 
 def test_notes_do_not_change_the_digest() -> None:
     plan = plan_for("gptq", 20, context=4)
-    assert replace(plan, notes=("said otherwise",)).digest == plan.digest
+    assert replace(plan, notes=("another note",)).digest == plan.digest
 
 
 def test_exl3_2026_leaves_padding_logits_out() -> None:

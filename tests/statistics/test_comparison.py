@@ -1,4 +1,4 @@
-"""Numbers of a comparison, against hand computation, resampling, simulation, and llama.cpp's formulas longhand."""
+"""Statistics of a comparison, against hand computation, resampling, simulation, and llama.cpp's formulas."""
 
 # ruff: noqa: UP031 (C's own format strings are what is compared with)
 
@@ -30,7 +30,7 @@ def make_run(
     method: str = "sliding-once",
     **more: Any,
 ) -> Run:
-    """A run whose manifest says what the method would make of these scores."""
+    """A run whose manifest has the metrics that the method gives for these scores."""
     lp = np.asarray(logprob, np.float64)
     n = len(lp)
     zeros, doc = np.zeros(n, np.int64), np.zeros(n, np.int64) if document is None else np.asarray(document)
@@ -97,7 +97,7 @@ def compared(
 
 
 def random_comparison(groups: int = 250, seed: int = 0, **more: Any) -> Comparison:
-    """Unequal documents, each with a level of its own; both runs share most of their noise; KL with a tail."""
+    """Unequal documents, each with its own level; both runs share most of their noise; KL with a long tail."""
     generator = np.random.default_rng(seed)
     index = np.repeat(np.arange(groups), generator.integers(3, 30, size=groups))
     n = len(index)
@@ -238,7 +238,7 @@ def test_the_bounds_are_students_t_around_the_value() -> None:
     for name in ("kl_mean", "log_ppl_ratio", "ppl_difference", "same_top", "delta_p_mean"):
         value, error, low, high = (found[name + part] for part in ("", "_stderr", "_low", "_high"))
         assert math.isclose(high - value, value - low, rel_tol=1e-9)
-        assert 2.2 * error < high - value < 2.6 * error  # 1.96 would promise too much
+        assert 2.2 * error < high - value < 2.6 * error  # with 1.96 the bounds would be too narrow
     assert math.isclose(found["ppl_ratio_low"], math.exp(found["log_ppl_ratio_low"]), rel_tol=1e-12)
 
 
@@ -369,7 +369,7 @@ def f32(x: float) -> float:
 
 
 def longhand(nll: list[float], base: list[float], kld: list[float], same: list[bool]) -> str:
-    """What llama.cpp prints, added up target by target in plain Python."""
+    """What llama.cpp prints, computed target by target in plain Python."""
     n = len(nll)
 
     def mean_and_uncertainty(values: list[float]) -> tuple[float, float]:

@@ -49,7 +49,7 @@ def test_a_group_without_units_is_not_counted() -> None:
 
 
 def test_one_large_group_among_small_ones_leaves_few_degrees_of_freedom() -> None:
-    """60 documents of which one has half of the text: nearly everything hangs on that one."""
+    """60 documents of which one has half of the text: nearly everything depends on that one."""
     sizes = np.array([5900.0, *[100.0] * 59])
     even = ratio(np.full(60, 100.0), np.full(60, 100.0), np.arange(60))
     uneven = ratio(sizes * 2, sizes, np.arange(60))
@@ -82,7 +82,7 @@ def test_tokens_that_move_together_are_not_counted_as_independent() -> None:
 
 
 def test_bounds_hold_the_truth_about_as_often_as_they_should() -> None:
-    """Simulated unequal documents: the bounds hold the true mean in about 95 of 100 worlds, few documents or many."""
+    """Simulated unequal documents: the bounds contain the true mean in about 95 of 100 simulations."""
     generator = np.random.default_rng(1)
     for documents in (5, 40):
         covered = 0

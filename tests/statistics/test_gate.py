@@ -1,4 +1,4 @@
-"""Rules: what they mean, what they refuse, and that nothing unmeasured passes."""
+"""Rules: what they mean, which are refused, and that a statistic that was not measured fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is independent, and how much a target counts: decided by the plan, kept with the run."""
+"""What is independent, and how much a target counts: follows from the plan, and is stored with the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_documents_are_groups_where_there_are_enough_of_them() -> None:
 
 
 def test_texts_that_were_joined_are_groups_again() -> None:
-    """One stream of six texts, windows that overlap and score tokens again: a token has one group all the same."""
+    """One stream of six texts, with overlapping windows that score tokens twice: a token still has one group."""
     plan = plan_of("exl3-2025", 121, joined_at=[20, 40, 60, 80, 100], context_length=8, stride=2)
     kind, groups = groups_of(plan)
     assert kind == "joined texts"
@@ -90,7 +90,7 @@ def texts(folder: Path, count: int = 6, size: int = 70) -> list[str]:
 def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
     method: str, tiny: Path, tiny_bos: Path, tmp_path: Path
 ) -> None:
-    """For every method: the ratio is the quotient of the perplexities, over the groups and weights of the plan."""
+    """For every method, the ratio is the quotient of the perplexities, with the groups and weights of the plan."""
     question: dict[str, Any] = {"corpus": texts(tmp_path), "method": method, "context_length": 16, "max_windows": 0}
     if METHODS[method].stride is not None:
         question["stride"] = 4
@@ -108,7 +108,7 @@ def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
 
 
 def test_wikitext_joined_into_one_stream_is_grouped_by_its_articles(wikitext_file: Path) -> None:
-    """The 62 pages, whether the recipe joins rows or gives the file back."""
+    """The 62 pages, whether the recipe joins rows or uses the original file."""
     counts = {}
     question: dict[str, Any] = {"corpus": f"wikitext2:{wikitext_file}", "context_length": 512, "max_windows": 0}
     for method in ("gptq", "sliding-once", "llamacpp"):

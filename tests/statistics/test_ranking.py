@@ -1,4 +1,4 @@
-"""Order, and which candidates cannot be told apart: paired where arrays are there."""
+"""The order of candidates, and which cannot be told apart; paired if arrays are available."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.statistics.test_comparison import compared
 
 N = 2000
 GENERATOR = np.random.default_rng(11)
-SHARED = GENERATOR.gamma(0.5, 0.1, N)  # what makes a target hard for every candidate
+SHARED = GENERATOR.gamma(0.5, 0.1, N)  # the difficulty of a target for every candidate
 BASE = -GENERATOR.exponential(2.0, N)
 
 
 def candidate(name: str, level: float, own: float = 1e-4, seed: int = 0, **more: Any) -> Comparison:
-    """KL that is shared but for a level and a little of its own; log-probabilities that fall with it."""
+    """A shared KL plus a level and a little noise per candidate; log-probabilities that decrease with it."""
     kl = SHARED + level + own * np.random.default_rng(seed).normal(size=N)
     return compared(BASE, BASE - kl, kl=kl, name=name, **more)
 
@@ -55,7 +55,7 @@ def test_differences_within_their_error_share_a_place() -> None:
 
 
 def test_ties_do_not_chain() -> None:
-    """a like b and b like c, but not a like c: c has a place of its own, and says whom it is like."""
+    """a like b and b like c, but not a like c: c has a separate place, and says which one it is like."""
     assert places(rank([known("a", 0.0), known("b", 2.0), known("c", 4.0)])) == [
         (1, "a", ("b",)),
         (1, "b", ("a", "c")),
@@ -114,7 +114,7 @@ def test_candidates_of_different_plans_or_baselines_are_refused() -> None:
 
 
 def shifted(name: str, shift: float, *, kl: bool, seed: int = 0) -> Comparison:
-    """Log-probabilities moved by a level, up or down, and a little of their own."""
+    """Log-probabilities shifted by a level, up or down, plus a little noise."""
     moves = shift + 1e-3 * np.random.default_rng(seed).normal(size=N)
     return compared(BASE - 1, BASE - 1 - moves, kl=np.abs(moves) if kl else None, name=name)
 

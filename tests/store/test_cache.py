@@ -1,4 +1,4 @@
-"""What is kept is kept whole, and known again only while it is the same."""
+"""Files are written atomically, and a remembered hash is used only while the file is unchanged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, umask: Callable[
         assert mode_of(tmp_path / "file") == mode
 
 
-def test_nobody_else_reads_a_private_file_while_it_is_written(tmp_path: Path, umask: Callable[[int], object]) -> None:
+def test_other_users_cannot_read_a_private_file_while_it_is_written(
+    tmp_path: Path, umask: Callable[[int], object]
+) -> None:
     umask(0o077)
     with written_atomically(tmp_path / "file") as file:
         file.write(b"secret")
@@ -115,7 +117,7 @@ def test_a_sticky_folder_that_everybody_may_write_is_no_obstacle(tmp_path: Path)
 
 
 def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
-    """A temporary name made of the whole name would be too long."""
+    """A temporary name that contains the whole name would be too long."""
     write_atomically(tmp_path / ("é" * 127), b"new")
     assert os.listdir(tmp_path) == ["é" * 127]
 
@@ -136,7 +138,7 @@ def test_a_write_on_a_full_disk_leaves_the_old_file_and_nothing_else(
 
 
 def test_an_interrupted_write_leaves_no_temporary_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ctrl-C is no Exception, so cleaning up on Exception alone would leave litter."""
+    """Ctrl-C is not an Exception, so cleaning up only on Exception would leave files."""
 
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
@@ -183,18 +185,18 @@ def test_a_changed_file_gets_a_new_hash_even_at_the_same_size(own_memo: Path, tm
     assert remembered_sha256(path) == sha(b"xyz")
 
 
-LARGE = (5 << 20) // 16  # times 16 bytes: more than what is always read
+LARGE = (5 << 20) // 16  # times 16 bytes: more than ALWAYS_READ
 
 
 def test_a_changed_file_of_the_same_size_and_time_gets_a_new_hash(own_memo: Path, tmp_path: Path) -> None:
-    """As ``cp -p`` and ``rsync -t`` leave it: the time of the content is the old one, that of the inode is not."""
+    """As after ``cp -p`` and ``rsync -t``: the modification time is the old one, the inode's change time is not."""
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(b"a" * 16 * LARGE)
     os.utime(path, ns=(1, 1))
     time.sleep(cache.SETTLED + 0.1)
     before = remembered_sha256(path)
     assert str(path) in json.loads(own_memo.read_bytes()), "a settled file is remembered"
-    with path.open("r+b") as file:  # in place: the inode stays
+    with path.open("r+b") as file:  # in place: the inode stays the same
         file.seek(-1, os.SEEK_END)
         file.write(b"b")
     os.utime(path, ns=(1, 1))

@@ -1,4 +1,4 @@
-"""Columns on disk: read when they are asked for, in blocks of one size however the file was written."""
+"""Columns on disk: read on demand, in blocks of one size, whatever the row groups of the file."""
 
 from __future__ import annotations
 

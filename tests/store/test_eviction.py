@@ -1,4 +1,4 @@
-"""The cache's entries and their removal: only what is ours, never what is in use, whole or recognisably removable."""
+"""The cache's entries and their removal: only scoremode's own, never one in use, complete or clearly marked."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def a_run(root: Path) -> Callable[..., Path]:
-    """A run in the cache, last used so many days ago, with so many bytes of scores beside its manifest."""
+    """A run in the cache: last used this many days ago, with this many bytes of scores beside its manifest."""
     made = iter(range(100_000))
 
     def make(days: float = 0.0, size: int = 1000, kind: str = "runs") -> Path:
@@ -101,7 +101,7 @@ def a_run(root: Path) -> Callable[..., Path]:
 
 @contextmanager
 def another_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds something until the block ends."""
+    """A process that holds a lock until the block ends."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -418,7 +418,7 @@ def test_what_was_used_since_it_was_listed_stays(a_run: Callable[..., Path], roo
     assert names(folder) == {"scores.parquet", "manifest.json"}
 
 
-def test_what_another_process_removed_meanwhile(a_run: Callable[..., Path], root: Path) -> None:
+def test_an_entry_that_another_process_removed(a_run: Callable[..., Path], root: Path) -> None:
     folder = a_run(9)
     [entry] = entries(root)
     shutil.rmtree(folder)
@@ -426,8 +426,10 @@ def test_what_another_process_removed_meanwhile(a_run: Callable[..., Path], root
     assert (outcome.removed, outcome.skipped, outcome.left) == ([], [(entry, GONE)], 0)
 
 
-def test_whoever_waits_for_a_folder_that_is_removed_makes_it_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between making the folder and locking it, a prune may take it away."""
+def test_a_process_that_waits_for_a_removed_folder_creates_it_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prune may remove the folder between its creation and its lock."""
     make, left = runs._make, [2]
 
     def vanishing(folder: Path) -> None:
@@ -515,7 +517,7 @@ def test_a_run_larger_than_the_limit_stays_and_empties_nothing(
 def test_a_huge_reference_in_use_empties_nothing(
     a_run: Callable[..., Path], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else every candidate of a long comparison would remove all that is small."""
+    """Otherwise every candidate of a long comparison would remove all small entries."""
     monkeypatch.setenv("SCOREMODE_CACHE_LIMIT", "5kB")
     small, huge = a_run(9, size=1000), a_run(5, size=20_000, kind="references")
     with another_process(HELD, huge / ".lock"):
@@ -577,7 +579,7 @@ def test_the_total_is_measured_once_and_then_remembered(
 # ── a cache that cannot be written ───────────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache with one run that this process may read and not write; root becomes somebody else for it."""
+    """A cache with one run that this process may read but not write; root becomes another user for it."""
     folder = Path(tempfile.mkdtemp(prefix="scoremode-test-", dir="/tmp"))
     monkeypatch.setenv("SCOREMODE_CACHE", str(folder / "cache"))
     sm.ppl("table:uniform", text="any text")

@@ -1,4 +1,4 @@
-"""Files that were written when every engine gave every column: they open, resume, and are written the same today."""
+"""Files from before columns became optional: they open, resume, and are still written the same way."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_journal_of_all_columns_is_written_byte_for_byte_as_before(tmp_path: P
 
 
 def test_columns_are_written_as_before(tmp_path: Path) -> None:
-    """Byte for byte by the same pyarrow; another one writes its own version into the file."""
+    """Byte for byte with the same pyarrow; another version writes its own version number into the file."""
     sm.ppl("table:uniform", engine=TableEngine(LOGITS), out=tmp_path / "run", **QUESTION)
     ours, kept = tmp_path / "run" / SCORES, KEPT / "run" / SCORES
     assert pq.read_table(ours).equals(pq.read_table(kept))

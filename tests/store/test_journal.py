@@ -1,4 +1,4 @@
-"""The journal: what was written whole comes back, what was torn is scored again."""
+"""The journal: complete records are read back, incomplete ones are scored again."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_journal_that_was_cut_anywhere_resumes_with_the_columns_that_it_had(
 
 
 def filled_by(path: Path, plan: Plan, engine: PartialEngine) -> bytes:
-    """The journal's bytes after every missing window was scored."""
+    """The journal's bytes after all missing windows are scored."""
     journal = Journal(path, IDENTITY, plan)
     for index, answers in engine.score(plan, journal.done.copy()):
         journal.add(index, answers, 0.5)
@@ -231,7 +231,7 @@ def test_a_window_may_be_scored_again_once_it_was_taken_back(tmp_path: Path) -> 
 
 
 def test_a_record_under_another_windows_number_is_not_believed(tmp_path: Path) -> None:
-    """Windows of equal length: today's checksum covers the number, so one flipped bit costs the record."""
+    """Windows of equal length: the checksum covers the number, so one flipped bit invalidates the record."""
     plan = small_plan()
     filled(tmp_path / "j", plan, 3).close()
     data = bytearray((tmp_path / "j").read_bytes())

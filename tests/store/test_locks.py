@@ -1,4 +1,4 @@
-"""Locks: one holder at a time, a killed one lets go, waiting ends when the holder does, nothing is left behind."""
+"""Locks: one holder at a time, a kill releases them, waiting ends with the holder, no file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest that was changed in any field, by accident or on purpose, is one line and never a crash."""
+"""A manifest that was changed in any field, by accident or on purpose, gives an error of one line, never a crash."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places(value: Any, so_far: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every field of a manifest stands, at any depth; of a list, its first element."""
+    """The path of every field of a manifest, at any depth; of a list, only its first element."""
     if isinstance(value, dict):
         for name in value:
             yield (*so_far, name)
@@ -62,7 +62,7 @@ def changed(manifest: dict[str, Any], place: tuple[Any, ...], value: Any) -> dic
 
 
 def verbs(folder: Path) -> dict[str, list[list[str]]]:
-    """What reads each of the three folders."""
+    """The commands that read each of the three folders."""
     run, ref, candidate = (str(folder / name) for name in ("run", "ref", "out/table:uniform"))
     page = str(folder / "page.html")
     return {
@@ -95,7 +95,7 @@ def can_be_read(folder: Path) -> bool:
 def test_no_wrong_value_in_any_field_is_a_crash(
     stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Every field × wrong values × the verbs that read it, with the old seal and with one computed again."""
+    """Every field × wrong values × the verbs that read it, with the old seal and with a recomputed one."""
     folder = tmp_path / "stored"
     shutil.copytree(stored, folder)
     path = folder / name / MANIFEST
@@ -182,5 +182,5 @@ def test_columns_of_something_else_are_refused_even_under_their_right_hash(
 
 
 def test_the_table_of_questions_names_what_can_be_asked() -> None:
-    """And another tokenizer, which references keep as well."""
+    """Also another tokenizer, which references store as well."""
     assert run_format.QUESTION.keys() == {*QUESTION, "tokenizer"}

@@ -1,4 +1,4 @@
-"""Files that users name: written through links, into devices, and never over something else."""
+"""Output files that users name: written through links and into devices, never over something else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(path: Path, data: bytes = DATA) -> None:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Path:
-    """A device node of our own that takes everything, as /dev/null does."""
+    """A new device node that accepts everything, like /dev/null."""
     path = tmp_path / "device"
     try:
         os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
@@ -138,7 +138,7 @@ def test_a_fifo_passes_everything_to_its_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_standard_output_that_goes_to_a_file_is_written_in_its_turn(tmp_path: Path, name: str) -> None:
-    """Replacing the file behind it would lose what was printed before and after."""
+    """Replacing the file that it refers to would lose what was printed before and after."""
     code = (
         "from scoremode.store.outputs import check_output\n"
         f"print('before'); check_output({name!r}, '-o').write(b'results\\n'); print('after')"

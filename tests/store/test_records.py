@@ -1,4 +1,4 @@
-"""Records: what was written whole comes back, a flipped bit is noticed, another file's records are not ours."""
+"""Records: complete ones are read back; a flipped bit and a record of another file are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets of a command line do not reach anything that is written."""
+"""Secrets of a command line are never written to a file."""
 
 from __future__ import annotations
 

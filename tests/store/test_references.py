@@ -1,4 +1,4 @@
-"""A reference comes back bit for bit, survives a kill, and is refused when anything about it was changed."""
+"""A reference is read back bit for bit, survives a kill, and is refused if anything in it was changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 def random_rows(rows: int, width: int, dtype: str, seed: int = 0) -> np.ndarray:
-    """Every bit at random, so that NaNs with payloads, infinities and subnormals are among them."""
+    """Random bits, which include NaNs with payloads, infinities and subnormals."""
     raw = RAW_DTYPES[dtype]
     data = np.random.default_rng(seed).bytes(rows * width * raw.itemsize)
     return np.frombuffer(data, raw).reshape(rows, width).copy()
@@ -56,7 +56,7 @@ def writer_for(folder: Path, rows: np.ndarray, dtype: str, *, rows_per_shard: in
 
 
 def make(folder: Path, rows: np.ndarray, dtype: str = "bfloat16", **other: Any) -> Reference:
-    """A finished reference of these rows, under a head that is made from the width alone."""
+    """A finished reference of these rows, with a head that depends only on the width."""
     writer = writer_for(folder, rows, dtype, **other)
     writer.write(0, rows)
     write_small_head(writer)
@@ -70,7 +70,7 @@ def write_small_head(writer: StatesWriter) -> np.ndarray:
 
 
 def refused(folder: Path, *, verify: bool = True) -> str:
-    """The one line that opening this folder ends in."""
+    """The error of one line when this folder is opened."""
     with pytest.raises(RunError) as caught:
         Reference.open(folder, verify=verify)
     assert caught.value.fix
@@ -194,7 +194,7 @@ def test_an_abandoned_writer_is_gone_on_with(tmp_path: Path) -> None:
     weight = write_small_head(first)
     first.write(5, rows[5:20])
     first.flush()
-    first.write(25, rows[25:])  # never flushed: not known to be in
+    first.write(25, rows[25:])  # never flushed, so not recorded as written
     first.close()
     assert not first.resumed
     assert "unfinished" in refused(tmp_path / "ref")
@@ -286,7 +286,7 @@ def test_a_torn_note_is_cut_off_and_what_stands_before_it_holds(tmp_path: Path, 
 
 
 def test_a_kill_while_room_is_made_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark "ready" is not there yet, so whatever stands in the shards was never a state."""
+    """The mark "ready" is not set yet, so the shards do not contain states."""
     rows = random_rows(30, 4, "float32")
     writer_for(tmp_path / "ref", rows, "float32", rows_per_shard=3).close()
     known = json.loads((tmp_path / "ref" / PARTIAL).read_text())
@@ -334,7 +334,7 @@ def test_a_finished_reference_is_taken_up_again_by_its_own_run(tmp_path: Path) -
     before = (tmp_path / "ref" / REFERENCE).read_bytes()
     writer_for(tmp_path / "ref", rows, "float32").close()
     assert "unfinished" in refused(tmp_path / "ref")
-    writer = writer_for(tmp_path / "ref", rows, "float32")  # what was taken up survives a kill as well
+    writer = writer_for(tmp_path / "ref", rows, "float32")  # the reopened reference survives a kill as well
     assert writer.resumed
     assert writer.has(0, 30)
     assert writer.head is not None
@@ -530,7 +530,7 @@ def replace_with_folder(path: Path) -> None:
 
 
 def replace_with_pipe(path: Path) -> None:
-    """Opening it would wait for ever."""
+    """Opening it would block forever."""
     path.unlink()
     os.mkfifo(path)
 
@@ -601,7 +601,7 @@ def test_a_header_that_says_something_else_is_refused_even_under_its_right_hash(
 
 
 def put(*place: Any) -> Callable[[dict[str, Any]], None]:
-    """Puts the last of ``place`` where the others lead to."""
+    """Set the value at the path given by all but the last of ``place``."""
 
     def change(stored: Any) -> None:
         for step in place[:-2]:
@@ -659,7 +659,7 @@ def test_a_hostile_manifest_is_refused(made_once: Path, tmp_path: Path, number: 
     path.write_text(json.dumps(stored))
     Reference.open(tmp_path / "ref", verify=False)  # unchanged, it opens
     HOSTILE[number](stored)
-    for seal in (dict, sealed):  # changed by accident, and by somebody who computes the seal again
+    for seal in (dict, sealed):  # changed by accident, and on purpose with a recomputed seal
         path.write_text(json.dumps(seal(stored)))
         assert str(tmp_path / "ref") in refused(tmp_path / "ref", verify=False)
 

@@ -1,4 +1,4 @@
-"""Run folders under several processes and under kills at every step: one writer, nothing lost, always usable again."""
+"""Run folders with several processes and kills at every step: one writer, nothing lost, always usable again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slow(self, source, done):
         yield item
 def slowly(name):
     print("loading", file=sys.stderr, flush=True)
-    sys.stdin.readline()  # until the test lets it go on
+    sys.stdin.readline()  # until the test lets it continue
     return loaded(name)
 TableEngine.score, TableEngine.named = slow, staticmethod(slowly)
 from scoremode.cli.main import entry
@@ -54,7 +54,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def let_go(process: subprocess.Popen[str]) -> None:
-    """The engine of a process is loaded now."""
+    """Wait until the engine of a process is loaded."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -132,8 +132,8 @@ def test_a_reference_is_held_by_the_same_lock(tmp_path: Path) -> None:
     assert reference("table:uniform", tmp_path, text=TEXT).path == str(tmp_path)
 
 
-def test_a_run_that_was_finished_meanwhile_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process finished between our look at the folder and our lock."""
+def test_a_run_that_another_process_finished_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finished after we inspected the folder and before we locked it."""
     folder, asked = tmp_path / "run", {"text": TEXT, "context_length": 32, "stride": 16}
     acquire = Lock.acquire
 
@@ -187,7 +187,7 @@ def at_every_step(left, target):
             return true(*given)
         setattr(owner, name, called)
 
-os.fsync = lambda file: None  # a kill is no power cut
+os.fsync = lambda file: None  # a kill is not a power failure
 for steps in range(200):
     target = os.path.join(folder, f"{steps:03d}")
     if template:
@@ -206,7 +206,7 @@ for steps in range(200):
 
 
 def states_of(folder: Path, arguments: list[str], template: Path | None) -> list[Path]:
-    """The folder as a kill leaves it after none, one, two, … of the steps that the command takes in it."""
+    """The folder after a kill at step 0, 1, 2, … of what the command does in it."""
     folder.mkdir()
     command = [sys.executable, "-c", KILLED, str(folder), str(template or ""), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -215,7 +215,7 @@ def states_of(folder: Path, arguments: list[str], template: Path | None) -> list
 
 
 def holds_another(folder: Path, run: sm.Run) -> bool:
-    """Does a whole run of another plan lie there?"""
+    """Does the folder contain a complete run of another plan?"""
     return runs.is_run(folder) and sm.load(folder).plan_digest != run.plan_digest
 
 
@@ -238,7 +238,7 @@ SHORT = ["--text", "abcdefghijklmnop", "--context-length", "8", "--stride", "8",
 def test_wherever_a_kill_falls_the_folder_is_accepted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, before: str
 ) -> None:
-    """--fresh over another run, over one's own, and a first run: the same command goes through, with and without it."""
+    """--fresh over another run, over the same run, and a first run: the same command succeeds with and without it."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
     text, template = "abcdefghijklmnop", None
     if before != "nothing":
@@ -258,7 +258,7 @@ def test_wherever_a_kill_falls_the_folder_is_accepted_again(
         copy = shutil.copytree(state, state.with_name(state.name + "-fresh"))
         assert not scores("table:uniform", out=copy, fresh=True, **asked).cached  # type: ignore[arg-type]
         if holds_another(state, expected) and not (state / "partial.journal").exists():
-            # nothing was begun, and another run is not replaced without --fresh
+            # nothing has begun, and another run is not replaced without --fresh
             with pytest.raises(RunError, match="contains another run"):
                 scores("table:uniform", out=state, **asked)  # type: ignore[arg-type]
             untouched += 1
@@ -269,7 +269,7 @@ def test_wherever_a_kill_falls_the_folder_is_accepted_again(
             assert np.array_equal(found.scores.logprob, expected.scores.logprob)
             left = {p.name for p in folder.iterdir()}
             kept = {"head.safetensors", "reference.json", "states-00000.safetensors"} if verb == "reference" else set()
-            if folder == state and run.cached:  # it was whole already, and nothing was written or cleaned up
+            if folder == state and run.cached:  # it was already complete, so nothing was written or removed
                 left = {name for name in left if not name.startswith(".")} - {"partial.journal"}
             assert left == {"manifest.json", "scores.parquet"} | kept
             if verb == "reference":

@@ -128,8 +128,8 @@ def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
         make(tmp_path)
 
 
-def test_a_journal_that_holds_no_score_stands_in_nobodys_way(tmp_path: Path) -> None:
-    """A kill while the engine loads must not reserve the folder for that question."""
+def test_a_journal_without_scores_does_not_block_another_run(tmp_path: Path) -> None:
+    """A kill while the engine loads must not reserve the folder for that run."""
     (tmp_path / JOURNAL).write_bytes(first_line({"model": "m", "plan": "p", "engine": "e"}))
     assert not make(tmp_path).cached
 
@@ -162,7 +162,7 @@ def test_a_folder_under_a_journals_name_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_columns_without_a_manifest_are_replaced_by_fresh_alone(tmp_path: Path) -> None:
-    """What an older --fresh left when it was killed; nobody else's Parquet file is taken for it."""
+    """What an older --fresh left when it was killed; a foreign Parquet file is not mistaken for it."""
     make(tmp_path / "run")
     (tmp_path / "run" / MANIFEST).unlink()
     with pytest.raises(RunError, match="without its manifest"):
@@ -174,7 +174,7 @@ def test_a_fresh_run_that_cannot_be_scored_leaves_the_old_one(tmp_path: Path) ->
     before = make(tmp_path / "run").perplexity
     with pytest.raises(OptionError):
         make(tmp_path / "run", fresh=True, dtype="float32")
-    with pytest.raises(ModelError):  # found when the engine is open
+    with pytest.raises(ModelError):  # detected when the engine is open
         sm.ppl("table:uniform", text=TEXT, engine=TableEngine(np.zeros((1, 9))), out=tmp_path / "run", fresh=True)
     assert sm.load(tmp_path / "run").perplexity == before
 

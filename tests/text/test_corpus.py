@@ -1,4 +1,4 @@
-"""Corpora: what the rows are, that each pass gives them again, and every text that is refused."""
+"""Corpora: their rows, that each pass gives the same rows, and every text that is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows(corpus: Corpus) -> list[Row]:
 
 
 def complaint(*args: Any, **kwargs: Any) -> str:
-    """What ``load`` refuses a text with; a refusal must say what to type next."""
+    """The error with which ``load`` refuses a text; it must say what to type next."""
     with pytest.raises(CorpusError) as caught:
         load(*args, **kwargs)
     assert caught.value.fix
@@ -92,7 +92,7 @@ def test_num_samples_of_a_plain_file_takes_its_first_lines_as_one_document(tmp_p
 
 
 def test_a_line_ends_at_a_newline_only() -> None:
-    """str.splitlines would also cut at form feeds and Unicode separators, which a text may hold inside a line."""
+    """str.splitlines would also split at form feeds and Unicode separators, which may occur inside a line."""
     assert rows(load(text="a\x0cb\u2028c\x85d\ne\n", num_samples=1)) == ["a\x0cb\u2028c\x85d\n"]
 
 
@@ -184,7 +184,7 @@ def test_rows_of_one_file_are_all_text_or_all_chat(tmp_path: Path) -> None:
 
 
 def test_a_field_named_messages_that_holds_text_is_refused(tmp_path: Path) -> None:
-    """As a chat row, a chat template would take the text apart letter by letter."""
+    """As a chat row, a chat template would split the text into letters."""
     assert "line 1" in complaint(write_jsonl(tmp_path / "a.jsonl", {"messages": "hello there"}))
 
 
@@ -244,7 +244,7 @@ def test_without_the_hub_wikitext2_says_how_to_give_a_local_copy(monkeypatch: py
 
 
 class Datasets(types.ModuleType):
-    """The package ``datasets`` with one set in it."""
+    """The package ``datasets`` with one dataset in it."""
 
     def __init__(self, table: list[dict[str, Any]]) -> None:
         super().__init__("datasets")
@@ -296,7 +296,7 @@ def test_without_the_package_datasets_its_installation_is_named(monkeypatch: pyt
 
 @pytest.mark.parametrize("flags", [{"dataset_config": "small"}, {"split": "train"}])
 def test_settings_of_a_dataset_are_refused_where_there_is_none(flags: dict[str, str]) -> None:
-    """Dropped quietly, ``--corpus wikitext2 --split validation`` would give the number of another text."""
+    """If it were ignored, ``--corpus wikitext2 --split validation`` would give the result of another text."""
     assert "--dataset" in complaint(text="one two", **flags)
 
 
@@ -373,7 +373,7 @@ def test_a_jsonl_line_that_is_not_utf_8_says_which(tmp_path: Path) -> None:
 
 
 def test_a_text_from_the_command_line_that_is_not_utf_8_is_refused() -> None:
-    """Python hands over a byte that is not UTF-8 as a lone surrogate, which no tokenizer can encode."""
+    """Python passes a byte that is not UTF-8 as a lone surrogate, which no tokenizer can encode."""
     assert "UTF-8" in complaint(text="caf\udce9")
 
 
@@ -411,7 +411,7 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_damaged_inside_is_refused(tmp_path: Path) -> None:
-    """Its footer is whole, so only reading the rows can find it out."""
+    """Its footer is intact, so only reading the rows can detect it."""
     path = tmp_path / "a.parquet"
     pq.write_table(
         pa.table({"text": [f"row {i}" for i in range(1000)]}), path, compression="zstd", use_dictionary=False
@@ -489,7 +489,7 @@ def test_the_sha256_of_several_files_is_of_their_rows(tmp_path: Path) -> None:
 
 
 def test_the_hub_client_is_as_loud_afterwards_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another program may use scoremode as a library, and chose for itself."""
+    """Another program may use scoremode as a library and choose its own verbosity."""
     from huggingface_hub.utils import logging
 
     path, seen = write_parquet(tmp_path / "test.parquet", text=["x"]), []

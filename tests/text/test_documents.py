@@ -1,4 +1,4 @@
-"""What a recipe makes of a corpus's rows."""
+"""How a recipe makes documents from a corpus's rows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_documents_as_a_raw_file_are_joined_less_one_trailing_newline() -> None:
 
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_words_are_counted_with_the_empty_ends_as_lm_eval_does() -> None:
-    """re.split on white space gives an empty piece at each end that has some; published numbers counted those."""
+    """re.split on white space gives an empty piece at an end with white space; published numbers count those."""
     assert document(" two words \n").source_words == 4
 
 
@@ -164,7 +164,7 @@ def wikitext_and_another(tmp_path: Path) -> tuple[Corpus, Corpus, Corpus]:
 
 @pytest.mark.parametrize("arrangement", ["join-lines", "pages", "texts"])
 def test_beside_another_text_wikitext_is_arranged_as_it_is_alone(tmp_path: Path, arrangement: Arrangement) -> None:
-    """Its lines were separate documents once: every one of them lost its context, and nothing said so."""
+    """Its lines once became separate documents: each of them silently lost its context."""
     wiki, other, both = wikitext_and_another(tmp_path)
     alone = [*arrange(wiki, arrangement), *arrange(other, arrangement)]
     assert list(arrange(both, arrangement)) == alone

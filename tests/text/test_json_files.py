@@ -1,4 +1,4 @@
-"""JSON that anybody may have written: a value, or a ValueError with a short reason."""
+"""Untrusted JSON: a value, or a ValueError with a short reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory may still be taken: the machine's, the container's or the shell's limit, whichever is least."""
+"""How much memory may still be used: the smallest limit of the machine, the container and the shell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /
 
 
 def system(folder: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, files: dict[str, int | str]) -> int | None:
-    """What is available on a machine of 8 GiB whose cgroup files are these."""
+    """The available memory on a machine of 8 GiB with these cgroup files."""
     (folder / "proc" / "self").mkdir(parents=True)
     (folder / "proc" / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {8 * GIB // 1024} kB\n")
     (folder / "proc" / "self" / "status").write_text("VmSize:\t1024 kB\n")

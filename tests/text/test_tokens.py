@@ -1,4 +1,4 @@
-"""Tokens: ids, where each stands in the text, and the proof that two runs scored the same ones."""
+"""Tokens: ids, their positions in the text, and the proof that two runs scored the same ones."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def test_a_special_token_owns_nothing(llama: HuggingFaceTokenizer) -> None:
 
 
 def test_trimmed_offsets_give_the_space_to_the_word_behind_it() -> None:
-    """Some tokenizers leave the space in front of a word out of its offsets."""
+    """Some tokenizers exclude the space before a word from its offsets."""
     ids = np.arange(2, dtype=np.int32)
     encoding = owned_characters(ids, np.array([0, 4]), np.array([3, 7]), 7)
     assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == [(0, 3), (3, 7)]
 
 
 def test_a_special_token_behind_the_text_does_not_move_backwards() -> None:
-    """Special tokens have the offsets (0, 0) wherever they stand."""
+    """Special tokens have the offsets (0, 0) wherever they are."""
     encoding = owned_characters(np.arange(3, dtype=np.int32), np.array([0, 2, 0]), np.array([2, 4, 0]), 4)
     assert list(zip(encoding.char_start.tolist(), encoding.char_end.tolist(), strict=True)) == [(0, 2), (2, 4), (4, 4)]
 
@@ -185,7 +185,7 @@ def test_a_tokenizer_that_was_saved_with_truncation_does_not_truncate(stories: P
 
 
 def test_smollm2_cuts_numbers_into_single_digits() -> None:
-    """The GGUF does not say so; without it ids differ from the original model's on every number."""
+    """The GGUF does not say so; without it, every number gets other ids than in the original model."""
     tokenizer = HuggingFaceTokenizer.load(resolve("smollm2-135m"))
     encoding = tokenizer.encode("12345", special=True)
     assert np.diff(encoding.char_end, prepend=0).tolist() == [1] * 5
@@ -206,7 +206,7 @@ def test_an_added_token_changes_the_fingerprint(stories: Path, llama: HuggingFac
 
 
 def test_adding_a_bos_or_not_changes_the_fingerprint(tiny: Path, tiny_bos: Path) -> None:
-    """The same vocabulary, yet other tokens."""
+    """The same vocabulary, but different tokens."""
     a, b = HuggingFaceTokenizer.load(tiny).facts, HuggingFaceTokenizer.load(tiny_bos).facts
     assert (a.fingerprint != b.fingerprint, a.adds_bos, b.adds_bos) == (True, False, True)
 
@@ -241,7 +241,7 @@ def test_a_tokenizer_without_offsets_is_refused() -> None:
 def test_the_pieces_of_ids_make_the_text(tokenizer: TextTokenizer, text: str) -> None:
     pieces = tokenizer.pieces()
     ids = tokenizer.encode(text, special=False).ids
-    assert b"".join(pieces[i] for i in ids).removeprefix(b" ") == text.encode()  # SentencePiece puts a space in front
+    assert b"".join(pieces[i] for i in ids).removeprefix(b" ") == text.encode()  # SentencePiece adds a space
 
 
 def test_there_is_a_piece_for_every_id(tokenizer: TextTokenizer) -> None:
@@ -266,7 +266,7 @@ def test_a_chat_is_what_the_template_writes(bpe: HuggingFaceTokenizer) -> None:
     assert chat_document(CHAT[:2], bpe, assistant_only=False).text == "<s>user: Hi there</s>\n<s>assistant: Hello</s>\n"
 
 
-def test_of_a_chat_all_tokens_are_targets_unless_asked_otherwise(bpe: HuggingFaceTokenizer) -> None:
+def test_all_tokens_of_a_chat_are_targets_by_default(bpe: HuggingFaceTokenizer) -> None:
     assert chat_document(CHAT, bpe, assistant_only=False).scored_spans is None
 
 
@@ -310,7 +310,7 @@ def test_a_model_without_a_chat_template_says_so(llama: HuggingFaceTokenizer) ->
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tiny: Path) -> None:
-    """Where a later turn changes what an earlier one looked like, the assistant's tokens cannot be identified."""
+    """If a later turn changes the text of an earlier one, the assistant's tokens cannot be identified."""
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = (
         "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -347,7 +347,7 @@ IN_PARTS = (
 
 @pytest.mark.parametrize("template", [AS_TEXT, AS_JSON, JOINED, ONLY_STRINGS, ONLY_THE_FIRST])
 def test_parts_are_refused_where_the_template_would_print_or_drop_them(tiny: Path, template: str) -> None:
-    """``{{ m['content'] }}`` of a list is "[{'type': 'text', …": scored in silence, as if somebody had written it."""
+    """``{{ m['content'] }}`` of a list is "[{'type': 'text', …", which would be scored as if it were text."""
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = template
     with pytest.raises(ModelError, match=r"does not support content that is a list of parts|refused a row"):
@@ -388,7 +388,7 @@ def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 3, 4, 7, 100])
 def test_the_first_tokens_of_each_document_are_those_of_shorter_documents(limit: int) -> None:
-    """On bytes, where a cut text is its first bytes: every column is that of the cut texts."""
+    """With bytes, a shortened text is its first bytes: every column is that of the shortened texts."""
     texts = ["one two three", "", "ab", "déjà vu"]
     cut, count = first_tokens(tokenize(map(document, texts), ByteTokenizer(), special=False), limit)
     assert count == sum(len(text.encode()) > limit for text in texts)
