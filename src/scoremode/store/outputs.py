@@ -47,7 +47,7 @@ class Output:
     @property
     def exists(self) -> bool:
         """Is there a file with content that would be overwritten?"""
-        return not self.is_stream and holds_something(self.path)
+        return not self.is_stream and has_content(self.path)
 
     def write(self, data: bytes) -> None:
         """Write all of it; RunError if that fails. A plain file is written atomically."""
@@ -99,7 +99,7 @@ class Output:
             print(line.strip(), file=sys.stderr)
 
 
-def holds_something(path: Path) -> bool:
+def has_content(path: Path) -> bool:
     """Is there a file that is not empty?"""
     try:
         return path.stat().st_size > 0

@@ -22,7 +22,7 @@ from typing import Any
 from scoremode.errors import RunError
 from scoremode.store.files import file_sha256, write_atomically, written_atomically
 from scoremode.store.locks import hold_lock
-from scoremode.store.outputs import Output, holds_something
+from scoremode.store.outputs import Output, has_content
 from scoremode.store.records import RecordFile, read_record_header
 from scoremode.text.json_files import parse, read_object
 from scoremode.verbs.prob import EncodedPair, SequenceProbability, SequenceScore, TokenScore, longest_of
@@ -118,7 +118,7 @@ class ResultFiles:
     def check(self, identity: dict[str, Any], *, fresh: bool) -> None:
         """Refuse whatever is not ours, and unless ``fresh``, what answers another question."""
         manifest = self._read_manifest()
-        if holds_something(self.path):
+        if has_content(self.path):
             if manifest is None:
                 raise RunError(f"{self.path} exists and is not a file of scoremode prob", fix="give another --out")
             if not fresh:
@@ -133,7 +133,7 @@ class ResultFiles:
 
     def finished(self) -> int | None:
         """How many results there are; None if they are not complete. Call ``check`` first."""
-        if not holds_something(self.path):
+        if not has_content(self.path):
             return None
         self.partial.unlink(missing_ok=True)  # of the same question: a kill came just before this was done
         manifest = self._read_manifest()
@@ -150,7 +150,7 @@ class ResultFiles:
         try:
             found = read_object(self.manifest)
         except ValueError:
-            if not holds_something(self.manifest):
+            if not has_content(self.manifest):
                 return None
             found = {}
         seal = found.pop("seal", None)
@@ -163,7 +163,7 @@ class ResultFiles:
 
     def _read_partial(self) -> dict[str, Any] | None:
         """What a .partial answers; None if there is none, or if a kill left not even its first line."""
-        if not holds_something(self.partial):
+        if not has_content(self.partial):
             return None
         with self.partial.open("rb") as file:
             beginning = file.read(len(BEGINNING))
@@ -201,7 +201,7 @@ class _Work:
 
     def score(self, progress: Progress | None) -> None:
         """Score the chunks that no record holds."""
-        if holds_something(self.files.partial):
+        if has_content(self.files.partial):
             self._replay()
         missing = [number for number in range(self.chunks) if number not in self.places]
         if missing:
@@ -214,7 +214,7 @@ class _Work:
 
     def finish(self) -> None:
         """Give the results their name."""
-        if holds_something(self.files.path):
+        if has_content(self.files.path):
             raise RunError(
                 f"{self.files.path} was written by something else meanwhile",
                 fix="move it away and run the same command again: all results are kept",
