@@ -40,7 +40,7 @@ from scoremode.text.json_files import read_object
 
 FORMAT = 2
 REFERENCE, HEAD, PARTIAL, ROWS = "reference.json", "head.safetensors", "partial.reference.json", "partial.rows"
-HEAD_IN_THE_MAKING = ".head.safetensors.partial"
+PARTIAL_HEAD = ".head.safetensors.partial"
 SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
 
 RAW_DTYPES: dict[str, np.dtype[Any]] = {
@@ -100,7 +100,7 @@ def shard_name(shard: int) -> str:
 
 def is_own_name(name: str) -> bool:
     """Is this the name of a file that a reference adds to a run folder?"""
-    return name in {REFERENCE, HEAD, PARTIAL, ROWS, HEAD_IN_THE_MAKING} or SHARD_NAME.fullmatch(name) is not None
+    return name in {REFERENCE, HEAD, PARTIAL, ROWS, PARTIAL_HEAD} or SHARD_NAME.fullmatch(name) is not None
 
 
 def _header(tensors: list[tuple[str, str, tuple[int, ...]]]) -> bytes:

@@ -32,9 +32,9 @@ from scoremode.store.reference_format import (
     DATA_START,
     FORMAT,
     HEAD,
-    HEAD_IN_THE_MAKING,
     MOST_ROWS,
     PARTIAL,
+    PARTIAL_HEAD,
     RAW_DTYPES,
     REFERENCE,
     ROWS,
@@ -270,7 +270,7 @@ class StatesWriter:
         vocabulary: int,
     ) -> None:
         """Write the head: its matrix (padded vocabulary, width), whole or as blocks of rows, and its bias."""
-        making = self.folder / HEAD_IN_THE_MAKING
+        making = self.folder / PARTIAL_HEAD
         blocks = [weight] if isinstance(weight, np.ndarray) else weight
         try:
             with _disk_errors(self.folder), making.open("wb", buffering=0) as file:
