@@ -118,7 +118,7 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
     _require_possible(folder)
     if is_cached(folder):
         cache_limit()  # raises if the limit is invalid, before anything is scored
-    found = _first_look(folder, identity, fresh=fresh)  # raises before anything is created or locked
+    found = _existing_run_unlocked(folder, identity, fresh=fresh)  # raises before anything is created or locked
     if found is not None:
         mark_used(folder)
         return Claim(folder, identity, found)
@@ -127,7 +127,9 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
         if waited and fresh:
             with suppress(RunError):  # the run was scored while we waited, so it is new
                 found = _finished(folder, identity)
-        found = found or _look(folder, identity, fresh=fresh)  # again, because it may have changed before the lock
+        found = found or _existing_run(
+            folder, identity, fresh=fresh
+        )  # again, because it may have changed before the lock
     except BaseException:
         lock.release()
         raise
@@ -138,10 +140,10 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
     return Claim(folder, identity, None, lock, fresh=fresh)
 
 
-def _first_look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
-    """As ``_look``, without the lock: the cache may remove the folder at the same time."""
+def _existing_run_unlocked(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
+    """As ``_existing_run``, without the lock: the cache may remove the folder at the same time."""
     try:
-        return _look(folder, identity, fresh=fresh)
+        return _existing_run(folder, identity, fresh=fresh)
     except RunError:
         if folder.exists() or not is_cached(folder):
             raise
@@ -186,7 +188,7 @@ def _require_possible(folder: Path) -> None:
         raise RunError(f"{folder} is a file", fix="give a folder to --out")
 
 
-def _look(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
+def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
     """The finished run in a folder; None if this run may be scored into it; RunError if it may not."""
     present = _names_in(folder)
     if not present:
