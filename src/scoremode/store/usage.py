@@ -14,7 +14,7 @@ from pathlib import Path
 from scoremode.store.entries import USAGE
 from scoremode.store.files import write_atomically
 
-BELIEVED = 86_400.0  # seconds after which the total is measured again
+LONGEST_AGE = 86_400.0  # seconds after which the total is measured again
 LONGEST = 1 << 20  # bytes; about 100,000 entries. A longer file is not read
 
 
@@ -30,7 +30,7 @@ def add(root: Path, size: int) -> int | None:
             return None
         lines = os.pread(file, LONGEST, 0).decode("ascii").split("\n")
         measured, total = lines[0].split()
-        if not 0 <= time.time() - float(measured) < BELIEVED:
+        if not 0 <= time.time() - float(measured) < LONGEST_AGE:
             return None
         return int(total) + sum(int(line) for line in lines[1:] if line)
     except (OSError, ValueError):
