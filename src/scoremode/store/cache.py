@@ -29,7 +29,9 @@ DEFAULT_LIMIT = 50 * 10**9
 
 LIMITED = ("references", "runs")  # kinds of entries that the limit applies to
 
-ROOM = 0.9  # share of the limit that stays filled after a removal, so that not every run causes another removal
+FILLED_AFTER_REMOVAL = (
+    0.9  # share of the limit that stays filled after a removal, so that not every run causes another removal
+)
 
 _held_models: dict[Path, int] = {}
 
@@ -121,7 +123,7 @@ def _measure(root: Path, kept: Path, limit: int) -> None:
     mine, total = sum(e.size for e in found if e.path == kept), sum(e.size for e in found)
     if total > limit or any(entry.state == REMOVED for entry in found):
         beside = 0 if mine > limit else mine  # an entry that alone exceeds the limit does not push out others
-        target = int(limit * ROOM) - beside if total > limit else None
+        target = int(limit * FILLED_AFTER_REMOVAL) - beside if total > limit else None
         outcome = evict((e for e in found if e.path != kept), larger_than=target, too_large=limit)
         total = outcome.left + mine
         _announce(outcome, limit)
