@@ -85,16 +85,16 @@ def choose(head: Head, forced: str | None = None) -> Choice:
 
     ``forced`` names one of ``KERNELS``; it is an error if that kernel does not run on this device or does not agree.
     """
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for name in _candidates(head, forced):
         problem = _problem(name, _kind(head))
         if problem is None:
-            return Choice(_kernel(name), "; ".join(passed_over))
-        passed_over.append(f"{name} passed over: {problem}")
+            return Choice(_kernel(name), "; ".join(skipped))
+        skipped.append(f"{name} skipped: {problem}")
         if forced:
             raise OptionError(f"--head-kernel {forced} cannot be used here: {problem}", fix="leave --head-kernel out")
     raise EngineError(
-        f"no kernel gives the scores of the definition on {head.weight.device.type} ({passed_over[-1]})",
+        f"no kernel gives the scores of the definition on {head.weight.device.type} ({skipped[-1]})",
         fix="use --device cpu, and run scoremode doctor",
     )
 
