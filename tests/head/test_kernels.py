@@ -169,13 +169,13 @@ def multiplying(rounded: Callable[[Tensor], Tensor]) -> Kernel:
 
 @pytest.mark.usefixtures("unprobed")
 @pytest.mark.parametrize("rounded", [rounded_to_tf32, lambda x: x.bfloat16().float()], ids=["tf32", "bfloat16"])
-def test_a_kernel_that_multiplies_with_fewer_bits_is_passed_over(
+def test_a_kernel_that_multiplies_with_fewer_bits_is_skipped(
     monkeypatch: pytest.MonkeyPatch, rounded: Callable[[Tensor], Tensor]
 ) -> None:
     replace_blocked(monkeypatch, multiplying(rounded))
     choice = choose(PLAIN)
     assert choice.kernel.name == "plain"
-    assert "blocked passed over: off by 0.0" in choice.note
+    assert "blocked skipped: off by 0.0" in choice.note
 
 
 @pytest.mark.usefixtures("unprobed")
@@ -219,8 +219,8 @@ def test_a_kernel_that_disagrees_is_passed_over_and_the_note_says_so(monkeypatch
     make, problem = BROKEN[how]
     replace_blocked(monkeypatch, make())
     choice = choose(PLAIN)
-    assert (choice.kernel.name, choice.note) == ("plain", f"blocked passed over: {problem}")
-    assert describe_kernel(choice) == {"head_kernel": "plain", "head_kernel_note": f"blocked passed over: {problem}"}
+    assert (choice.kernel.name, choice.note) == ("plain", f"blocked skipped: {problem}")
+    assert describe_kernel(choice) == {"head_kernel": "plain", "head_kernel_note": f"blocked skipped: {problem}"}
 
 
 @pytest.mark.usefixtures("unprobed")
@@ -323,11 +323,11 @@ def test_an_engine_records_its_kernel_and_the_plain_one_gives_the_same_scores(ti
 
 
 @pytest.mark.usefixtures("unprobed")
-def test_an_engine_records_why_a_kernel_was_passed_over(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_records_why_a_kernel_was_skipped(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_blocked(monkeypatch, off_by(1e-2))
     settings = engine_for(tiny).facts.settings
     assert settings["head_kernel"] == "plain"
-    assert settings["head_kernel_note"] == "blocked passed over: off by 0.01 nats on the probe"
+    assert settings["head_kernel_note"] == "blocked skipped: off by 0.01 nats on the probe"
 
 
 @pytest.mark.parametrize("family", ["gemma2", "granite", "phi"])
