@@ -359,7 +359,7 @@ def test_results_do_not_go_into_a_run(refused: Refused, command: Command, tmp_pa
     assert command("ppl", "table:uniform", "--text", "abc", "--out", tmp_path / "run").code == 0
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
     for name in ("manifest.json", "results.jsonl"):
-        assert "lies in a run" in refused(*ONE, tmp_path / "run" / name)
+        assert "is inside a run" in refused(*ONE, tmp_path / "run" / name)
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
 
 

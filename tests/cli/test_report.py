@@ -40,7 +40,7 @@ def test_a_page_is_written_and_written_again(command: Command, run: Path, tmp_pa
 @pytest.mark.parametrize("name", ["manifest.json", "scores.parquet", "report.html"])
 def test_a_run_is_not_destroyed_by_its_report(refused: Refused, run: Path, name: str) -> None:
     before = contents(run)
-    assert "lies in a run" in refused("report", run, "-o", run / name)
+    assert "is inside a run" in refused("report", run, "-o", run / name)
     assert contents(run) == before
     sm.load(run)
 

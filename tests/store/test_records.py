@@ -71,7 +71,7 @@ def test_another_files_record_is_not_believed(tmp_path: Path) -> None:
 def test_a_file_of_other_work_is_refused_and_left_alone(tmp_path: Path) -> None:
     written(tmp_path / "r")
     before = (tmp_path / "r").read_bytes()
-    with pytest.raises(RunError, match="other work"):
+    with pytest.raises(RunError, match="another computation"):
         RecordFile(tmp_path / "r", {"work": "two"})
     assert (tmp_path / "r").read_bytes() == before
 
