@@ -777,7 +777,7 @@ AGAIN = "scoremode ppl CANDIDATE --corpus wikitext2 --method sliding-once --cont
             AGAIN,
         ),
         ({"plan_digest": "q"}, "different plans: different windows or texts", AGAIN),
-        ({"plan_digest": "q", "method_settings": None, "corpus_sha256": None}, "other plan", AGAIN),
+        ({"plan_digest": "q", "method_settings": None, "corpus_sha256": None}, "different plans", AGAIN),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_its_reason(other: dict[str, Any], reason: str, fix: str) -> None:
@@ -792,5 +792,5 @@ def test_what_cannot_be_compared_is_refused_with_its_reason(other: dict[str, Any
 def test_a_bare_manifest_is_enough_to_compare() -> None:
     manifest = {"plan_digest": "p", "tokenizer": "t", "vocabulary": 7, "method": "gptq"}
     require_comparable(manifest, plan_digest="p", tokenizer="t", vocabulary=7, method="gptq")
-    with pytest.raises(InputError, match="other plan"):
+    with pytest.raises(InputError, match="different plans"):
         require_comparable(manifest, plan_digest="q", tokenizer="t", vocabulary=7, method="gptq")
