@@ -68,7 +68,7 @@ def test_another_files_record_is_not_believed(tmp_path: Path) -> None:
     assert read(tmp_path / "other", {"work": "two"}) == []
 
 
-def test_a_file_of_other_work_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_file_of_another_computation_is_refused_and_not_changed(tmp_path: Path) -> None:
     written(tmp_path / "r")
     before = (tmp_path / "r").read_bytes()
     with pytest.raises(RunError, match="another computation"):

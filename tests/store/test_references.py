@@ -322,7 +322,7 @@ def test_another_finished_reference_is_not_written_over(tmp_path: Path, other: d
     rows = random_rows(30, 4, "float32")
     make(tmp_path / "ref", rows, "float32")
     before = {p.name: p.read_bytes() for p in (tmp_path / "ref").iterdir()}
-    with pytest.raises(RunError, match="another reference, finished"):
+    with pytest.raises(RunError, match="another, finished reference"):
         writer_for(tmp_path / "ref", rows, "float32", **other)
     assert {p.name: p.read_bytes() for p in (tmp_path / "ref").iterdir()} == before
 
@@ -597,7 +597,7 @@ def test_a_header_that_says_something_else_is_refused_even_under_its_right_hash(
     stored = json.loads(manifest.read_text())
     stored["shards"][1]["sha256"] = file_sha256(path)
     manifest.write_text(json.dumps(sealed(stored)))
-    assert f"{shard_name(1)} does not have the shape" in refused(tmp_path / "ref")
+    assert f"{shard_name(1)} does not have the expected header" in refused(tmp_path / "ref")
 
 
 def put(*place: Any) -> Callable[[dict[str, Any]], None]:

@@ -134,7 +134,7 @@ def plan_of_pairs(
     """A plan for P(target | prompt): each sequence is (ids, index of its first target); equal groups share a prompt.
 
     tokens   0 1 2 | 3 4      prompt | target
-    feed    [0 1 2   3]       score 3 4       the last target is not fed
+    feed    [0 1 2   3]       score 3 4       the last target need not be fed
     """
     lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int64)
     ends = np.cumsum(lengths)

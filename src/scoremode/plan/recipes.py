@@ -163,7 +163,7 @@ def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
 
     tokens    0 1 2 3 4 5 6    context=4
     feed   [B 0 1 2]           score 0 1 2 3
-                [2 3 4 5]      score 4 5 6     a row predicts the token after it, so 3 and 6 are not fed
+                [2 3 4 5]      score 4 5 6     a row predicts the token after it, so 3 and 6 need not be fed
 
     The tokenizer also adds its own special tokens: if it adds BOS, there are two, and the second is scored.
     """
