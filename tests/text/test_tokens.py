@@ -379,6 +379,7 @@ def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
 
     before = logging.get_verbosity()
     logging.set_verbosity_info()
+    logging.enable_progress_bar()  # another test may have disabled it
     try:
         HuggingFaceTokenizer.load(tiny)
         assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, True)
