@@ -44,7 +44,7 @@ Setting = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Differences of log-probabilities in nats, other minus reference. Infinite if one of them gives probability zero."""
+    """Differences of log-probabilities in nats, other minus reference. Infinite if either probability is zero."""
 
     mean: float  # per target, signed: the change that perplexity shows
     mean_abs: float
