@@ -58,6 +58,6 @@ class Against:
         self.head = Head(weight.to(device), stored.vocabulary, bias, stored.scale, stored.softcap)
 
     def states(self, asked: list[Asked]) -> Tensor:
-        """The baseline's hidden states for the rows of these windows, one behind the other."""
+        """The baseline's hidden states for the rows of these windows, one after the other."""
         raw = [self.baseline.states(index, window) for index, window in asked]
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
