@@ -15,7 +15,7 @@ from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.jobs import Extra
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments
-from scoremode.engines.vllm.wire import Question, Words
+from scoremode.engines.vllm.wire import Request, Words
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Bools
@@ -94,4 +94,4 @@ def test_an_engine_that_is_found_dead_when_it_is_asked_is_one_line(log: Path) ->
     engine = Starved(log, enough=1, words="")
     engine.llm, engine._asked = SimpleNamespace(llm_engine=SimpleNamespace(add_request=add_request)), 0
     with pytest.raises(EngineError, match=r"^vLLM stopped \(.+\); run the same command again to resume"):
-        engine._submit(np.ones(2, np.int32), Question(np.zeros(1, np.int32), np.zeros((1, 1), np.int32)))
+        engine._submit(np.ones(2, np.int32), Request(np.zeros(1, np.int32), np.zeros((1, 1), np.int32)))

@@ -31,7 +31,7 @@ from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, co
 from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import (
     KL_WORDS,
-    Question,
+    Request,
     Words,
     states_words,
     unpack,
@@ -176,7 +176,7 @@ class VllmEngine(Engine):
         step = max(1, HEAD_BYTES // (4 * line))
         for first in range(0, head.rows, step):
             count = min(step, head.rows - first)
-            nothing = Question(np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
+            nothing = Request(np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
             words = self._one(replace(nothing, extra="head", first=first, count=count))
             block = np.ascontiguousarray(words[:, :line]).view(RAW[head.dtype])
             weight[first : first + count] = block.reshape(count, -1)[:, : head.width]
@@ -192,9 +192,9 @@ class VllmEngine(Engine):
             )
         return HeadFacts.read(self._stored_head)
 
-    def _one(self, question: Question) -> Words:
-        """The answer to a question about the model itself, on a prompt of two tokens."""
-        name = self._submit(np.ones(2, np.int32), question)
+    def _one(self, request: Request) -> Words:
+        """The answer to a request about the model itself, on a prompt of two tokens."""
+        name = self._submit(np.ones(2, np.int32), request)
         outputs: list[Any] = []
         while not outputs:
             outputs = [o for o in self._step() if o.request_id == name]
@@ -288,7 +288,7 @@ class VllmEngine(Engine):
 
     def _ask(self, job: Job) -> str:
         first = 0 if job.extra.offsets is None else int(job.extra.offsets[job.index])
-        question = Question(
+        request = Request(
             job.window.rows,
             job.window.targets,
             gather=self._gather,
@@ -297,16 +297,16 @@ class VllmEngine(Engine):
             reference=job.extra.reference,
             first=first,
         )
-        return self._submit(job.window.ids, question, job.read_cache)
+        return self._submit(job.window.ids, request, job.read_cache)
 
-    def _submit(self, ids: Ids, question: Question, read_cache: bool = False) -> str:
+    def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> str:
         from vllm import PoolingParams
 
         from scoremode.engines.vllm.pooler import TASK
 
         self._asked += 1
         name = f"scoremode-{self._asked}"
-        params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=question.to_kwargs())
+        params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=request.to_kwargs())
         with self._explained():
             # a dict with "type" is what vLLM's own renderer hands on: nothing is tokenized, truncated or copied again
             self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
@@ -355,7 +355,7 @@ class VllmEngine(Engine):
         ids = np.linspace(1, self._vocabulary - 1, min(TEST_TOKENS, self._longest)).astype(np.int32)
         rows = np.arange(len(ids), dtype=np.int32)  # the last row too
         targets = np.stack([np.roll(ids, -1), ids, np.roll(ids, 3)], axis=1)
-        name = self._submit(ids, Question(rows, targets, gather=gather, self_test=True))
+        name = self._submit(ids, Request(rows, targets, gather=gather, self_test=True))
         outputs: list[Any] = []
         while not outputs:
             outputs = [o for o in self._step() if o.request_id == name]

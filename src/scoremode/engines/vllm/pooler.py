@@ -20,7 +20,7 @@ from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.vllm.states import StoredStates
 from scoremode.engines.vllm.tap import Shard, Tap
-from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, KL_WORDS, Question, pack_words, width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, KL_WORDS, Request, pack_words, width
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import keep_own
 from scoremode.head.definition import Columns, define_columns
@@ -66,8 +66,8 @@ class Kind(NamedTuple):
 class Part:
     """The rows of one request that this forward pass has, and what is asked of them."""
 
-    question: Question
-    first: int  # line of the question that the first of these rows answers
+    request: Request
+    first: int  # line of the request that the first of these rows answers
     index: np.ndarray[Any, np.dtype[np.int64]]  # (m,) rows in the batch's hidden states
     targets: np.ndarray[Any, np.dtype[np.int32]]  # (m, k)
     finished: bool
@@ -75,24 +75,24 @@ class Part:
     @property
     def kind(self) -> Kind:
         """Parts of one kind are scored together."""
-        q = self.question
+        q = self.request
         return Kind(self.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference)
 
     @property
     def reference_rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """(m,) where the baseline's states for these rows stand in the reference."""
-        return self.question.first + self.first + np.arange(len(self.index), dtype=np.int64)
+        return self.request.first + self.first + np.arange(len(self.index), dtype=np.int64)
 
 
 class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyped here
-    """Prompt ids are copied at every step for every request that wants them: only those without a question do."""
+    """vLLM copies prompt ids at every step for every prompt that needs them: only those without a ``Request`` do."""
 
     def apply(self, params: Any) -> None:
         params.requires_token_ids = not (params.extra_kwargs or {}).get(KEY)
 
 
 class ScorePooler(Pooler):  # type: ignore[misc]
-    """Answers ``Question``s; a request without one has its own tokens scored."""
+    """Answers ``Request``s; if a prompt has none, its own tokens are scored."""
 
     def __init__(self, model: Any, settings: Settings) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             members = [i for i, p in enumerate(parts) if p.kind == kind]
             if kind.extra == "head":
                 for i in members:
-                    lines[i] = self._head_rows(hidden_states[:1], parts[i].question)
+                    lines[i] = self._head_rows(hidden_states[:1], parts[i].request)
                 continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
@@ -271,10 +271,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         made = finish_divergence(part, at_q)
         return torch.cat([to_words(made.q), made.kl.double()[:, None].contiguous().view(torch.int32)], dim=1)
 
-    def _head_rows(self, hidden: Tensor, question: Question) -> Tensor:
+    def _head_rows(self, hidden: Tensor, request: Request) -> Tensor:
         """Rows of the whole head's matrix as words, each with its bias in float32 behind it."""
         _, head, shard = self._matrix_of(hidden)
-        ids = torch.arange(question.first, question.first + question.count, device=hidden.device) - head.first_id
+        ids = torch.arange(request.first, request.first + request.count, device=hidden.device) - head.first_id
         own = (ids >= 0) & (ids < head.weight.shape[0] if shard.ranks == 1 else ids < head.vocabulary)
         local = torch.where(own, ids, 0)
         bias = torch.zeros(len(ids), device=hidden.device) if head.bias is None else head.bias[local].float()
@@ -312,13 +312,13 @@ def read_parts(metadata: Any) -> Iterator[Part]:
     lengths = cursor.prompt_lens_cpu.tolist()
     offset = 0
     for i, (count, end, length, params) in enumerate(zip(counts, ends, lengths, metadata.pooling_params, strict=True)):
-        question = Question.from_kwargs(params.extra_kwargs)
-        if question is None:  # vLLM's memory profiling comes here with fewer ids than the prompt has
-            question = Question.own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy())
+        request = Request.from_kwargs(params.extra_kwargs)
+        if request is None:  # vLLM's memory profiling comes here with fewer ids than the prompt has
+            request = Request.own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy())
         begin = end - count
-        low, high = np.searchsorted(question.rows, (begin, end)).tolist()
-        index = question.rows[low:high].astype(np.int64) + (offset - begin)
-        yield Part(question, low, index, question.targets[low:high], finished=end == length)
+        low, high = np.searchsorted(request.rows, (begin, end)).tolist()
+        index = request.rows[low:high].astype(np.int64) + (offset - begin)
+        yield Part(request, low, index, request.targets[low:high], finished=end == length)
         offset += count
 
 
