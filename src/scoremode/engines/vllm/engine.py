@@ -27,7 +27,7 @@ from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import stop
-from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, compare
+from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, judge_answers
 from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import (
     KL_WORDS,
@@ -359,7 +359,7 @@ class VllmEngine(Engine):
         outputs: list[Any] = []
         while not outputs:
             outputs = [o for o in self._step() if o.request_id == name]
-        return compare(np.asarray(outputs[0].outputs.data), self._dtype)
+        return judge_answers(np.asarray(outputs[0].outputs.data), self._dtype)
 
     def _facts(self, version: str, head: Verdict) -> EngineFacts:
         import torch

@@ -61,7 +61,7 @@ class Verdict:
         return [*found, UNIFORM] if self.uniform else found
 
 
-def compare(words: Words, dtype: str) -> Verdict:
+def judge_answers(words: Words, dtype: str) -> Verdict:
     """What the words of a self-test say."""
     line = width(TEST_TARGETS)
     if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
