@@ -29,7 +29,7 @@ from scoremode.engines.base import (
     Want,
 )
 from scoremode.engines.batching import batches_by_length
-from scoremode.engines.tensors import Against, Asked, store_head, to_raw
+from scoremode.engines.tensors import Against, IndexedWindow, store_head, to_raw
 from scoremode.engines.transformers.adapters import put_on
 from scoremode.engines.transformers.choices import (
     DTYPES,
@@ -52,10 +52,10 @@ from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
 
-Finish = Callable[[Tensor, list[Asked], int | None], list[Answers]]
+Finish = Callable[[Tensor, list[IndexedWindow], int | None], list[Answers]]
 """Hidden states of windows, one after the other, and the vocabulary -> the answers of each window."""
 
-RowsOf = Callable[[list[Asked]], Iterator[tuple[list[Asked], Tensor]]]
+RowsOf = Callable[[list[IndexedWindow]], Iterator[tuple[list[IndexedWindow], Tensor]]]
 """Windows -> the hidden states of the rows that they ask for, perhaps in several parts."""
 
 PROBE_TOKENS = 12
@@ -228,7 +228,7 @@ class TransformersEngine(Engine):
                     yield index, made
 
     def _within_memory(
-        self, rows_of: RowsOf, asked: list[Asked], vocabulary: int | None, finish: Finish
+        self, rows_of: RowsOf, asked: list[IndexedWindow], vocabulary: int | None, finish: Finish
     ) -> list[Answers]:
         """The batch, or where memory does not suffice, its halves."""
         try:
@@ -248,7 +248,7 @@ class TransformersEngine(Engine):
             for made in self._within_memory(rows_of, part, vocabulary, finish)
         ]
 
-    def _rows_together(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
+    def _rows_together(self, asked: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows in one forward pass, each cut behind the last row that is asked for."""
         fed = [w.ids[: _rows_needed(w)] for _, w in asked]
         if self._otherwise is not None:
@@ -256,14 +256,14 @@ class TransformersEngine(Engine):
         hidden = self._hidden(self._padded(fed))
         yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
 
-    def _rows_in_parts(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
+    def _rows_in_parts(self, asked: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows of a group that cannot share a forward pass: as many at a time as the batch budget allows."""
         longest = max(_rows_needed(w) for _, w in asked)
         size = max(1, self.batch_tokens // longest)
         for begin in range(0, len(asked), size):
             yield from self._rows_together(asked[begin : begin + size])
 
-    def _rows_shared(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
+    def _rows_shared(self, asked: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows that begin alike: the common beginning is fed once, its keys and values serve all of them."""
         from transformers import DynamicCache
 
@@ -285,7 +285,7 @@ class TransformersEngine(Engine):
                     rows.append(hidden[i, _index(late - common, prefix)])
             yield part, torch.cat(rows)
 
-    def _continuations(self, asked: list[Asked], common: int) -> Iterator[list[Asked]]:
+    def _continuations(self, asked: list[IndexedWindow], common: int) -> Iterator[list[IndexedWindow]]:
         """Groups of windows whose copies of the cache and own tokens stay within the batch budget."""
         longest = max(_rows_needed(w) for _, w in asked)
         size = max(1, 4 * self.batch_tokens // max(1, longest))
@@ -303,7 +303,7 @@ class TransformersEngine(Engine):
         return torch.from_numpy(ids).to(self.model.device)
 
     # ── what is made of hidden states ────────────────────────────────────────────────────────────────────────────────
-    def _answers(self, rows: Tensor, asked: list[Asked], vocabulary: int | None) -> list[Answers]:
+    def _answers(self, rows: Tensor, asked: list[IndexedWindow], vocabulary: int | None) -> list[Answers]:
         widths = {w.targets.shape[1] for _, w in asked}
         if len(widths) > 1:
             parts = torch.split(rows, [len(w.rows) for _, w in asked])
@@ -312,13 +312,13 @@ class TransformersEngine(Engine):
         return split_columns(columns, _ends(asked))
 
     @staticmethod
-    def _with_states(finish: Finish, rows: Tensor, asked: list[Asked], vocabulary: int | None) -> list[Answers]:
+    def _with_states(finish: Finish, rows: Tensor, asked: list[IndexedWindow], vocabulary: int | None) -> list[Answers]:
         states = torch.split(rows.cpu(), [len(w.rows) for _, w in asked])
         found = finish(rows, asked, vocabulary)
         return [replace(answers, states=to_raw(own)) for answers, own in zip(found, states, strict=True)]
 
     def _answers_with_kl(
-        self, against: Against, rows: Tensor, asked: list[Asked], vocabulary: int | None
+        self, against: Against, rows: Tensor, asked: list[IndexedWindow], vocabulary: int | None
     ) -> list[Answers]:
         width = self._width(vocabulary)
         states, targets, head_p = against.states(asked), _targets(asked, rows), against.head.within(width)
@@ -391,11 +391,11 @@ def _rows_needed(window: Window) -> int:
     return int(window.rows[-1]) + 1
 
 
-def _targets(asked: list[Asked], like: Tensor) -> Tensor:
+def _targets(asked: list[IndexedWindow], like: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate([w.targets for _, w in asked]).astype(np.int64)).to(like.device)
 
 
-def _ends(asked: list[Asked]) -> Ints:
+def _ends(asked: list[IndexedWindow]) -> Ints:
     return np.cumsum([len(w.rows) for _, w in asked])
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from scoremode.engines.tensors import Asked
+from scoremode.engines.tensors import IndexedWindow
 from scoremode.values import Bools, Ids, Ints
 
 PADDING = 3  # tokens behind a window
@@ -34,7 +34,7 @@ class Otherwise:
         was_alone[np.concatenate(usual)] = sizes == 1
         return Otherwise(was_alone, padding)
 
-    def batch(self, asked: list[Asked], fed: list[Ids]) -> list[Ids]:
+    def batch(self, asked: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
         """What is fed for one window: with a copy of itself beside it if it was alone, and padding behind."""
         ((index, _),) = asked
         longer = [np.concatenate([ids, np.zeros(self.padding, ids.dtype)]) for ids in fed]
