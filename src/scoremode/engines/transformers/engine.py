@@ -41,7 +41,7 @@ from scoremode.engines.transformers.choices import (
 )
 from scoremode.engines.transformers.loading import load_model
 from scoremode.engines.transformers.options import TransformersOptions
-from scoremode.engines.transformers.other_batches import PADDING, Otherwise, other_threads
+from scoremode.engines.transformers.other_batches import PADDING, OtherBatches, other_threads
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns
@@ -75,7 +75,7 @@ class TransformersEngine(Engine):
             )
         self.batch_tokens = choose_batch_tokens(options.batch_tokens, model.device.type)
         self._output_type: Any = None  # what the body returns, learnt on the first pass
-        self._otherwise: Otherwise | None = None  # how batches are cut while the noise floor is measured
+        self._other_batches: OtherBatches | None = None  # how batches are cut while the noise floor is measured
         if model.dtype == torch.float32:
             require_float32(model.device)
         self.choice: Choice | None = None  # the code that scores; None where the model gives its own logits
@@ -187,20 +187,20 @@ class TransformersEngine(Engine):
         """Windows that had a batch of their own get another one beside them, all others are scored alone."""
         longest, context = int(source.lengths[~done].max()), self.facts.context_length
         room = context is None or longest + PADDING <= context
-        self._otherwise = Otherwise.of(self._batches(source), PADDING if room else 0)
+        self._other_batches = OtherBatches.of(self._batches(source), PADDING if room else 0)
         try:
             with other_threads(self.model.device) as threads:
                 found = self.score(source, done, Want(against=baseline))
                 kl = [answers.kl for _, answers in found if answers.kl is not None]
-                return NoiseFloor(np.concatenate(kl), self._otherwise.words(done, threads))
+                return NoiseFloor(np.concatenate(kl), self._other_batches.words(done, threads))
         except EngineError as error:  # two windows may not fit in memory where one does
             return NoiseFloor(None, f"another batch failed: {error.message}")
         finally:
-            self._otherwise = None
+            self._other_batches = None
 
     def _batches(self, source: WindowSource) -> list[Ints]:
         usual = batches_by_length(source, self.batch_tokens)
-        if self._otherwise is None:
+        if self._other_batches is None:
             return usual
         return [np.array([index]) for batch in usual for index in batch]
 
@@ -251,8 +251,8 @@ class TransformersEngine(Engine):
     def _rows_together(self, asked: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows in one forward pass, each cut behind the last row that is asked for."""
         fed = [w.ids[: _rows_needed(w)] for _, w in asked]
-        if self._otherwise is not None:
-            fed = self._otherwise.batch(asked, fed)
+        if self._other_batches is not None:
+            fed = self._other_batches.batch(asked, fed)
         hidden = self._hidden(self._padded(fed))
         yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
 

@@ -20,19 +20,19 @@ PADDING = 3  # tokens behind a window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Otherwise:
+class OtherBatches:
     """How windows are fed while the noise floor is measured: each in a batch of another shape than usual."""
 
     was_alone: Bools  # (windows,) those that usually have a batch of their own
     padding: int  # tokens behind the window; 0 where the model's context has no room for them
 
     @staticmethod
-    def of(usual: list[Ints], padding: int) -> Otherwise:
+    def of(usual: list[Ints], padding: int) -> OtherBatches:
         """``usual`` are the batches of all windows."""
         sizes = np.repeat([len(batch) for batch in usual], [len(batch) for batch in usual])
         was_alone = np.zeros(len(sizes), np.bool_)
         was_alone[np.concatenate(usual)] = sizes == 1
-        return Otherwise(was_alone, padding)
+        return OtherBatches(was_alone, padding)
 
     def batch(self, asked: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
         """What is fed for one window: with a copy of itself beside it if it was alone, and padding behind."""
