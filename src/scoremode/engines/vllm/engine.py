@@ -22,12 +22,12 @@ from scoremode.engines.base import (
 )
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.fronts import Fronts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import stop
 from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, judge_answers
+from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import (
     KL_WORDS,
@@ -150,11 +150,11 @@ class VllmEngine(Engine):
             yield index, replace(answers, kl=words.view(np.float64)[:, 0].copy())
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        """Windows one by one and cut short: see ``fronts``."""
+        """Windows one by one and cut short: see ``shortened``."""
         if baseline.place is None:
             return NoiseFloor(None, "vLLM needs a reference to compare with")
-        fronts = Fronts(source, self._batch_tokens)
-        counted = {int(i): fronts.otherwise(int(i)) for i in np.flatnonzero(~done)}
+        shortened = ShortenedWindows(source, self._batch_tokens)
+        counted = {int(i): shortened.rows_in_other_steps(int(i)) for i in np.flatnonzero(~done)}
         left_out = done.copy()
         left_out[[i for i, rows in counted.items() if not rows.any()]] = True
         if left_out.all():
@@ -162,7 +162,7 @@ class VllmEngine(Engine):
         folder, offsets = baseline.place
         self._one_by_one = True
         try:
-            found = self._score(fronts, left_out, Extra("kl", 2, folder, offsets))
+            found = self._score(shortened, left_out, Extra("kl", 2, folder, offsets))
             kl = [words.view(np.float64)[counted[index], 0] for index, _, words in found]
         finally:
             self._one_by_one = False

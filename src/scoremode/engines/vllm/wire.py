@@ -66,7 +66,7 @@ class Request:
 
     @staticmethod
     def from_kwargs(kwargs: dict[str, Any] | None) -> Request | None:
-        """The request in the ``extra_kwargs`` of a prompt; None if there is none: then the prompt's own tokens are scored."""
+        """The request that a prompt carries; None if it carries none and its own tokens are to be scored."""
         packed = (kwargs or {}).get(KEY)
         if not packed:
             return None
@@ -78,7 +78,7 @@ class Request:
 
     @staticmethod
     def own_tokens(ids: npt.NDArray[Any]) -> Request:
-        """Every token but the first, each predicted from the row before it: the default for a prompt without a request."""
+        """Every token but the first, each predicted from the row before it: the default for a prompt."""
         targets = np.asarray(ids[1:], np.int32)
         return Request(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
 
