@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scoremode.report.html.charts import escaped
-from scoremode.report.html.numbers import with_error
+from scoremode.report.html.numbers import cell_with_error
 from scoremode.report.html.tables import MEASURES, RUN_MEASURES, size_of
 from scoremode.report.text import NOT_MEASURED
 from scoremode.statistics.comparison import Comparison
@@ -32,7 +32,7 @@ def run_table(run: Run) -> str:
     for name, label, percent in RUN_MEASURES:
         if stored := metrics.get(name):
             estimate = Estimate.from_json(stored)
-            rows.append((label, with_error(estimate.value, estimate.stderr, percent=percent)))
+            rows.append((label, cell_with_error(estimate.value, estimate.stderr, percent=percent)))
         elif name in NEEDS:
             rows.append((label, NOT_MEASURED))
     rows.append(("Tokens", f"{len(run.scores):,}"))
@@ -46,12 +46,12 @@ def comparison_table(comparison: Comparison) -> str:
     """What ``Comparison._repr_html_`` shows: the candidate's numbers against the baseline's."""
     statistics = comparison.statistics()
     baseline = comparison.baseline.manifest.get("model", "the baseline")
-    rows = [("Baseline perplexity", with_error(statistics.get("ppl_baseline")))]
+    rows = [("Baseline perplexity", cell_with_error(statistics.get("ppl_baseline")))]
     rows += [(m.label, m.cell(statistics)) for m in MEASURES if statistics.get(m.name) is not None]
     if not all(run.scores.has("top") for run in (comparison.baseline, comparison.candidate)):
         rows.append(("Same top", NOT_MEASURED))
     if statistics.get("noise_floor_kl_mean") is not None:
-        rows.append(("Noise floor, KL mean", with_error(statistics["noise_floor_kl_mean"])))
+        rows.append(("Noise floor, KL mean", cell_with_error(statistics["noise_floor_kl_mean"])))
     if size := size_of(comparison):
         rows.append(("Size", size))
     rows.append(("Tokens", f"{len(comparison.groups):,}"))

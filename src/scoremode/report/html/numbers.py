@@ -65,7 +65,7 @@ def _rounded(number: float, percent: bool) -> str:
     return text.replace("-", "−")
 
 
-def with_error(value: Any, stderr: Any = None, *, percent: bool = False) -> str:
+def cell_with_error(value: Any, stderr: Any = None, *, percent: bool = False) -> str:
     """The number and its error as HTML."""
     number, error = written(value, stderr, percent=percent)
     return escaped(number) + (f' <span class="error">{escaped(error)}</span>' if error else "")

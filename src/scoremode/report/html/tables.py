@@ -9,7 +9,7 @@ from typing import Literal
 
 from scoremode.report.html import charts
 from scoremode.report.html.charts import escaped
-from scoremode.report.html.numbers import Statistics, file_size, usable, with_error
+from scoremode.report.html.numbers import Statistics, cell_with_error, file_size, usable
 from scoremode.report.html.runs import distinct_baselines, run_name
 from scoremode.report.text import NOT_MEASURED, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
@@ -34,7 +34,7 @@ class Measure:
         value = statistics.get(self.name)
         if isinstance(value, bool):
             return "yes" if value else "no"
-        return with_error(value, statistics.get(f"{self.name}_stderr"), percent=self.percent)
+        return cell_with_error(value, statistics.get(f"{self.name}_stderr"), percent=self.percent)
 
 
 MEASURES = (
@@ -120,12 +120,12 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
     """The baseline, and what its own noise looks like in the same columns."""
     model = escaped(comparison.baseline.manifest.get("model", "baseline"))
     baseline = {
-        "ppl_candidate": with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr")),
-        "bits_per_byte_candidate": with_error(s.get("bits_per_byte_baseline")),
+        "ppl_candidate": cell_with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr")),
+        "bits_per_byte_candidate": cell_with_error(s.get("bits_per_byte_baseline")),
     }
     noise = {
-        "kl_mean": with_error(s.get("noise_floor_kl_mean")),
-        "kl_p99": with_error(s.get("noise_floor_kl_p99")),
+        "kl_mean": cell_with_error(s.get("noise_floor_kl_mean")),
+        "kl_p99": cell_with_error(s.get("noise_floor_kl_p99")),
     }
     size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
     rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
@@ -190,7 +190,7 @@ def runs_table(alone: Sequence[Run]) -> str:
             stored = metrics.get(name)
             estimate = Estimate.from_json(stored) if stored else None
             nothing = f'<span title="{NOT_MEASURED}">–</span>' if name in NEEDS else "–"
-            cell = with_error(estimate.value, estimate.stderr, percent=percent) if estimate else nothing
+            cell = cell_with_error(estimate.value, estimate.stderr, percent=percent) if estimate else nothing
             cell += groups_line(estimate, run) if estimate else ""
             cells += f'<td data-label="{escaped(label)}">{cell}</td>'
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(run_name(run, alone))}</th>{cells}</tr>')

@@ -50,8 +50,8 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
         table.add_row(
             Text(shown(s["name"])),
             _number(s["ppl_candidate"], 4),
-            _with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
-            _with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
+            _fixed_with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
+            _fixed_with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
             *(_number(s[name], digits) for name, digits in (("kl_median", 5), ("kl_p99", 4), ("kl_max", 2))),
             NARROW if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
             f"{s['groups']:,}",
@@ -92,5 +92,5 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _with_error(value: float | None, error: float | None, digits: int) -> str:
+def _fixed_with_error(value: float | None, error: float | None, digits: int) -> str:
     return _number(value, digits) + ("" if error is None or value is None else f" ± {error:.{digits}f}")
