@@ -23,7 +23,7 @@ from scoremode.report.html.provenance import commands_of
 from scoremode.report.html.runs import positions, reading_order, run_name
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.text import column, page_data
-from scoremode.report.notebook import comparison_table, run_table
+from scoremode.report.notebook import comparison_html, run_html
 from scoremode.statistics.comparison import Comparison, describe
 from scoremode.store.run import Run
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
@@ -203,12 +203,12 @@ def test_data_cannot_end_its_element() -> None:
 
 def test_notebook_tables_are_escaped() -> None:
     comparisons, _, runs = hostile()
-    for table in (run_table(runs[0]), comparison_table(comparisons[0])):
+    for table in (run_html(runs[0]), comparison_html(comparisons[0])):
         parsed = Page(table)
         assert parsed.wrong == []
         assert {tag for tag, _ in parsed.tags} <= {"table", "caption", "tbody", "tr", "th", "td", "span"}
         table.encode()
-    assert "± 0.31" in Page(run_table(runs[0])).text
+    assert "± 0.31" in Page(run_html(runs[0])).text
 
 
 def test_a_hundred_thousand_tokens_fit_into_eight_megabytes() -> None:

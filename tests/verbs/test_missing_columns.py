@@ -22,8 +22,7 @@ from scoremode.errors import EngineError, RunError
 from scoremode.plan.windows import COLUMNS, Answers, WindowSource
 from scoremode.report.html.page import render
 from scoremode.report.modelcard import markdown
-from scoremode.report.notebook import comparison_table as notebook_comparison
-from scoremode.report.notebook import run_table as notebook_run
+from scoremode.report.notebook import comparison_html, run_html
 from scoremode.report.terminal.compare import comparison_table
 from scoremode.report.terminal.prob import sequence_table
 from scoremode.report.terminal.run import run_table
@@ -286,7 +285,7 @@ def test_the_report_shows_nothing_that_was_not_measured(tmp_path: Path, columns:
 
 @every_subset
 def test_a_notebook_shows_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    cells = notebook_run(scored(tmp_path / "run", *columns))
+    cells = run_html(scored(tmp_path / "run", *columns))
     assert cells.count("not measured") == sum(column not in columns for column in NEEDS.values())
 
 
@@ -356,7 +355,7 @@ def test_the_report_of_a_comparison_says_why_there_is_no_same_top(tmp_path: Path
     found = compared(tmp_path, (), ALL)
     page = render([found], [found.statistics()])
     assert "Same top: not measured (no first choices of the baseline)." in page
-    assert "not measured" in notebook_comparison(found)
+    assert "not measured" in comparison_html(found)
 
 
 @every_subset

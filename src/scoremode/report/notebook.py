@@ -20,11 +20,11 @@ from scoremode.values import Estimate
 
 def install() -> None:
     """Give Run and Comparison the method that notebooks ask for."""
-    setattr(Run, "_repr_html_", run_table)  # noqa: B010 - a type checker would not let us add a method
-    setattr(Comparison, "_repr_html_", comparison_table)  # noqa: B010
+    setattr(Run, "_repr_html_", run_html)  # noqa: B010 - a type checker would not let us add a method
+    setattr(Comparison, "_repr_html_", comparison_html)  # noqa: B010
 
 
-def run_table(run: Run) -> str:
+def run_html(run: Run) -> str:
     """What ``Run._repr_html_`` shows: its numbers, then where they came from."""
     m = run.manifest
     metrics = m.get("metrics", {})
@@ -39,10 +39,10 @@ def run_table(run: Run) -> str:
     rows += _named(
         m, (("model", "Model"), ("engine", "Engine"), ("dtype", "Dtype"), ("corpus", "Text"), ("method", "Method"))
     )
-    return _table("scoremode run", rows)
+    return _html_table("scoremode run", rows)
 
 
-def comparison_table(comparison: Comparison) -> str:
+def comparison_html(comparison: Comparison) -> str:
     """What ``Comparison._repr_html_`` shows: the candidate's numbers against the baseline's."""
     statistics = comparison.statistics()
     baseline = comparison.baseline.manifest.get("model", "the baseline")
@@ -55,14 +55,14 @@ def comparison_table(comparison: Comparison) -> str:
     if size := size_of(comparison):
         rows.append(("Size", size))
     rows.append(("Tokens", f"{len(comparison.groups):,}"))
-    return _table(f"{comparison.name} against {baseline}", rows)
+    return _html_table(f"{comparison.name} against {baseline}", rows)
 
 
 def _named(manifest: Any, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(label, escaped(manifest[name])) for name, label in names if manifest.get(name) is not None]
 
 
-def _table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
+def _html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
     """Labels and cells; the cells are HTML already."""
     lines = "".join(
         f'<tr><th scope="row" style="text-align:left">{escaped(label)}</th>'
