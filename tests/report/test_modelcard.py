@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.report.modelcard import code, escaped, markdown, model_index
+from scoremode.report.modelcard import code, escaped_markdown, markdown, model_index
 from scoremode.statistics.comparison import Comparison, describe
 from tests.statistics.test_comparison import compared, random_comparison
 
@@ -102,7 +102,7 @@ def test_code_is_closed_by_its_own_fence_only(text: str) -> None:
 
 
 def test_names_stay_legible() -> None:
-    assert escaped("org/Llama-3.1-8B.Q4_K_M") == "org/Llama-3.1-8B.Q4\\_K\\_M"
+    assert escaped_markdown("org/Llama-3.1-8B.Q4_K_M") == "org/Llama-3.1-8B.Q4\\_K\\_M"
 
 
 def test_nothing_and_different_plans_are_refused() -> None:

@@ -43,14 +43,14 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     title, own_size, sizes = _sizes(comparisons)
     header = ["model", *title, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
     baseline = [
-        f"{escaped(first.baseline.manifest['model'])} (baseline)",
+        f"{escaped_markdown(first.baseline.manifest['model'])} (baseline)",
         *own_size,
         _cell(statistics[0], "ppl_baseline"),
         *[NOTHING] * 4,
     ]
     rows = [
         [
-            escaped(c.name),
+            escaped_markdown(c.name),
             *size,
             _cell(s, "ppl_candidate"),
             _cell(s, "ppl_ratio"),
@@ -65,10 +65,10 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     return "\n".join(lines) + f"\n\n{_method(comparisons, statistics)}\n"
 
 
-def escaped(text: str) -> str:
+def escaped_markdown(text: str) -> str:
     """Text that Markdown shows as it is, on one line.
 
-    >>> escaped("a|b <i> Q4_K_M")
+    >>> escaped_markdown("a|b <i> Q4_K_M")
     'a&#124;b &#60;i&#62; Q4\\\\_K\\\\_M'
     """
     plain = harmless(str(text)).translate(ENTITIES)
@@ -117,17 +117,17 @@ def _size(key: str, value: float | None) -> str:
 def _method(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
     """One paragraph on one line: rule, text, plan, engines, what ± means, commands."""
     m, s = comparisons[0].baseline.manifest, statistics[0]
-    text = f"{escaped(m['corpus'])} (sha256 {escaped(m['corpus_sha256'][:12])})"
+    text = f"{escaped_markdown(m['corpus'])} (sha256 {escaped_markdown(m['corpus_sha256'][:12])})"
     parts = [
-        f"Method: {escaped(_rule(m))} on {text}, plan {escaped(comparisons[0].baseline.plan_digest[:12])}, "
-        f"{s['targets']:,} targets in {s['groups']:,} {escaped(m.get('stderr_groups', 'groups'))}.",
+        f"Method: {escaped_markdown(_rule(m))} on {text}, plan {escaped_markdown(comparisons[0].baseline.plan_digest[:12])}, "
+        f"{s['targets']:,} targets in {s['groups']:,} {escaped_markdown(m.get('stderr_groups', 'groups'))}.",
         _engines(comparisons),
         "± is one standard error over those groups; that of the ratio is paired. KL is KL(baseline‖candidate).",
     ]
     if said := noise_words(comparisons[0], s):
-        parts.append(escaped(said[:1].upper() + said[1:]) + ".")
+        parts.append(escaped_markdown(said[:1].upper() + said[1:]) + ".")
     for why in dict.fromkeys(map(top_words, comparisons)):
-        parts += [escaped(why[:1].upper() + why[1:]) + "."] if why else []
+        parts += [escaped_markdown(why[:1].upper() + why[1:]) + "."] if why else []
     commands = list(dict.fromkeys(_command(c) for c in comparisons))
     given = [code(command) for command in commands if command]
     return " ".join(parts + ([f"Command: {', '.join(given)}"] if given else []))
@@ -145,8 +145,12 @@ def _engines(comparisons: Sequence[Comparison]) -> str:
     sides = {"baseline": comparisons[0].baseline} | {f"candidate {c.name}": c.candidate for c in comparisons}
     engines = {side: _engine(run) for side, run in sides.items()}
     if len(set(engines.values())) == 1:
-        return f"Engine: {escaped(engines['baseline'])}."
-    return "Engines: " + "; ".join(f"{escaped(side)}: {escaped(engine)}" for side, engine in engines.items()) + "."
+        return f"Engine: {escaped_markdown(engines['baseline'])}."
+    return (
+        "Engines: "
+        + "; ".join(f"{escaped_markdown(side)}: {escaped_markdown(engine)}" for side, engine in engines.items())
+        + "."
+    )
 
 
 def _engine(run: Run) -> str:
@@ -200,7 +204,7 @@ def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A JSON string; not in ASCII, because YAML readers do not join the two halves of an escaped pair."""
+    """A JSON string; not in ASCII, because YAML readers do not join the two halves of an escaped_markdown pair."""
     return json.dumps(harmless(text), ensure_ascii=False)
 
 
