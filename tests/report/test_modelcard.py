@@ -144,5 +144,5 @@ def test_small_and_unknown_numbers_in_the_metadata() -> None:
     c = random_comparison(20)
     data = read_by_the_hub(model_index(c, {"ppl_candidate": 12.0, "kl_mean": 1.25e-05, "ppl_ratio": None}))
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {"perplexity": 12.0, "kl_divergence": 1.25e-05}
-    with pytest.raises(RunError, match="no number"):
+    with pytest.raises(RunError, match="no metric"):
         model_index(c, {"ppl_candidate": None})

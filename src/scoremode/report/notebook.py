@@ -1,7 +1,7 @@
-"""Small tables for notebooks, where the last value of a cell is shown as HTML. Everything in them is escaped.
+"""Small HTML tables for notebooks, which show the last value of a cell. All text in them is escaped.
 
-``install`` teaches runs and comparisons to show themselves; scoremode's own ``__init__`` calls it, because the rooms
-that define them lie below this one and do not import it.
+``install`` adds ``_repr_html_`` to runs and comparisons. scoremode's ``__init__`` calls it, because the packages that
+define these classes are lower in the import order and cannot import this module.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from scoremode.values import Estimate
 
 
 def install() -> None:
-    """Give Run and Comparison the method that notebooks ask for."""
+    """Give Run and Comparison the method that notebooks call."""
     setattr(Run, "_repr_html_", run_html)  # noqa: B010 - a type checker would not let us add a method
     setattr(Comparison, "_repr_html_", comparison_html)  # noqa: B010
 
 
 def run_html(run: Run) -> str:
-    """What ``Run._repr_html_`` shows: its numbers, then where they came from."""
+    """What ``Run._repr_html_`` shows: its numbers, then their provenance."""
     m = run.manifest
     metrics = m.get("metrics", {})
     rows: list[tuple[str, str]] = []
@@ -63,7 +63,7 @@ def _named(manifest: Any, names: Iterable[tuple[str, str]]) -> list[tuple[str, s
 
 
 def _html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Labels and cells; the cells are HTML already."""
+    """Labels and cells; the cells are already HTML."""
     lines = "".join(
         f'<tr><th scope="row" style="text-align:left">{escaped(label)}</th>'
         f'<td style="text-align:right">{cell}</td></tr>'

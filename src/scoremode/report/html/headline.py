@@ -1,4 +1,4 @@
-"""What stands at the top of the page: the result in one sentence."""
+"""The top of the page: the result in one sentence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _scored(runs: Sequence[Run]) -> str:
 
 
 def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    """The finding in a sentence: of one candidate its numbers, of several the one that moved least."""
+    """The result in a sentence: the numbers of one candidate, or which of several is closest to the baseline."""
     name, measure = ("kl_mean", "mean KL") if _all_known(statistics, "kl_mean") else ("ppl_ratio", "perplexity ratio")
     if len(comparisons) == 1:
         return _verdict_of_one(statistics[0])
