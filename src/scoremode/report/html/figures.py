@@ -81,7 +81,10 @@ def _size_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statist
             if size is not None and value is not None:
                 stderr = usable(s.get(f"{name}_stderr"))
                 points.append(SizedPoint(comparisons[i].name, i, size / unit, value, stderr))
-        text = f"{value_label[:1].upper()}{value_label[1:]} against {label}; lower and further to the left is better."
+        what = value_label.partition(",")[0]  # without its unit
+        text = (
+            f"{what[:1].upper()}{what[1:]} against {label.partition(',')[0]}; lower and further to the left is better."
+        )
         drawn.append(charts.against_size(title, text, points, size_label=label, value_label=value_label, log=log))
     return drawn
 

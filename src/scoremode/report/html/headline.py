@@ -40,7 +40,7 @@ def _scored(runs: Sequence[Run]) -> str:
     first = runs[0]
     method = first.manifest.get("method")
     counted = f"{len(first.scores):,} tokens of {_listed(_corpora(runs))} scored"
-    return counted + (f" by {method}." if method else ".")
+    return counted + (f" with {method}." if method else ".")
 
 
 def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:

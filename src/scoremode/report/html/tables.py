@@ -88,7 +88,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         cells += "".join(_marked_cell(m, s, marks[m.name].get(i)) for m in shown)
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(c.name)}</th>{cells}</tr>')
     marked = any(marks[m.name] for m in shown)
-    legend = '<span class="best key">best</span> <span class="worst key">worst</span> of a column. ' if marked else ""
+    legend = '<span class="best key">best</span> <span class="worst key">worst</span> in its column. ' if marked else ""
     floors = dict.fromkeys(noise_words(c, s) for c, s in distinct_baselines(comparisons, statistics))
     missing = dict.fromkeys(map(top_words, comparisons))
     said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing) if words)
@@ -131,7 +131,7 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
     size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
     rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
     if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
-        again = 'noise floor <span class="tag">baseline computed in a different way</span>'
+        again = 'noise floor <span class="tag">baseline against itself</span>'
         rows += _reference_row(again, noise, shown, "" if with_size else None)
     return rows
 
