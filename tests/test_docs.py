@@ -27,6 +27,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 EVERYTHING = "\n".join(TEXT.values())
+TRAINING = ["--steps", "2", "--every", "1"]
 
 
 def name_of(page: Path) -> str:
@@ -142,7 +143,8 @@ def test_examples_run(example: Path, shell_environment: dict[str, str]) -> None:
     if "compressed_tensors" in text:
         pytest.importorskip("compressed_tensors")
     needs_more = any(word in text for word in ("compressed_tensors", "vllm", "save_file"))
-    command = [sys.executable, str(example), "--help" if needs_more else "table:uniform"]
+    arguments = ["--help"] if needs_more else TRAINING if example.name == "training_loop.py" else ["table:uniform"]
+    command = [sys.executable, str(example), *arguments]
     done = subprocess.run(command, env=shell_environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

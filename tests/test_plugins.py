@@ -152,7 +152,7 @@ def test_every_verb_works_with_it_or_refuses_before_it_is_opened(run: Run) -> No
 def test_a_finished_run_of_it_can_be_compared_shown_and_reported(run: Run, tmp_path: Path) -> None:
     for out, smoothing in (("a", "1"), ("b", "5")):
         run("ppl", "unigram:seen.txt", "--corpus", "text.txt", "--smoothing", smoothing, "--out", out)
-    found = run("compare", "a", "b", "--json").json["comparisons"][0]
+    found = run("compare", "a", "b", "--json").json["candidates"][0]
     assert found["same_top"] is None
     assert found["ppl_ratio"] > 0
     assert "not measured" in run("show", "a").out

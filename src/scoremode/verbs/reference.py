@@ -69,7 +69,7 @@ def reference_of(
             Reference.open(claim.folder)  # refuses files that were cut or edited since
             return claim.finished
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
-        repeatable = _repeatable({**question, "tokenizer": tokenizer})
+        repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
         return _keep(asked, worker, claim, repeatable, progress)
 
 
