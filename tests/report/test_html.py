@@ -1,4 +1,4 @@
-"""The page as text: its shape, its policy, its size, and that nobody's words become markup."""
+"""The page as text: its shape, its policy, its size, and that no text becomes markup."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert
 
 
 class Page(HTMLParser):
-    """A page as a browser would cut it: tags, attributes, texts by tag; unclosed tags are found."""
+    """A page as a browser would parse it: tags, attributes, texts by tag; finds unclosed tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -422,7 +422,7 @@ def test_the_baseline_has_its_own_size_in_the_table() -> None:
 
 
 def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:
-    """Candidates with ratios of 0.2, 1.004 and again 1.004: the page names the second, and its twin beside it."""
+    """Candidates with ratios of 0.2, 1.004 and again 1.004: the page names the second and its equal."""
     baseline = make_baseline(400)
     found = []
     for name, factor in (("far-below", 0.2), ("near", 1.004), ("twin", 1.004)):

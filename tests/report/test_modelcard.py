@@ -1,4 +1,4 @@
-"""A model card's table and metadata: the numbers, what makes them reproducible, and names that mean harm."""
+"""A model card's table and metadata: the numbers, what makes them reproducible, and malicious names."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_nothing_and_different_plans_are_refused() -> None:
 
 
 def read_by_the_hub(block: str) -> Any:
-    """As huggingface_hub reads a model card."""
+    """Read a model card like huggingface_hub."""
     from huggingface_hub import ModelCardData
     from huggingface_hub.repocard import ModelCard
 
@@ -140,7 +140,7 @@ def test_the_hub_reads_the_metadata(name: str) -> None:
 
 
 def test_small_and_unknown_numbers_in_the_metadata() -> None:
-    """YAML 1.1 reads 1e-05 as a string, and the hub takes no metric without a value."""
+    """YAML 1.1 reads 1e-05 as a string, and the hub accepts no metric without a value."""
     c = random_comparison(20)
     data = read_by_the_hub(model_index(c, {"ppl_candidate": 12.0, "kl_mean": 1.25e-05, "ppl_ratio": None}))
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {"perplexity": 12.0, "kl_divergence": 1.25e-05}

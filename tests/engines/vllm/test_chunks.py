@@ -28,7 +28,7 @@ def metadata(requests: list[tuple[Request, int, int, int]]) -> Any:
 
 
 def feed(request: Request, length: int, chunks: list[tuple[int, int]]) -> torch.Tensor | None:
-    """What is handed over after these chunks; a line is (row, its first target)."""
+    """What is returned after these chunks; a line is (row, its first target)."""
     kept: list[Any] = []
     out = None
     for begin, end in chunks:
@@ -54,7 +54,9 @@ def test_any_chunks_and_any_preemption(seed: int) -> None:
     while at < length:
         end = min(length, at + int(rng.integers(1, 20)))
         chunks.append((at, end))
-        at = end if end == length or rng.random() > 0.25 else int(rng.integers(0, end))  # fed again from before
+        at = (
+            end if end == length or rng.random() > 0.25 else int(rng.integers(0, end))
+        )  # fed again from an earlier token
     out = feed(request, length, chunks)
     assert out is not None
     assert np.array_equal(out[:, 0].numpy(), request.rows)
@@ -89,7 +91,7 @@ def test_requests_of_a_batch_find_their_own_rows() -> None:
 
 
 class Pooler(pooler.ScorePooler):
-    """The head is asked only for the width of what it is applied to."""
+    """The head is used only to find the width of its input."""
 
     def _matrix_of(self, hidden: torch.Tensor) -> Any:
         return hidden, None, None
@@ -108,7 +110,7 @@ class Pooler(pooler.ScorePooler):
 def test_a_step_without_a_row_that_was_asked_for_gives_lines_of_the_usual_width(
     asked: dict[str, Any], words: int
 ) -> None:
-    """They are joined to those of the other steps: a window's first step may be all overlap, its last one a token."""
+    """They are joined to those of other steps: a window's first step may be all overlap, its last a single token."""
     request = Request(np.arange(4, 6, dtype=np.int32), np.zeros((2, 3), np.int32), **asked)
     (part,) = pooler.read_parts(metadata([(request, 0, 4, 8)]))
     none = Pooler(torch.nn.Linear(1, 1), pooler.Settings())._score(torch.zeros(4, 7, dtype=torch.bfloat16), [part])

@@ -1,4 +1,4 @@
-"""Running out of memory: smaller batches, only what is missing, and an end to it. No engine is started here."""
+"""Running out of memory: smaller batches, only missing windows are scored, and it stops. Starts no engine."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_another_death_is_not_retried(log: Path) -> None:
 
 
 def test_an_engine_that_is_found_dead_when_it_is_asked_is_one_line(log: Path) -> None:
-    """Whether that shows here or when its answer is awaited is chance."""
+    """The error may show up on the request or on the answer."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def add_request(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Windows cut short for the noise floor: which rows are certainly computed in another step. Needs no vLLM."""
+"""Shortened windows for the noise floor: which rows are certainly computed in a different step. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_rows_of_the_last_step_are_counted_and_it_is_shorter_than_any_usual_one(
 
 @pytest.mark.parametrize("item", [window(2), window(9), window(48, 40), window(400, 380)])
 def test_what_is_too_short_to_be_cut_is_not_counted(item: Window) -> None:
-    """A step of a few tokens less might be padded to the same size."""
+    """A step with only a few tokens less might be padded to the same size."""
     assert not ShortenedWindows(WindowList((item,)), 512).rows_in_other_steps(0).any()
 
 

@@ -1,4 +1,4 @@
-"""What the start-up self-test says of a model, read from its words. Needs no vLLM."""
+"""The verdict of the self-test at the start, read from its answer. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_layers_in_float32_that_are_multiplied_in_less_are_noted(dtype: str, pro
 
 
 def test_served_logits_of_a_float32_head_may_be_off_by_what_tf32_rounds() -> None:
-    """Our own head is not: where vLLM rounds its logits, the two differ, and nothing is wrong."""
+    """Our own head does not round: if vLLM rounds its logits, the two differ, and nothing is wrong."""
     rounded = judge_answers(said(-7.0, -0.5, apart=0.02, float32_products="tf32"), "float32")
     assert rounded.error <= rounded.allowed
     exact = judge_answers(said(-7.0, -0.5, apart=0.02, float32_products="ieee"), "float32")
