@@ -65,7 +65,7 @@ def bits(device: str) -> Figures:
         for kernel in usable(head_q):
             label = f"{kernel.name}, {str(dtype).removeprefix('torch.')}"
             beside = kernel.divergence(hidden_p, head_p, hidden_q, head_q, targets).q
-            found[f"scores beside a divergence that differ, {label}"] = (
+            found[f"scores that differ with a divergence, {label}"] = (
                 float(different(beside, kernel.score(hidden_q, head_q, targets))),
                 0.0,
             )

@@ -191,7 +191,7 @@ def kernel_checks(device: str) -> Iterator[tuple[str, Callable[[], float]]]:
             yield f"wrong ranks or tops, {label}", partial(worst, "ids", device, widths, dtype, k)
             yield f"nats off, shards, {label}", partial(worst, "shards", device, widths[1:], dtype, k)
     yield "bits that change between runs", partial(worst, "repeat", device, widths, torch.float32, 3)
-    yield "bits that depend on the rows beside", partial(worst, "rows", device, widths, torch.float32, 1)
+    yield "bits that depend on the neighbouring rows", partial(worst, "rows", device, widths, torch.float32, 1)
     yield "NaN that spreads or vanishes", partial(worst, "nan", device, widths, torch.float32, 1)
 
 

@@ -57,7 +57,7 @@ class Against:
         bias = None if stored.bias is None else from_raw(stored.bias, stored.bias_dtype).to(device)
         self.head = Head(weight.to(device), stored.vocabulary, bias, stored.scale, stored.softcap)
 
-    def states(self, asked: list[IndexedWindow]) -> Tensor:
-        """The baseline's hidden states for the rows of these windows, one behind the other."""
-        raw = [self.baseline.states(index, window) for index, window in asked]
+    def states(self, windows: list[IndexedWindow]) -> Tensor:
+        """The baseline's hidden states for the rows of these windows, concatenated."""
+        raw = [self.baseline.states(index, window) for index, window in windows]
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])

@@ -73,7 +73,7 @@ def test_they_end_with_the_process_they_work_for(
     """At first nobody reaps the killed process: it is a zombie, which counts as ended."""
     parent, others = marked
     time.sleep(1.5)
-    assert all(p.is_running() for p in others), "the thread that started them has ended, which is no reason to end"
+    assert all(p.is_running() for p in others), "they must not end with the thread that started them"
     os.kill(parent.pid, number)
     assert psutil.wait_procs(others, timeout=10)[1] == []
 

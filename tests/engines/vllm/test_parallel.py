@@ -29,7 +29,7 @@ def windows() -> list[Window]:
 @pytest.fixture(scope="module")
 def alone(small_llama: Path, windows: list[Window]) -> list[Answers]:
     with engine_of(small_llama) as engine:
-        assert engine.facts.vocabulary == 1003, "padding is no vocabulary"
+        assert engine.facts.vocabulary == 1003, "padding is not part of the vocabulary"
         return score(engine, windows)
 
 

@@ -53,10 +53,10 @@ from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
 
 Finish = Callable[[Tensor, list[IndexedWindow], int | None], list[Answers]]
-"""Hidden states of windows, one after the other, and the vocabulary -> the answers of each window."""
+"""Concatenated hidden states of windows, and the vocabulary -> the answers of each window."""
 
 RowsOf = Callable[[list[IndexedWindow]], Iterator[tuple[list[IndexedWindow], Tensor]]]
-"""Windows -> the hidden states of the rows that they ask for, perhaps in several parts."""
+"""Windows -> the hidden states of their requested rows, perhaps in several parts."""
 
 PROBE_TOKENS = 12
 
@@ -220,62 +220,62 @@ class TransformersEngine(Engine):
         for batch in self._batches(source):
             if done[batch].all():
                 continue
-            asked = [(int(index), source.window(int(index))) for index in batch]
-            grouped = source.prefix_group is not None and len(asked) > 1
+            windows = [(int(index), source.window(int(index))) for index in batch]
+            grouped = source.prefix_group is not None and len(windows) > 1
             alike = self._rows_shared if self.shares_prefixes else self._rows_in_parts
             rows_of = alike if grouped else self._rows_together
-            found = self._within_memory(rows_of, asked, source.vocabulary, finish)
-            for (index, _), made in zip(asked, found, strict=True):
+            found = self._within_memory(rows_of, windows, source.vocabulary, finish)
+            for (index, _), made in zip(windows, found, strict=True):
                 if not done[index]:
                     yield index, made
 
     def _within_memory(
-        self, rows_of: RowsOf, asked: list[IndexedWindow], vocabulary: int | None, finish: Finish
+        self, rows_of: RowsOf, windows: list[IndexedWindow], vocabulary: int | None, finish: Finish
     ) -> list[Answers]:
         """Score the batch; if memory runs out, score its halves."""
         try:
             with full_float32(), torch.inference_mode():
-                return [made for part, rows in rows_of(asked) for made in finish(rows, part, vocabulary)]
+                return [made for part, rows in rows_of(windows) for made in finish(rows, part, vocabulary)]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-        if len(asked) == 1:
+        if len(windows) == 1:
             raise EngineError(
-                f"a window of {len(asked[0][1].ids)} tokens does not fit in this device's memory",
+                f"a window of {len(windows[0][1].ids)} tokens does not fit in this device's memory",
                 fix="give a smaller --context-length, another --dtype, or --device cpu",
             )
-        half = len(asked) // 2
+        half = len(windows) // 2
         return [
             made
-            for part in (asked[:half], asked[half:])
+            for part in (windows[:half], windows[half:])
             for made in self._within_memory(rows_of, part, vocabulary, finish)
         ]
 
-    def _rows_together(self, asked: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+    def _rows_together(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows in one forward pass, each cut after the last requested row."""
-        fed = [w.ids[: _rows_needed(w)] for _, w in asked]
+        fed = [w.ids[: _rows_needed(w)] for _, w in windows]
         if self._other_batches is not None:
-            fed = self._other_batches.batch(asked, fed)
+            fed = self._other_batches.batch(windows, fed)
         hidden = self._hidden(self._padded(fed))
-        yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
+        yield windows, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(windows)])
 
-    def _rows_in_parts(self, asked: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+    def _rows_in_parts(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows of a group that cannot share a prefix: as many at a time as the batch budget allows."""
-        longest = max(_rows_needed(w) for _, w in asked)
+        longest = max(_rows_needed(w) for _, w in windows)
         size = max(1, self.batch_tokens // longest)
-        for begin in range(0, len(asked), size):
-            yield from self._rows_together(asked[begin : begin + size])
+        for begin in range(0, len(windows), size):
+            yield from self._rows_together(windows[begin : begin + size])
 
-    def _rows_shared(self, asked: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+    def _rows_shared(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows with a common prefix: it is fed once, and its keys and values are used for all of them."""
         from transformers import DynamicCache
 
-        common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in asked])
+        common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in windows])
         if common < 2:
-            yield from self._rows_in_parts(asked)
+            yield from self._rows_in_parts(windows)
             return
         cache = DynamicCache(config=self.model.config)
-        prefix = self._hidden(self._padded([asked[0][1].ids[:common]]), cache)[0]
-        for part in self._continuations(asked, common):
+        prefix = self._hidden(self._padded([windows[0][1].ids[:common]]), cache)[0]
+        for part in self._continuations(windows, common):
             rest = [w.ids[common : _rows_needed(w)] for _, w in part]
             hidden = self._continued(cache, rest) if max(map(len, rest)) else None
             rows = []
@@ -287,11 +287,11 @@ class TransformersEngine(Engine):
                     rows.append(hidden[i, _index(late - common, prefix)])
             yield part, torch.cat(rows)
 
-    def _continuations(self, asked: list[IndexedWindow], common: int) -> Iterator[list[IndexedWindow]]:
+    def _continuations(self, windows: list[IndexedWindow], common: int) -> Iterator[list[IndexedWindow]]:
         """Groups of windows whose copies of the cache and own tokens stay within the batch budget."""
-        longest = max(_rows_needed(w) for _, w in asked)
+        longest = max(_rows_needed(w) for _, w in windows)
         size = max(1, 4 * self.batch_tokens // max(1, longest))
-        yield from (asked[i : i + size] for i in range(0, len(asked), size))
+        yield from (windows[i : i + size] for i in range(0, len(windows), size))
 
     def _continued(self, cache: Any, rest: list[Ids]) -> Tensor:
         copies = copy.deepcopy(cache)  # a forward pass appends to its cache; the original must stay unchanged
@@ -305,30 +305,32 @@ class TransformersEngine(Engine):
         return torch.from_numpy(ids).to(self.model.device)
 
     # ── from hidden states to answers ────────────────────────────────────────────────────────────────────────────────
-    def _answers(self, rows: Tensor, asked: list[IndexedWindow], vocabulary: int | None) -> list[Answers]:
-        widths = {w.targets.shape[1] for _, w in asked}
+    def _answers(self, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None) -> list[Answers]:
+        widths = {w.targets.shape[1] for _, w in windows}
         if len(widths) > 1:
-            parts = torch.split(rows, [len(w.rows) for _, w in asked])
-            return [a for part, one in zip(parts, asked, strict=True) for a in self._answers(part, [one], vocabulary)]
-        columns = self._columns(rows, _targets(asked, rows), self._width(vocabulary))
-        return split_columns(columns, _ends(asked))
+            parts = torch.split(rows, [len(w.rows) for _, w in windows])
+            return [a for part, one in zip(parts, windows, strict=True) for a in self._answers(part, [one], vocabulary)]
+        columns = self._columns(rows, _targets(windows, rows), self._width(vocabulary))
+        return split_columns(columns, _ends(windows))
 
     @staticmethod
-    def _with_states(finish: Finish, rows: Tensor, asked: list[IndexedWindow], vocabulary: int | None) -> list[Answers]:
-        states = torch.split(rows.cpu(), [len(w.rows) for _, w in asked])
-        found = finish(rows, asked, vocabulary)
+    def _with_states(
+        finish: Finish, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
+    ) -> list[Answers]:
+        states = torch.split(rows.cpu(), [len(w.rows) for _, w in windows])
+        found = finish(rows, windows, vocabulary)
         return [replace(answers, states=to_raw(own)) for answers, own in zip(found, states, strict=True)]
 
     def _answers_with_kl(
-        self, against: Against, rows: Tensor, asked: list[IndexedWindow], vocabulary: int | None
+        self, against: Against, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
     ) -> list[Answers]:
         width = self._width(vocabulary)
-        states, targets, head_p = against.states(asked), _targets(asked, rows), against.head.within(width)
+        states, targets, head_p = against.states(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
         else:
             found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
-        ends = _ends(asked)
+        ends = _ends(windows)
         kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
         return [replace(a, kl=own) for a, own in zip(split_columns(found.q, ends), kl, strict=True)]
 
@@ -393,12 +395,12 @@ def _rows_needed(window: Window) -> int:
     return int(window.rows[-1]) + 1
 
 
-def _targets(asked: list[IndexedWindow], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.concatenate([w.targets for _, w in asked]).astype(np.int64)).to(like.device)
+def _targets(windows: list[IndexedWindow], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate([w.targets for _, w in windows]).astype(np.int64)).to(like.device)
 
 
-def _ends(asked: list[IndexedWindow]) -> Ints:
-    return np.cumsum([len(w.rows) for _, w in asked])
+def _ends(windows: list[IndexedWindow]) -> Ints:
+    return np.cumsum([len(w.rows) for _, w in windows])
 
 
 def _index(rows: Ids, like: Tensor) -> Tensor:

@@ -34,9 +34,9 @@ class OtherBatches:
         was_alone[np.concatenate(usual)] = sizes == 1
         return OtherBatches(was_alone, padding)
 
-    def batch(self, asked: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
+    def batch(self, windows: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
         """What is fed for one window: padding is added, and a copy of the window if it was alone."""
-        ((index, _),) = asked
+        ((index, _),) = windows
         longer = [np.concatenate([ids, np.zeros(self.padding, ids.dtype)]) for ids in fed]
         return longer * 2 if self.was_alone[index] else longer
 

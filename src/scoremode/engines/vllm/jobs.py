@@ -37,7 +37,7 @@ class Job:
     vocabulary: int  # ids from this one upwards get no probability; 0: all ids count
     extra: Extra
     back: Answers | None = None
-    behind: Words | None = None  # the extra words after the lines of ``back``
+    extra_words: Words | None = None  # the extra words after the lines of ``back``
 
     def take(self, words: Words, block: int) -> Job | None:
         """Add an answer; return the job that requests the missing rows, or None if none are missing.
@@ -50,7 +50,7 @@ class Job:
         missing = len(self.window.rows) - len(words)
         got, more = unpack(words[:, : width(k)], k), np.ascontiguousarray(words[:, width(k) :])
         self.back = got if self.back is None else join(got, self.back)
-        self.behind = more if self.behind is None else np.concatenate([more, self.behind])
+        self.extra_words = more if self.extra_words is None else np.concatenate([more, self.extra_words])
         if missing == 0:
             return None
         rows = self.window.rows[:missing]
@@ -59,12 +59,12 @@ class Job:
         )
         near_the_end = int(rows[-1]) - int(rows[0]) < block
         cached = self.read_cache and near_the_end and len(words) > 0
-        return Job(self.index, front, cached, self.vocabulary, self.extra, self.back, self.behind)
+        return Job(self.index, front, cached, self.vocabulary, self.extra, self.back, self.extra_words)
 
     def answers(self) -> Answers:
         assert self.back is not None, "a job without an answer"
         return self.back
 
     def extras(self) -> Words:
-        assert self.behind is not None, "a job without an answer"
-        return self.behind
+        assert self.extra_words is not None, "a job without an answer"
+        return self.extra_words
