@@ -67,7 +67,7 @@ def test_batches_are_halved_and_only_what_is_missing_is_asked_again(
     assert sorted(scores(engine, windows(5))) == [0, 1, 2, 3, 4]
     assert engine.asked == [5, 4, 3]
     assert engine.options.max_num_batched_tokens == 512
-    assert capsys.readouterr().err.count("out of memory; vLLM starts again") == 2
+    assert capsys.readouterr().err.count("out of memory; restarting vLLM") == 2
 
 
 def test_below_the_smallest_batch_it_gives_up(log: Path) -> None:
