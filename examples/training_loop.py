@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tokenizers import ByteLevelBPETokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import scoremode as sm
-from scoremode.models.facts import resolve
 from scoremode.text.corpus import load
+
+
+def small_tokenizer(texts: list[str]) -> Any:
+    """Byte-level BPE with 1,024 tokens, learnt from the texts themselves."""
+    learnt = ByteLevelBPETokenizer()
+    learnt.train_from_iterator(texts, vocab_size=1024, show_progress=False)
+    return PreTrainedTokenizerFast(tokenizer_object=learnt._tokenizer)
 
 
 def tiny_llama(vocabulary: int) -> Any:
@@ -42,8 +49,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="steps between two validations")
     given = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve("smollm2-135m"))
     topics = list(load("python-docs").texts())
+    tokenizer = small_tokenizer(topics[:40])
     training = torch.tensor(tokenizer("\n\n".join(topics[20:40]))["input_ids"])
     question: Any = {"text": "\n\n".join(topics[:4])[:4000], "context_length": 128, "stride": 128}
 

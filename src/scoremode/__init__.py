@@ -3,7 +3,7 @@
     import scoremode as sm
     run = sm.ppl("smollm2-135m", corpus="python-docs", method="sliding-once", context_length=512, stride=256)
     run.perplexity        # value ± standard error
-    run.scores.logprob    # NumPy, one a target
+    run.scores.logprob    # NumPy, one per target
     sm.prob("smollm2-135m", prompt="The capital of France is", targets=[" Paris", " London"])
 
 Names are loaded when they are first used, so that ``import scoremode`` and ``scoremode --help`` stay instant.

@@ -23,7 +23,7 @@ def require_text(name: str, value: Any) -> None:
 
 
 def whole_number(name: str, value: Any) -> int | None:
-    """A whole number that a computer can count to, or None where none was given; NumPy's are made Python's."""
+    """A whole number that a computer can count to, or None if none was given. NumPy's numbers become Python's."""
     if value is None:
         return None
     if isinstance(value, bool) or not hasattr(value, "__index__"):

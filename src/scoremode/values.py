@@ -1,4 +1,4 @@
-"""Arrays and numbers that every room shares: NumPy only, frozen, shapes beside the fields."""
+"""Arrays and numbers that every room shares: NumPy only, frozen, with shapes in comments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 class Estimate:
     """A number with its uncertainty.
 
-    ``stderr`` is one standard error, None where it cannot be known: too few groups. ``n`` counts targets, ``groups``
+    ``stderr`` is one standard error, None if there are too few groups to know it. ``n`` counts targets, ``groups``
     the independent pieces of text that the error was computed from. ``low`` and ``high`` are the 95 % bounds, by
     Student's t with ``freedom`` degrees of freedom.
 

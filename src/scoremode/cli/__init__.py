@@ -1,1 +1,1 @@
-"""The command line: thin, one file a verb, nothing heavy imported before it is needed."""
+"""The command line: thin, one file per verb, nothing heavy imported before it is needed."""

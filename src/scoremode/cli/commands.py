@@ -102,7 +102,7 @@ def _run(given: list[str]) -> int:
 
 
 def _complain(line: str, code: int = BAD_INPUT) -> int:
-    with contextlib.suppress(OSError):  # nobody can be told
+    with contextlib.suppress(OSError):  # there is no stream left to write to
         print(f"scoremode: {harmless(' '.join(line.split()))}", file=sys.stderr, flush=True)
     return code
 

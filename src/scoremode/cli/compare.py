@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="models, or runs of the same plan")
     options.add_question(parser)
     options.add_engine(parser)
-    its = parser.add_argument_group("baseline", "where it is not scored as the candidates are")
+    its = parser.add_argument_group("baseline", "if it is scored in a different way than the candidates")
     its.add_argument("--baseline-engine", metavar="NAME", help="default: --engine")
     its.add_argument("--baseline-dtype", metavar="DTYPE", help="default: --dtype")
     keep = parser.add_argument_group("comparison")

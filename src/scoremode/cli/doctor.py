@@ -6,7 +6,7 @@ import argparse
 
 from scoremode.cli import options
 
-EPILOG = "Exit code 2, with one line, where a self-test fails. Engines with processes of their own take up to a minute."
+EPILOG = "Exit code 2, with one line, if a self-test fails. Engines with processes of their own take up to a minute."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -137,7 +137,7 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
 
 
 def engine_arg(text: str) -> tuple[str, Any]:
-    """``name=value``, the value read as JSON where it is JSON."""
+    """``name=value``, the value is read as JSON if it is JSON."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise OptionError(f"--engine-arg {text} is not NAME=VALUE", fix="as in --engine-arg max_num_seqs=64")

@@ -1,4 +1,4 @@
-"""argparse for people who mistype: one line for each mistake, with the nearest flag, and nothing dropped in silence.
+"""argparse for people who mistype: one line for each mistake, with the nearest flag, and nothing dropped silently.
 
 Flags are never abbreviated: ``--max 5`` could be three of them, and a command that is kept in a script or a model card
 must mean the same when a flag is added.
@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 from scoremode.errors import harmless, one_line
 
 BAD_INPUT = 2
-MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be; the others are refused where they are used
+MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
 class Once(argparse.Action):
-    """Store a value; a flag given a second time is refused, because one of the two would be dropped in silence."""
+    """Store a value; a flag given a second time is refused, because one of the two would be dropped silently."""
 
     def __call__(
         self,
@@ -113,7 +113,7 @@ def _name_of(action: argparse.Action) -> str:
 
 
 def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> str:
-    """What to say of arguments that nobody took: the flag that was meant, or the verb that it belongs to."""
+    """What to say about arguments that no flag took: the flag that was meant, or the verb that it belongs to."""
     flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a != "-"), None)
     if flag is None:
         several = "; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"

@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--spanning",
         default="constrain",
         choices=("constrain", "refuse"),
-        help="what to do where a token spans the end of the prompt (default: constrain)",
+        help="what to do if a token spans the end of the prompt (default: constrain)",
     )
-    parser.add_argument("--add-bos", action="store_true", help="put a BOS in front where the tokenizer does not")
+    parser.add_argument("--add-bos", action="store_true", help="put a BOS first if the tokenizer does not")
     options.add_engine(parser)
     options.add_json(parser)
 

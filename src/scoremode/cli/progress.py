@@ -1,4 +1,4 @@
-"""A progress bar on standard error, with tokens a second and the time left; silent where nobody watches."""
+"""A progress line on standard error, if that is a terminal: what is waited for, tokens per second, time left."""
 
 from __future__ import annotations
 
@@ -6,35 +6,58 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from scoremode.verbs.progress import Progress
 
 
 @contextmanager
 def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
-    """A callback for the scoring loop, or None where standard error is not a terminal."""
+    """A callback for the verbs, or None if standard error is not a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bar
 
     columns = (
+        SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),
     )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None, speed="")
-        began: list[tuple[float, int]] = []
+        yield _Line(bar, label, unit)
 
-        def update(done: int, total: int) -> None:
-            began.append((time.perf_counter(), done)) if not began else None
-            seconds, fed = time.perf_counter() - began[0][0], done - began[0][1]
-            speed = f"{fed / seconds:,.0f} {unit}/s" if seconds > 0 and fed else ""
-            bar.update(task, completed=done, total=total, speed=speed)
 
-        yield update
+class _Line:
+    """One line: the phase, and how much of it is done if that is known."""
+
+    def __init__(self, bar: Any, label: str, unit: str) -> None:
+        self._bar, self._unit = bar, unit
+        self._task = bar.add_task(label, total=None, speed="")
+        self._began: tuple[float, int] | None = None
+
+    def phase(self, words: str) -> None:
+        """Something else is being waited for now."""
+        self._began = None
+        self._bar.reset(self._task, total=None, description=words, speed="")
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now, done
+        seconds, fed = now - self._began[0], done - self._began[1]
+        speed = f"{fed / seconds:,.0f} {self._unit}/s" if seconds > 0 and fed else ""
+        self._bar.update(self._task, completed=done, total=total, speed=speed)

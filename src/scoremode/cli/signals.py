@@ -57,7 +57,7 @@ class Signals:
         self._terminal = -1  # standard error; an engine that starts redirects descriptor 2
 
     def install(self) -> None:
-        """Handle the signals that nobody ignores: what ``nohup`` or a shell's ``&`` ignore stays ignored."""
+        """Handle signals that are not ignored: those that ``nohup`` or a shell's ``&`` ignore stay ignored."""
         _installed.append(self)
         self._terminal = _copy_of_standard_error()
         for number in WORDS:
@@ -81,7 +81,7 @@ class Signals:
                 self._told = True
                 os.write(self._terminal, words)
         except OSError:
-            pass  # nobody can be told
+            pass  # there is no stream left to write to
         return code
 
     def finish(self, code: int) -> None:

@@ -30,7 +30,7 @@ class Results(io.TextIOWrapper):
 
 
 class Complaints(io.TextIOWrapper):
-    """Standard error. Where it cannot be written there is nobody to tell, and the work goes on."""
+    """Standard error. If it cannot be written, nothing is said and the work continues."""
 
     def write(self, text: str, /) -> int:
         with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ class Complaints(io.TextIOWrapper):
 def prepare() -> None:
     """Make standard output and error of this process usable, whatever it was started with.
 
-    Descriptors 0 to 2 are filled where they are closed. Else the next file that is opened would take their place, and
+    Descriptors 0 to 2 are filled if they are closed. Otherwise the next file that is opened would take their place, and
     whatever a library prints would be written into it.
     """
     closed = {descriptor for descriptor in (0, 1, 2) if not _is_open(descriptor)}
@@ -67,7 +67,7 @@ def check() -> None:
 def is_output_failure(error: OSError) -> bool:
     """Did this error come from standard output? One that remembers nothing is believed to be what broke."""
     failure = getattr(sys.stdout, "failure", error if isinstance(error, BrokenPipeError) else None)
-    # the same may be raised again, when what is left is flushed or by whoever caught it
+    # the same may be raised again, when what is left is flushed, or by the code that caught it
     both_broken = isinstance(failure, BrokenPipeError) and isinstance(error, BrokenPipeError)
     return both_broken or (failure is not None and failure.errno == error.errno)
 

@@ -16,7 +16,7 @@ UNIFORM = "all logits are equal: the model gives every token the same probabilit
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is written beside every number: who computed it, and how."""
+    """What is stored with every number: which engine computed it, and how."""
 
     engine: str
     dtype: str
@@ -44,10 +44,10 @@ class StoredHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NoiseFloor:
-    """How far a model lies from itself when it is computed otherwise."""
+    """How far a model is from itself when it is computed in a different way."""
 
-    kl: Floats | None  # (m,) nats, a line per target that was computed otherwise; None: not measured
-    words: str  # what was done otherwise; else why nothing was measured
+    kl: Floats | None  # (m,) nats, one per target that was computed in a different way; None: not measured
+    words: str  # what was different; or why nothing was measured
 
 
 class Baseline(Protocol):
@@ -68,7 +68,7 @@ class Baseline(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is wanted of each window beside its scores."""
+    """What is wanted of each window in addition to its scores."""
 
     states: bool = False  # the final hidden states of the rows asked for
     against: Baseline | None = None  # KL(baseline‖this model) for each row, over the whole vocabulary
@@ -105,7 +105,7 @@ class Engine(ABC):
         """Score what is not ``done`` against its own states, in another way than usual.
 
         Another way is another order of additions, as another batch makes it: never fewer bits. An engine says what it
-        did, leaves out what it cannot be sure to have computed otherwise, and is afterwards as it was before.
+        did, leaves out rows that it may have computed in the usual way, and is unchanged afterwards.
         """
         return NoiseFloor(None, f"the {self.facts.engine} engine knows one way to compute")
 

@@ -1,4 +1,4 @@
-"""What a candidate is compared with: a baseline that runs beside it, or one whose hidden states were kept.
+"""What a candidate is compared with: a baseline that runs at the same time, or one whose hidden states were kept.
 
 model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
                                                    └────────────── as they come ──▶ LiveBaseline
@@ -23,7 +23,7 @@ NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, a
 
 
 class LiveBaseline:
-    """A baseline that runs beside the candidate: windows are scored as the candidate asks for them.
+    """A baseline that runs at the same time as the candidate: windows are scored when the candidate asks for them.
 
     Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead, and what was
     asked for last, because a candidate that runs out of memory asks again. ``found`` is told of every answer on the
@@ -128,7 +128,7 @@ class HeldBaseline:
 
 
 def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None) -> NoiseFloor:
-    """KL of a baseline against itself, computed otherwise, on a few windows spread over the plan."""
+    """KL of a baseline against itself, computed in a different way, on a few windows spread over the plan."""
     chosen = np.arange(0, len(plan), max(1, len(plan) // NOISE_WINDOWS))
     within = np.cumsum(plan.target_counts[chosen]) <= NOISE_TARGETS
     within[0] = True
@@ -138,5 +138,5 @@ def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None
 
 
 def noise_facts(floor: NoiseFloor) -> dict[str, Any]:
-    """As a manifest keeps it: numbers, or null where none were measured, and the words that belong to them."""
+    """As a manifest keeps it: numbers, or null if none were measured, and the words that belong to them."""
     return {"noise_kl": None if floor.kl is None else floor.kl.tolist(), "noise_perturbed": floor.words}

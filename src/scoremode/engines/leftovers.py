@@ -13,4 +13,4 @@ kill: list[Callable[[], None]] = []
 """Called when the process is told to end at once: each kills the processes that its engine started."""
 
 hanging: list[str] = []
-"""Engines whose libraries may wait for ever at exit once something failed: after an error the process ends at once."""
+"""Engines whose libraries may wait forever at exit after a failure: after an error the process ends at once."""

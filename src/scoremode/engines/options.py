@@ -26,17 +26,17 @@ Pairs = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What is known of an option beside its name, type and default."""
+    """What is known of an option in addition to its name, type and default."""
 
     help: str
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     above: float | None = None  # numbers must be larger
     at_most: float | None = None
-    flag: str | None = None  # where it is not the name with dashes
+    flag: str | None = None  # if it is not the name with dashes
     older_flags: tuple[str, ...] = ()  # still understood
     in_identity: bool = True  # may it change a score?
-    identity_name: str | None = None  # where runs that were kept earlier know it by another name
+    identity_name: str | None = None  # if runs that were kept earlier know it by another name
     may_vary: bool = True  # is it worth comparing values of it, as ``scoremode noise`` does?
     group: str | None = None  # heading in --help; None: the engine's own
 

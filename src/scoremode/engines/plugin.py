@@ -36,7 +36,9 @@ class Capabilities:
     any_target: bool = False  # tokens other than the one that follows, and several per row
     hidden_states: bool = False  # with the head: references, and baselines of comparisons
     divergence: bool = False  # KL against a reference
-    side_by_side: bool = False  # runs in this process beside another engine, window by window, without a reference
+    side_by_side: bool = (
+        False  # two of it, or it and another engine, can run in one process, window by window, without a reference
+    )
     replicas: bool = False  # several of it may run at a time
 
 
@@ -71,13 +73,13 @@ class EnginePlugin(ABC):
     instead: ClassVar[Mapping[str, str]] = {}  # an option that it lacks -> what to do instead
     keeps_runs: ClassVar[bool] = True  # else only the caller knows what it is: nothing is found again
     opens_for_each_question: ClassVar[bool] = False  # its model may change between two questions
-    is_default: ClassVar[bool] = False  # the engine of checkpoints where none is named
+    is_default: ClassVar[bool] = False  # the engine for checkpoints if none is named
     opens_checkpoints: ClassVar[bool] = False  # does it load folders in the Hugging Face layout?
     packages: ClassVar[tuple[str, ...]] = ()  # what its numbers come from; their versions are kept with every run of it
     known_to_all_runs: ClassVar[bool] = False  # do runs of other engines keep the versions of these packages too?
 
     def problem(self) -> str | None:
-        """Why this engine cannot run here, and what to do; None where it can."""
+        """Why this engine cannot run here, and what to do; None if it can."""
         return None
 
     def claims(self, model: str) -> bool:
@@ -101,7 +103,7 @@ class EnginePlugin(ABC):
         """Start the engine: here weights are loaded."""
 
     def limit(self, options: Any) -> tuple[str, int] | None:
-        """The flag with which a user limited the length of windows, and the limit in tokens; None where none is set."""
+        """The flag with which a user limited the length of windows, and the limit in tokens; None if none is set."""
         return None
 
     def about(self) -> list[tuple[str, str, bool]]:

@@ -165,9 +165,9 @@ def against_reference(folder: Path, held: HeldModel, question: dict[str, Any], f
         run_q = claim.finished
         if run_q is None:
             worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
-            beside = StoredBaseline(stored, asked.plan)
+            baseline = StoredBaseline(stored, asked.plan)
             run_q = _score(
-                asked, worker, claim, beside, run_p=lambda: run_p, progress=folders.progress, noise=lambda: noise
+                asked, worker, claim, baseline, run_p=lambda: run_p, progress=folders.progress, noise=lambda: noise
             )
             run_q = run_q if held.is_kept(out) else in_memory(run_q)
     return as_comparison(short(held.subject.name), run_p, run_q, run_q.kl)
@@ -237,7 +237,7 @@ def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], fol
     asked_p = replace(asked, subject=held_p.subject)
     identity_p = held_p.identity(asked_p)
     with ExitStack() as opened:
-        # baseline first, everywhere: two processes that wait for each other would wait for ever
+        # baseline first, everywhere: two processes that wait for each other would wait forever
         claim_p = opened.enter_context(held_p.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh))
         own = folders.folder(held_q.subject.name)
         claim_q = opened.enter_context(held_q.claimed(asked, own, fresh=folders.fresh, against=identity_p))
@@ -248,7 +248,7 @@ def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], fol
                 run_p = score_into(asked_p, worker_p, claim_p, folders.progress)
             else:
                 sides = _Sides(asked_p, asked, worker_p, held_q, claim_p, claim_q)
-                run_p, run_q = _beside(sides, folders.progress)
+                run_p, run_q = _score_both(sides, folders.progress)
     return as_comparison(short(held_q.subject.name), run_p, run_q, run_q.kl)
 
 
@@ -264,7 +264,7 @@ class _Sides:
     claim_q: runs.Claim
 
 
-def _beside(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
+def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
     """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
     claim_p, worker_p = sides.claim_p, sides.worker_p
     plan, vocabulary = sides.asked_q.plan, worker_p.facts.vocabulary

@@ -33,8 +33,8 @@ from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.manifest import processor_name
 
-PACKAGES = ("triton", "numpy")  # beside those of the engines
-VOCABULARY = 1003  # not a multiple of anything: what pads it must not give the padding a probability
+PACKAGES = ("triton", "numpy")  # in addition to those of the engines
+VOCABULARY = 1003  # not a multiple of anything: a kernel that pads it must give the padding no probability
 LENGTHS = (96, 33, 7)
 HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
 ALLOWED = {"float32": 2e-3, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
@@ -47,7 +47,7 @@ class Check:
 
     name: str
     good: bool
-    error: float | None  # None where it could not be run to its end
+    error: float | None  # None if the test did not finish
     allowed: float
     seconds: float
     detail: str

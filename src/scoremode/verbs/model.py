@@ -22,7 +22,7 @@ from scoremode.models.subject import Subject
 from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
-from scoremode.verbs.question import Question, ask, identify
+from scoremode.verbs.question import LastTokens, Question, ask, identify
 
 USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer questions may come and a model could take more
 
@@ -56,6 +56,7 @@ class HeldModel:
         self.chosen = chosen
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self._engine: Engine | None = None
+        self._tokenized = LastTokens()  # another method on the same text need not cut it again
 
     @property
     def subject(self) -> Subject:
@@ -85,7 +86,8 @@ class HeldModel:
 
     def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
         announce(progress, "reading and tokenizing the text")
-        return ask(self.subject, **{name: value for name, value in question.items() if value is not None})
+        given = {name: value for name, value in question.items() if value is not None}
+        return ask(self.subject, memory=self._tokenized if self.many_questions else None, **given)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, work: Work, progress: Progress | None = None) -> Engine:

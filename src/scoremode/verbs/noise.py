@@ -44,9 +44,9 @@ Setting = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Differences of log-probabilities, other minus reference, in nats. Infinite where one gives probability zero."""
+    """Differences of log-probabilities in nats, other minus reference. Infinite if either probability is zero."""
 
-    mean: float  # a target, signed: what perplexity sees
+    mean: float  # per target, signed: the change that perplexity shows
     mean_abs: float
     rms: float
     p999: float  # the smallest |d| that 99.9% of the targets do not exceed: the maximum below 1,000 targets
@@ -67,7 +67,7 @@ class SettingNoise:
     perplexity: float
     perplexity_ratio: float  # to the reference's
     drift: Drift  # first pass against the first pass of the reference
-    repeats: Drift | None  # later passes against the first; None where there was one pass
+    repeats: Drift | None  # later passes against the first; None if there was one pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Noise:
     settings: tuple[SettingNoise, ...]
 
     def as_json(self) -> list[dict[str, Any]]:
-        """One object a setting, nats a target (a sequence, where the name says so); what is not finite is None."""
+        """One object per setting, in nats per target (per sequence if the name says so); what is not finite is None."""
         shared = {
             "model": self.model,
             "corpus": self.corpus,
@@ -193,7 +193,7 @@ def known_name(flag: str) -> str:
     if name in fixed or name in of_flags:
         given = fixed.get(name) or of_flags[name]
         raise OptionError(
-            f"--vary {_flag(name)} is not a setting to compare", fix=f"give {given} once: it holds for all"
+            f"--vary {_flag(name)} is not a setting to compare", fix=f"give {given} once: it applies to all"
         )
     if name not in may_vary():
         raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary())))
@@ -262,7 +262,7 @@ def _require_something_to_compare(
 def prepare_settings(
     held: HeldModel, vary: Mapping[str, Sequence[Any]], settings: Sequence[Setting], repeat: int, tokenizer: str | None
 ) -> list[HeldModel]:
-    """The model of a session under each setting, beside its own options."""
+    """The model of a session under each setting, in addition to its own options."""
     options = held.chosen.options.given()
     _require_something_to_compare(vary, repeat, None, options)
     engine = None if "engine" in vary else held.plugin.name

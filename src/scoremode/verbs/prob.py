@@ -52,11 +52,11 @@ class TokenScore:
 
 @dataclass(frozen=True, slots=True)
 class SequenceScore:
-    """What the model thinks of a target behind a prompt."""
+    """What the model thinks of a target after a prompt."""
 
     prompt: str
-    target: str  # as it was scored, with the space that was added where one was
-    log_prob: float  # nats: the sum over tokens, less the condition where a token spans the boundary
+    target: str  # as it was scored, with the space if one was added
+    log_prob: float  # nats: the sum over tokens, less the condition if a token spans the boundary
     prob: float
     perplexity: float  # exp(-log_prob / tokens)
     boundary: str  # "clean" or "spanning"
@@ -271,7 +271,7 @@ class SequenceProbability:
         return EncodedPair(prompt, target, ids, tuple(texts), first, condition)
 
     def _without_trailing_specials(self, text: str) -> tuple[Ids, Any]:
-        """Special tokens that go in front, and the text's own encoding: an EOS behind the target is no part of it."""
+        """Special tokens that go first, and the text's own encoding. An EOS after the target is not part of it."""
         tokenizer = self.subject.tokenizer
         plain, full = tokenizer.encode(text, special=False), tokenizer.encode(text, special=True)
         front = next((i for i in range(len(full.ids) - len(plain.ids) + 1) if _begins(full.ids[i:], plain.ids)), None)

@@ -107,7 +107,7 @@ def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
 
 
 class ResultFiles:
-    """FILE and what lies beside it."""
+    """FILE and the files next to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

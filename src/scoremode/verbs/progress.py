@@ -12,7 +12,7 @@ the first token, what is being waited for."""
 def announce(progress: Progress | None, phase: str) -> None:
     """Tell what is being waited for now, as in "opening org/model with transformers".
 
-    >>> announce(None, "nobody listens")
+    >>> announce(None, "opening a model")
     """
     tell = getattr(progress, "phase", None)
     if tell is not None:

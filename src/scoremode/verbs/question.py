@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypedDict
 
@@ -57,9 +57,29 @@ class Question:
     plan: Plan
 
 
+Tokenized = tuple[list[Document], Tokens]
+
+
+@dataclass(slots=True)
+class LastTokens:
+    """The text that was tokenized last, for a question that asks about it again by another method."""
+
+    key: tuple[Any, ...] | None = None
+    found: Tokenized | None = None
+
+    def get(
+        self, key: tuple[Any, ...], make: Callable[[], tuple[list[Document], Tokens]]
+    ) -> tuple[list[Document], Tokens]:
+        if self.found is None or self.key != key:
+            self.key = self.found = None  # before the next is made: both at once may not fit in memory
+            self.found, self.key = make(), key
+        return self.found
+
+
 def ask(  # one argument for each thing a user may say
     subject: Subject,
     *,
+    memory: LastTokens | None = None,
     corpus: Spec | Sequence[Spec] | Corpus | None = None,
     text: str | None = None,
     method: str = "sliding-once",
@@ -89,9 +109,11 @@ def ask(  # one argument for each thing a user may say
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
-    documents, tokens = prepare(
-        corpus, rule.arrangement, subject.tokenizer, special=rule.special, assistant_only=assistant_only
+    making = partial(
+        prepare, corpus, rule.arrangement, subject.tokenizer, special=rule.special, assistant_only=assistant_only
     )
+    key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only)
+    documents, tokens = making() if memory is None else memory.get(key, making)
     notes = list(notes_on(corpus, rule.arrangement))
     if document_tokens is not None:
         tokens, cut = first_tokens(tokens, document_tokens)

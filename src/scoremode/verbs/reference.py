@@ -70,10 +70,10 @@ def reference_of(
             return claim.finished
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
         repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
-        return _keep(asked, worker, claim, repeatable, progress)
+        return _score_and_keep(asked, worker, claim, repeatable, progress)
 
 
-def _keep(
+def _score_and_keep(
     asked: Question, worker: Engine, claim: runs.Claim, question: dict[str, Any] | None, progress: Progress | None
 ) -> Run:
     head, plan = worker.stored_head(), asked.plan
@@ -97,14 +97,14 @@ def _keep(
             worker,
             claim,
             progress,
-            answered=partial(_keeping, writer),
+            answered=partial(_write_states, writer),
             more={"question": question},
             before_saving=complete,
             kept=writer.windows_in(plan.target_offsets),  # a journal may know windows whose states a kill cut short
         )
 
 
-def _keeping(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
+def _write_states(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
     for index, answers in engine.score(plan, done, Want(states=True)):
         writer.write(int(plan.target_offsets[index]), states_in(answers))
         writer.flush()
@@ -112,7 +112,7 @@ def _keeping(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> A
 
 
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
-    """What was asked, where it can be asked again from names and files; None for a text that was piped in."""
+    """The question, if names and files are enough to ask it again; None for a text that was piped in."""
     corpus = question.get("corpus")
     if isinstance(corpus, Corpus) or "-" in specs_of(corpus):
         return None

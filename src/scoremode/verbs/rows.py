@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -25,12 +26,16 @@ def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
         yield Rows(scores, target_facts(asked, block, scores, words, groups), kl)
 
 
+_KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+"""Words that were decoded, by tokenizer: they stay known from one question to the next."""
+
+
 class Words:
     """What ids stand for, each decoded once."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._known: dict[int, str] = {}
+        self._known = _KNOWN.setdefault(tokenizer, {})
 
     def of(self, ids: Ids) -> Any:
         return np.array([*map(self._word, ids.tolist()), None], dtype=object)[:-1]  # None: never an array of characters
@@ -59,7 +64,7 @@ def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Wor
 
 
 def _source_pieces(asked: Question, block: TargetBlock, words: Words) -> Any:
-    """The characters of the source behind each target; the token's own name where it has none."""
+    """The characters of the source that each target stands for; the token's own name if there are none."""
     pieces = np.empty(len(block), dtype=object)
     starts, ends = asked.tokens.char_start_of(block.token), asked.tokens.char_end[block.token]
     for i, (d, begin, end) in enumerate(zip(block.document.tolist(), starts.tolist(), ends.tolist(), strict=True)):

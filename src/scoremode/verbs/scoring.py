@@ -125,8 +125,8 @@ def score_into(
     """Score a question with an open engine into a folder that was claimed.
 
     ``more`` is added to the manifest; ``before_saving`` is given it when all is scored and nothing is finished yet.
-    ``kept`` (windows,) says which windows have all that is kept of them beside their scores: the others are scored
-    again, even if the journal knows their scores.
+    ``kept`` (windows,) says for which windows everything else that is kept, as hidden states, is complete. The others
+    are scored again, even if the journal knows their scores.
     """
     check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
     claim.begin()

@@ -1,0 +1,191 @@
+"""The contract of engines: options are declared once, capabilities are known early, and no engine is known by name."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
+
+import pytest
+
+import scoremode as sm
+from scoremode.cli import options as flags
+from scoremode.cli.parser import Parser
+from scoremode.engines import registry, signature
+from scoremode.engines.arguments import EngineArguments
+from scoremode.engines.options import CheckpointOptions, Options, option
+from scoremode.engines.plugin import Capabilities
+from scoremode.engines.registry import all_options, choose, known_engines, read_options
+from scoremode.engines.table import TablePlugin
+from scoremode.errors import EngineError, OptionError
+from scoremode.text.plugins import Plugins
+from tests.house import HOUSE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ── nobody knows an engine by name ───────────────────────────────────────────────────────────────────────────────────
+def test_nothing_outside_its_folder_knows_the_word_vllm() -> None:
+    """But for scoremode/vllm.py, which is nothing but the short name that people import it by."""
+    own = HOUSE / "engines" / "vllm"
+    files = [path for path in HOUSE.rglob("*") if path.suffix in (".py", ".js", ".css", ".html") and path.is_file()]
+    outside = [path for path in files if own not in path.parents and path != HOUSE / "vllm.py"]
+    found = [
+        f"{path.relative_to(HOUSE)}:{number}"
+        for path in outside
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if "vllm" in line.lower()
+    ]
+    assert len(outside) > 100
+    assert found == []
+
+
+def test_the_short_name_is_nothing_else() -> None:
+    import scoremode.vllm as short
+    from scoremode.engines.vllm import llm
+
+    assert {name: getattr(short, name) for name in short.__all__} == {n: getattr(llm, n) for n in short.__all__}
+    assert len((HOUSE / "vllm.py").read_text().splitlines()) < 20
+
+
+# ── one line makes an option ─────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class OneMore(Options):
+    """The one line that is added is the field."""
+
+    sharpness: int | None = option("how sharp", metavar="N", above=0)
+
+
+class SharpTable(TablePlugin):
+    name: ClassVar[str] = "table"
+    options = OneMore
+
+
+@pytest.fixture
+def sharp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table engine with one more option."""
+    changed = Plugins({**known_engines(), "table": SharpTable()}, ())
+    monkeypatch.setattr(registry, "registry", lambda: changed)
+
+
+@pytest.mark.usefixtures("sharp")
+def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
+    parser = Parser()
+    flags.add_engine(parser)
+    assert "--sharpness N" in parser.format_help()
+    assert "how sharp" in parser.format_help()
+    assert flags.engine_options(parser.parse_args(["--sharpness", "5"])) == {"sharpness": 5}
+    run = sm.ppl("table:uniform", text="any text", sharpness=5, fresh=True)  # type: ignore[call-arg]
+    assert run.manifest["identity"]["settings"] == {"sharpness": 5}
+    assert "| `--sharpness N` | `sharpness` | how sharp |" in signature.docs_table("table")
+    assert "sharpness: int | None" in signature.source()
+    with pytest.raises(OptionError, match="--sharpness 0 is not above 0"):
+        sm.ppl("table:uniform", text="any text", sharpness=0)  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match="sharpness is 'x', which is not a whole number"):
+        sm.ppl("table:uniform", text="any text", sharpness="x")  # type: ignore[call-arg]
+
+
+def test_the_type_of_all_arguments_is_up_to_date() -> None:
+    """``make format`` writes it."""
+    assert signature.FILE.read_text() == signature.source()
+    assert get_type_hints(EngineArguments).keys() == all_options().keys()
+
+
+def test_the_tables_in_the_docs_are_up_to_date() -> None:
+    """``make format`` writes them."""
+    page = (ROOT / "docs" / "engines.md").read_text()
+    assert signature.docs(page) == page
+    assert re.findall(r"<!-- options of (\w+) -->", page) == ["transformers", "vllm"]
+
+
+def test_engines_that_share_an_option_agree_on_its_kind() -> None:
+    for name, (engines, known) in all_options().items():
+        assert {known_engines()[engine].options.known()[name].kind for engine in engines} == {known.kind}
+
+
+def test_every_option_has_help() -> None:
+    assert [name for name, (_, known) in all_options().items() if not known.details.help] == []
+
+
+def test_none_and_false_are_no_choice() -> None:
+    """A switch that is off is as if it were not there: runs that were kept before it existed stay theirs."""
+    plugin = known_engines()["transformers"]
+    assert read_options(plugin, {"dtype": None, "trust_remote_code": False}).given() == {}
+
+
+def test_an_option_of_another_engine_says_whose_it_is() -> None:
+    with pytest.raises(OptionError, match="--batch-tokens does not apply to the vllm engine") as caught:
+        read_options(known_engines()["vllm"], {"batch_tokens": 5})
+    assert "--max-num-batched-tokens" in caught.value.fix
+    assert "--engine transformers" in caught.value.fix
+
+
+def test_older_flags_are_still_understood() -> None:
+    parser = argparse.ArgumentParser()
+    flags.add_engine(parser)
+    parsed = parser.parse_args(["--allow-untested-vllm"])
+    given = read_options(known_engines()["vllm"], flags.engine_options(parsed))
+    assert given.identity() == {"allow_untested_vllm": True}  # as runs that were kept earlier know it
+
+
+def test_secrets_and_places_are_not_in_the_identity() -> None:
+    given = CheckpointOptions.of({"token": "hf_x", "revision": "v2", "dtype": "float32"})
+    assert given.identity() == {"dtype": "float32"}
+
+
+@pytest.mark.parametrize("function", [sm.ppl, sm.plan, sm.reference, sm.compare, sm.noise, sm.prob, sm.open])
+def test_signatures_name_their_arguments(function: Any) -> None:
+    """Typed, and those of questions and engines through a TypedDict that type checkers unfold."""
+    found = inspect.signature(function)
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in found.parameters.values())
+    (rest,) = [p for p in found.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
+    assert str(rest.annotation).startswith("Unpack[")
+
+
+# ── capabilities ─────────────────────────────────────────────────────────────────────────────────────────────────────
+class Poor(TablePlugin):
+    """A table that can do next to nothing, and must not be opened for anything else."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def open(self, *_: Any) -> Any:
+        raise AssertionError("it was opened")
+
+
+@pytest.fixture
+def poor(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = Plugins({**known_engines(), "table": Poor()}, ())
+    monkeypatch.setattr(registry, "registry", lambda: changed)
+
+
+@pytest.mark.usefixtures("poor")
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda folder: sm.reference("table:uniform", folder / "ref", text="any text"),
+        lambda folder: sm.compare("table:uniform", "table:successor", text="any text"),
+        lambda folder: sm.compare(str(folder / "made"), "table:uniform"),
+    ],
+    ids=["reference", "baseline", "candidate"],
+)
+def test_what_an_engine_cannot_do_is_refused_before_it_is_opened(
+    question: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as usual:
+        able = Plugins({**known_engines(), "table": TablePlugin()}, ())
+        usual.setattr(registry, "registry", lambda: able)
+        sm.reference("table:uniform", tmp_path / "made", text="any text")
+    with pytest.raises(EngineError, match="the table engine cannot") as caught:
+        question(tmp_path)
+    assert "--engine transformers" in caught.value.fix
+
+
+def test_a_subject_needs_no_folder() -> None:
+    subject = choose("table:uniform").subject
+    assert subject.checkpoint is None
+    assert subject.files == {}
+    run = sm.ppl("table:uniform", text="any text")
+    assert (run.manifest["weight_bytes"], run.manifest["model_files"]) == (None, {})
