@@ -1,4 +1,4 @@
-"""What the vLLM benchmark and the GPU checks share: children, the plugin of a checkout that is not installed, models.
+"""Shared by the vLLM benchmark and the GPU checks: child processes, the plugin of an uninstalled checkout, models.
 
 Imports nothing heavy at the top: vLLM's workers load this module too, for ``MemoryMeter``.
 """
@@ -33,7 +33,7 @@ def plugin_is_installed() -> bool:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """The environment for children in which vLLM finds the plugin, and ``common``, without anything being installed."""
+    """An environment for child processes in which vLLM finds the plugin and ``common`` without an installation."""
     path = [str(HERE)]
     if not plugin_is_installed():
         path += [_dist_info(), str(SRC)]
@@ -42,7 +42,7 @@ def child_environment(**changes: str) -> dict[str, str]:
     fixed = {
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
-        "SCOREMODE_VLLM_LOG": "-",  # the child's output is a file already
+        "SCOREMODE_VLLM_LOG": "-",  # the child's output already goes to a file
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -52,13 +52,13 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 def temporary_folder(name: str) -> Path:
-    """A folder that goes when this process ends."""
+    """A folder that is removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix=f"scoremode-{name}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _dist_info(cache: dict[str, str] = {}) -> str:  # noqa: B006  # one folder a process
+def _dist_info(cache: dict[str, str] = {}) -> str:  # noqa: B006  # one folder per process
     if "folder" not in cache:
         folder = temporary_folder("plugin")
         info = folder / f"{NAME}-{VERSION}.dist-info"
@@ -70,7 +70,7 @@ def _dist_info(cache: dict[str, str] = {}) -> str:  # noqa: B006  # one folder a
 
 
 def run_child(command: list[str], environment: dict[str, str], log: Path, timeout: float) -> str | None:
-    """Run a process with all that it starts, output into a file; None when it went well, else why not, in one line."""
+    """Run a process, with its output in a file; return None if it succeeded, otherwise the reason in one line."""
     with log.open("wb") as output:
         child = subprocess.Popen(
             [sys.executable, *command], env=environment, stdout=output, stderr=output, start_new_session=True
@@ -80,7 +80,7 @@ def run_child(command: list[str], environment: dict[str, str], log: Path, timeou
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # its own session: only what it started
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # its own session
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     if code == 0:
@@ -89,7 +89,7 @@ def run_child(command: list[str], environment: dict[str, str], log: Path, timeou
 
 
 def last_error(log: Path) -> str:
-    """The line of a log that says most about why it ended."""
+    """The line of a log that best explains the failure."""
     lines = [" ".join(line.split()) for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     empty = ("Engine core initialization failed", "EngineDeadError", "See root cause", "EngineCore encountered")
     telling = [x for x in lines if ("Error" in x or "error:" in x) and not any(words in x for words in empty)]
@@ -97,7 +97,7 @@ def last_error(log: Path) -> str:
 
 
 def say(*words: object) -> None:
-    """Progress, at once, where it does not get into anyone's JSON."""
+    """Print progress immediately, to standard error, so that it does not mix with JSON."""
     print(*words, file=sys.stderr, flush=True)
 
 
@@ -106,7 +106,7 @@ class MemoryMeter:
     """A ``worker_extension_cls``: what the scoring call itself allocates, and the peak of whole steps.
 
     It wraps the one function that scores (our pooler, or the prompt log-probabilities of either of vLLM's runners), so
-    that a scoring call is measured even where the peak of the layers before it is higher.
+    that a scoring call is measured even if the peak of the layers before it is higher.
     """
 
     def scoremode_meter_begin(self) -> bool:
@@ -163,9 +163,9 @@ def _metered(call: Callable[..., Any], meter: dict[str, float]) -> Callable[...,
 
 
 class PassWitness:
-    """A ``worker_extension_cls``: how many rows each forward pass hands to the pooler, as the worker sees it.
+    """A ``worker_extension_cls``: how many rows each forward pass gives to the pooler, counted in the worker.
 
-    A setting that vLLM accepted is no proof that prompts were cut: this is.
+    That vLLM accepted a setting does not prove that prompts were split; this does.
     """
 
     def scoremode_witness_begin(self) -> None:

@@ -1,10 +1,10 @@
-"""What a comparison costs, beside scoring alone: time, bytes on disk, host memory.
+"""The cost of a comparison relative to scoring alone: time, bytes on disk, host memory.
 
     python benchmarks/compare.py memory                     host memory at 10k, 100k and 1M targets (table engine)
     python benchmarks/compare.py bytes [--width 4096 --vocabulary 128256]      a reference against float16 logits
     python benchmarks/compare.py time MODEL [--engine vllm] [--tokens 65536]   against a reference / scoring alone
 
-``time`` runs the model as its own candidate: what is measured is the work, not the divergence.
+``time`` uses the model as its own candidate: it measures the work, not the divergence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def memory(given: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a whole comparison, its statistics included, each in a process of its own."""
+    """Peak memory of a whole comparison, including its statistics, each in its own process."""
     found, seconds = {}, {}
     for targets in given.targets:
         began = time.perf_counter()
@@ -51,23 +51,23 @@ def memory(given: argparse.Namespace) -> dict[str, Any]:
         print(f"{targets:>10,} targets  {found[targets]:8.0f} MiB at the peak  {seconds[targets]:6.1f} s", flush=True)
     few, many = min(found), max(found)
     slope = (found[many] - found[few]) * 2**20 / max(1, many - few)
-    print(f"{slope:.0f} bytes a target: the text, its tokens and KL; scores and texts of both runs stay on disk")
+    print(f"{slope:.0f} bytes per target: the text, its tokens and KL; scores and texts of both runs stay on disk")
     return {"peak_mib": found, "seconds": seconds, "bytes_a_target": slope}
 
 
 def size(given: argparse.Namespace) -> dict[str, Any]:
-    """Bytes of a reference a target, its head not counted and counted, against float16 logits."""
+    """Bytes per target of a reference, with and without its head, compared with float16 logits."""
     from scoremode.store.reference import estimate_bytes
 
     kept = estimate_bytes(given.tokens, given.width, "bfloat16", given.vocabulary)
     states, whole = (kept["logits_fp16"] / kept[name] for name in ("states", "total"))
     print(f"D {given.width}, V {given.vocabulary:,}, {given.tokens:,} targets: 1/{states:.1f} of float16 logits")
-    print(f"with the head, which is kept once: 1/{whole:.1f}")
+    print(f"with the head, which is stored once: 1/{whole:.1f}")
     return {**kept, "times_smaller": states, "times_smaller_with_head": whole}
 
 
 def timed(given: argparse.Namespace) -> dict[str, Any]:
-    """Scoring alone and scoring against a reference, by one engine that is started once."""
+    """Scoring alone and scoring against a reference, with one engine that is started once."""
     from scoremode.engines.baseline import StoredBaseline
     from scoremode.engines.plugin import Work
     from scoremode.store.reference import Reference

@@ -1,15 +1,15 @@
-"""How often do the 95 % bounds hold? Texts are drawn again and again from real scores whose mean is known.
+"""How often do the 95 % bounds contain the true mean? Texts are drawn many times from scores whose mean is known.
 
     python benchmarks/coverage.py
 
-benchmarks/data/*.csv hold sums over pieces of up to 512 tokens, in order: SmolLM2-135M (the embedded model) in float32
+benchmarks/data/*.csv have sums over pieces of up to 512 tokens, in order: SmolLM2-135M (the embedded model) in float32
 on one H200, windows of 2,048 tokens with at least 512 of context, against its weights rounded to 8 and 4 bits by
 examples/emulate_quantization.py. wikitext2_articles has the 62 pages of WikiText-2's test text (291,879 targets),
 python_docs the 79 texts of python-docs (112,798 targets), which differ in size by a factor of 270.
 
 documents   G documents are drawn with replacement; groups are documents
-stretches   an endless stream of articles, drawn with replacement and glued without a mark; a part of it that begins
-            anywhere is cut into G stretches. This is the hard case: a plain text file that is many texts in truth
+stretches   an endless stream of articles, drawn with replacement and joined without a separator; a part of it with a
+            random start is split into G stretches. This is the hard case: a plain text file made of many texts
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scoremode.values import Floats, Ints
 DATA = Path(__file__).parent / "data"
 NUMBERS = ("nll", "delta_w8", "delta_w4", "kl_w8", "kl_w4")
 GROUPS = (5, 10, 30, 60)
-PIECE = 512  # tokens of a line of the files
+PIECE = 512  # tokens per line of the files
 
 
 def read(name: str) -> dict[str, Floats]:
@@ -44,7 +44,7 @@ def by_group(groups: Ints, values: Floats) -> Floats:
 
 
 def holds(sums: Floats, tokens: Floats, truth: float) -> bool:
-    """Do the bounds over these groups hold the truth?"""
+    """Do the bounds over these groups contain the true mean?"""
     groups = GroupSums(len(sums))
     groups.add(np.arange(len(sums)), sums, tokens)
     found = groups.estimate()
@@ -52,7 +52,7 @@ def holds(sums: Floats, tokens: Floats, truth: float) -> bool:
 
 
 def of_documents(name: str, number: str, groups: int, draws: int, seed: int) -> float:
-    """The share of draws whose bounds hold the mean of all documents."""
+    """The share of draws whose bounds contain the mean of all documents."""
     columns = read(name)
     document: Ints = columns["document"].astype(np.int64)
     sums, tokens = (by_group(document, columns[column]) for column in (number, "tokens"))
@@ -77,7 +77,7 @@ def of_stretches(number: str, groups: int, draws: int, seed: int, length: int = 
 
 
 def _stream(starts: Ints, tokens: Floats, wanted: int, random: np.random.Generator) -> Ints:
-    """Lines of articles drawn one after the other, from a random place on, until there are so many tokens."""
+    """Lines of articles drawn one after the other, from a random start, until there are enough tokens."""
     articles, have, skipped = [], 0.0, int(random.integers(20_000))
     while have < wanted + skipped:
         article = int(random.integers(len(starts) - 1))
@@ -90,7 +90,7 @@ def _stream(starts: Ints, tokens: Floats, wanted: int, random: np.random.Generat
 
 
 def neighbours(number: str, length: int) -> float:
-    """The correlation between neighbouring stretches of that length, articles in their own order."""
+    """The correlation between neighbouring stretches of that length, with articles in their original order."""
     columns = read("wikitext2_articles")
     place = (np.cumsum(columns["tokens"]) - columns["tokens"]) // length
     sums, tokens = (np.bincount(place.astype(np.int64), columns[column]) for column in (number, "tokens"))

@@ -1,9 +1,9 @@
-"""Figures of the group ``exactness`` of gpu_checks.py: name -> (measured, allowed), of the head and of this engine.
+"""Figures of the group ``exactness`` of gpu_checks.py: name -> (measured, allowed), for the head and for this engine.
 
-bits        scores beside a divergence and alone, of every kernel: bits that differ; a head against itself: KL
-tf32        float32 under the switches that allow TF32: nats off by the head, bits that the whole engine moves
-memory      bytes of a divergence beside what it is given
-noise       the noise floor is measured, whatever the windows' length; the engine is afterwards as it was
+bits        scores with and without a divergence, for every kernel: bits that differ; KL of a head to itself
+tf32        float32 with the switches that allow TF32: error of the head in nats, scores that change in the whole engine
+memory      bytes that a divergence needs in addition to its inputs
+noise       the noise floor can be measured for any length of windows, and leaves the engine unchanged
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def drawn(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, Head, torch.Te
 
 
 def usable(head: Head) -> Iterator[Any]:
-    """The kernels that are for this head; ``choose`` raises where one of them is not right."""
+    """The kernels that support this head; ``choose`` raises an error if one of them fails its self-test."""
     for name in KERNELS:
         try:
             _candidates(head, name)
@@ -65,7 +65,7 @@ def bits(device: str) -> Figures:
         for kernel in usable(head_q):
             label = f"{kernel.name}, {str(dtype).removeprefix('torch.')}"
             beside = kernel.divergence(hidden_p, head_p, hidden_q, head_q, targets).q
-            found[f"scores beside a divergence that differ, {label}"] = (
+            found[f"scores that differ with a divergence, {label}"] = (
                 float(different(beside, kernel.score(hidden_q, head_q, targets))),
                 0.0,
             )
@@ -99,7 +99,7 @@ def tf32(device: str, model: str) -> Figures:
             off = float((kernel.score(hidden, head, targets).logprob.double() - truth).abs().max())
             found[f"nats off although TF32 is allowed, {kernel.name}"] = (off, HEAD_NATS)
         plain = (hidden @ head.weight.T).double().log_softmax(-1).gather(1, targets)
-        # without it, what is above would show nothing; a CPU may have no faster product of fewer bits
+        # without this control, the check above would prove nothing; a CPU may have no faster product of fewer bits
         rounding = float((plain - truth).abs().max())
         found["(control) a bare product is rounded: 1 less its nats over ten times what is allowed"] = (
             1 - rounding / (10 * HEAD_NATS),
@@ -148,7 +148,7 @@ def memory(device: str) -> Figures:
         else:
             kernel.score(hidden, head, targets)
         taken = (torch.cuda.max_memory_allocated() - before) / 2**20
-        # workspaces of the library, and the answers, are not counted in what is promised
+        # workspaces of the library, and the answers, are not part of the documented figure
         found[f"MiB of {'a divergence' if models == 2 else 'scores'}, {name}"] = (
             taken,
             most_bytes(device, models) / 2**20 + 64,

@@ -1,18 +1,18 @@
-"""Is score mode right on this machine? Every check in one script, one line each, each engine in a process of its own.
+"""Is score mode right on this machine? All checks in one script, one line each, each engine in its own process.
 
 kernel     the one-pass reduction and the exact head against the definition in float64
-exactness  scores beside a divergence are the bits of scores alone; float32 without TF32; memory; the noise floor
+exactness  scores are bit-identical with and without a divergence; float32 without TF32; memory; the noise floor
 model      a checkpoint: exact head against Transformers, as-served head against vLLM's own prompt_logprobs=0
-chunks     any max_num_batched_tokens, CUDA graphs, many prompts in flight, targets of one's own: the same numbers
+chunks     any max_num_batched_tokens, CUDA graphs, many prompts in flight, custom targets: the same numbers
 quantized  as served: W4A16, W8A16, W8A8, FP8, NVFP4A16 against prompt_logprobs=0 of the same checkpoint; FP8 KV cache
-inert      with the plugin installed, ordinary generation is what it is without
+inert      ordinary generation is the same with and without the plugin
 
     python benchmarks/gpu_checks.py [--model FOLDER] [--quantized FOLDER] [--groups kernel,model,…] [--jobs 4]
 
 Without ``--model`` a small seeded Llama is made; without ``--quantized`` it is quantized by
-``examples/make_checkpoints.py``. vLLM's own numbers are asked for one prompt at a time, as are ours, so that both see
-the same batches: what then differs is the rounding of single logits. Every comparison is also made with the scores
-shifted by one token, and must fail then.
+``examples/make_checkpoints.py``. vLLM's own numbers and ours are requested one prompt at a time, so that both have
+the same batches: then only the rounding of single logits differs. Every comparison is also made with the scores shifted
+by one token, and must fail then.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ GROUPS = ("kernel", "exactness", "model", "chunks", "quantized", "inert")
 QUANTIZED = ("w4a16", "w4a16-asym", "w8a16", "w8a8", "fp8", "nvfp4a16")
 ON_CPU = ("w8a8",)
 LENGTHS = (700, 511, 64, 1000, 2, 33, 257, 640)
-FREE_LENGTH, FREE_TARGETS = 150, 3  # a window with targets of our choosing on every row, the last one included
+FREE_LENGTH, FREE_TARGETS = 150, 3  # a window with custom targets on every row, including the last
 GENERATED = 24
 EXACT_NATS = 2e-4  # the exact head and the kernel, against float64: float32 sums of 4,096 products, on logits up to 20
-FLOAT32_NATS = 2e-3  # float32 engines against Transformers: different kernels, ten times what is seen on a CPU
-SPLIT_NATS = 1e-3  # float32, another split of the same prompts
+FLOAT32_NATS = 2e-3  # float32 engines against Transformers: different kernels, ten times what was measured on a CPU
+SPLIT_NATS = 1e-3  # float32, a different split of the same prompts
 SERVED_MEAN = 2e-3  # as-served against prompt_logprobs=0, mean; its maximum is two steps of bfloat16 at that logit
-FP8_CACHE_MEAN = 0.15  # nats a target that an FP8 KV cache may move scores by
+FP8_CACHE_MEAN = 0.15  # nats per target by which an FP8 KV cache may change scores
 
 Arrays = dict[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
@@ -63,7 +63,7 @@ class Job:
 
 # ── children: engines ────────────────────────────────────────────────────────────────────────────────────────────────
 def windows_of(ids: list[list[int]], vocabulary: int) -> list[Any]:
-    """A window a prompt that scores its own tokens; then one with targets of our choosing."""
+    """One window per prompt that scores its own tokens, then one with custom targets."""
     from scoremode.plan.windows import Window
 
     def own(row: list[int]) -> Window:
@@ -76,7 +76,7 @@ def windows_of(ids: list[list[int]], vocabulary: int) -> list[Any]:
 
 
 def together(answers: list[Any], prefix: str = "") -> Arrays:
-    """Answers of own-token windows one after the other, and those of the last window apart."""
+    """Answers of the own-token windows, concatenated, and those of the last window separately."""
     names = ("logprob", "rank", "entropy", "top", "top_logprob")
     found = {prefix + n: np.concatenate([getattr(a, n).reshape(-1) for a in answers[:-1]]) for n in names}
     return found | {prefix + "free_" + n: getattr(answers[-1], n) for n in ("logprob", "rank")}
@@ -116,7 +116,7 @@ def child_stock(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
 
 
 def child_reference(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
-    """Transformers in float32 and bfloat16; the head in float64 on what its layers give."""
+    """Transformers in float32 and bfloat16; the head in float64, applied to the hidden states."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -191,7 +191,7 @@ def kernel_checks(device: str) -> Iterator[tuple[str, Callable[[], float]]]:
             yield f"wrong ranks or tops, {label}", partial(worst, "ids", device, widths, dtype, k)
             yield f"nats off, shards, {label}", partial(worst, "shards", device, widths[1:], dtype, k)
     yield "bits that change between runs", partial(worst, "repeat", device, widths, torch.float32, 3)
-    yield "bits that depend on the rows beside", partial(worst, "rows", device, widths, torch.float32, 1)
+    yield "bits that depend on the neighbouring rows", partial(worst, "rows", device, widths, torch.float32, 1)
     yield "NaN that spreads or vanishes", partial(worst, "nan", device, widths, torch.float32, 1)
 
 
@@ -207,9 +207,9 @@ def block(device: str, width: int, dtype: Any, k: int) -> tuple[Any, Any]:
     maker = torch.Generator().manual_seed(width + k)
     n = 37 if device == "cuda" else 5
     x = torch.randn(n, width + 5, generator=maker) * 6
-    x[0] = 1.5  # all equal
+    x[0] = 1.5  # all logits equal
     x[1, ::2] = float("-inf")
-    x[1, width - 1] = 2.0  # one finite value at least
+    x[1, width - 1] = 2.0  # at least one finite value
     x[2] = x[2].round()  # many ties
     x[3] += 300.0
     targets = torch.randint(0, width, (n, k), generator=maker)
@@ -256,7 +256,7 @@ def wrong_ids(x: Any, targets: Any) -> float:
 
 
 def shards_off(x: Any, targets: Any) -> float:
-    """Uneven shards, reduced apart and combined; wrong ranks count as infinite."""
+    """Uneven shards, reduced separately and combined; wrong ranks count as infinite."""
     import torch
 
     from scoremode.head.definition import define_columns
@@ -291,10 +291,10 @@ def different(a: Any, b: Any) -> int:
 
 
 def nan_spread(x: Any, targets: Any) -> float:
-    """Rows with a NaN must give NaN, all others what they gave without it."""
+    """Rows with a NaN must give NaN; all other rows must not change."""
     from scoremode.head.partials import finish
 
-    # both are copies: how memory is aligned decides how the compiler reads it, and with it the last bit
+    # both are copies: the alignment of memory decides how the compiler reads it, and so the last bit
     clean, spoilt = finish(*reduce_whole(x.clone(), targets)), x.clone()
     spoilt[2, x.shape[1] // 2] = float("nan")
     found = finish(*reduce_whole(spoilt, targets))
@@ -363,7 +363,7 @@ CHILDREN: dict[str, Callable[[Job, list[list[int]], int], Arrays]] = {
 
 # ── the parent: jobs ─────────────────────────────────────────────────────────────────────────────────────────────────
 class Lab:
-    """Runs jobs, keeps their results, prints a line a check."""
+    """Runs jobs, keeps their results, prints one line per check."""
 
     def __init__(self, work: Path, ids: list[list[int]], vocabulary: int, on_gpu: bool, timeout: float) -> None:
         self.work, self.on_gpu, self.timeout = work, on_gpu, timeout
@@ -379,7 +379,7 @@ class Lab:
     def _run(self, job: Job) -> None:
         begin = time.perf_counter()
         spec, out, log = (self.work / f"{job.name}.{end}" for end in ("json", "npz", "log"))
-        out.unlink(missing_ok=True)  # of an earlier run in a folder that was kept
+        out.unlink(missing_ok=True)  # left by an earlier run in the same folder
         spec.write_text(json.dumps(asdict(job)), encoding="utf-8")
         environment = child_environment(**job.environment)
         command = [__file__, "--child", str(spec)]
@@ -413,23 +413,23 @@ def engine_options(lab: Lab, **changes: Any) -> dict[str, Any]:
     fixed: dict[str, Any] = {"max_model_len": 1024 + GENERATED + 16, "enforce_eager": True, "dtype": "bfloat16"}
     fixed["max_num_batched_tokens"] = 2048
     if lab.on_gpu:
-        # a fixed cache: measuring free memory goes wrong beside other engines on the same GPU
+        # a fixed cache size: measuring free memory fails with other engines on the same GPU
         fixed |= {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 2 << 30}
     return fixed | changes
 
 
-SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the one that pools in 0.24: the same batches for both
+SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the runner that supports pooling in 0.24: the same batches for both
 
 
 def jobs_of(lab: Lab, groups: list[str], model: str) -> list[Job]:
-    """All jobs but those on quantized checkpoints; slow ones first."""
+    """All jobs except those on quantized checkpoints; slow ones first."""
 
     def ours(name: str, environment: dict[str, str] | None = None, **changes: Any) -> Job:
         return Job(name, "ours", model, engine_options(lab, **changes), environment or {})
 
     stock = Job("stock", "stock", model, engine_options(lab), SAME_RUNNER)
     without = Job("stock-no-plugin", "stock", model, engine_options(lab), {**SAME_RUNNER, "VLLM_PLUGINS": ""})
-    # or vLLM's attention multiplies float32 as TF32; compiled kernels of both kinds must not meet in one cache
+    # otherwise vLLM's attention multiplies float32 as TF32; compiled kernels of both kinds must not share a cache
     ieee = {"TRITON_F32_DEFAULT": "ieee", "TRITON_CACHE_DIR": str(lab.work / "triton-ieee")}
     whole = ours("f32-2048", ieee, dtype="float32")
     exact, served = ours("exact"), ours("served", head="as-served")
@@ -479,7 +479,7 @@ def close(a: Floats, b: Floats, mean: float, largest: float) -> tuple[bool, str]
 
 
 def bf16_noise(lab: Lab) -> tuple[float, float]:
-    """(mean, max) that another bfloat16 implementation may differ by: twice what bfloat16 differs from float32."""
+    """(mean, max) by which another bfloat16 implementation may differ: twice what bfloat16 differs from float32."""
     apart = difference(lab.get("reference", "bf16_logprob"), lab.get("reference", "f32_logprob"))
     return 2 * float(apart.mean()) + 1e-3, 4 * float(apart.max()) + 1e-2
 
@@ -548,7 +548,7 @@ def check_model(lab: Lab) -> None:
     lab.check("float32 against Transformers, entropy", lambda: float32("entropy"))
     lab.check("float32 against Transformers, top_logprob", lambda: float32("top_logprob"))
     lab.check("float32 against Transformers, rank and top", ranks)
-    lab.check("targets of our choosing, last row too, float32", lambda: float32("logprob", "free_"))
+    lab.check("custom targets, including the last row, float32", lambda: float32("logprob", "free_"))
     lab.check(
         "bfloat16, exact head, against Transformers bfloat16 with a float64 head",
         lambda: close(get("exact", "logprob"), get("reference", "bf16_logprob"), *bf16_noise(lab)),
@@ -564,7 +564,7 @@ def check_chunks(lab: Lab) -> None:
 
     def cut(n: int) -> tuple[bool, str]:
         passes = get(f"f32-{n}", "passes")
-        # the last token of a window is only a target and is not fed; the free window asks for its last row too
+        # the last token of a window is only a target and is not fed, except in the window with custom targets
         wanted = sum(-(-fed // n) for fed in (*(length - 1 for length in LENGTHS), FREE_LENGTH))
         figure = f"{len(passes)} passes ({wanted}), of {passes.max()} rows at most (≤ {n})"
         return len(passes) == wanted and int(passes.max()) <= n, figure
@@ -625,7 +625,7 @@ def check_inert(lab: Lab) -> None:
 
 # ── main ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def prompts_of(model: Path) -> tuple[list[list[int]], int]:
-    """Prompts of text where the model has a tokenizer, else what the model itself says; and the vocabulary."""
+    """Prompts of text if the model has a tokenizer, otherwise samples of the model; and the vocabulary."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     vocabulary = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
     if (model / "tokenizer.json").exists():
@@ -642,7 +642,7 @@ def prompts_of(model: Path) -> tuple[list[list[int]], int]:
 
 
 def babble(model: Path, vocabulary: int) -> list[list[int]]:
-    """Samples of the model, seeded: random ids would be so unlikely that nothing ranks first."""
+    """Samples of the model, seeded: random ids would be so unlikely that none would rank first."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -664,7 +664,7 @@ def babble(model: Path, vocabulary: int) -> list[list[int]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a checkpoint's folder; else a small seeded Llama is made")
+    parser.add_argument("--model", type=Path, help="folder of a checkpoint; default: make a small seeded Llama")
     parser.add_argument("--quantized", type=Path, help=f"a folder of checkpoints named {', '.join(QUANTIZED)}")
     parser.add_argument("--names", help="of quantized checkpoints to check; all by default")
     parser.add_argument("--groups", default=",".join(GROUPS))

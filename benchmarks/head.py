@@ -1,20 +1,21 @@
-"""What scores cost, from hidden states (n, D) and a head (V, D) on: ways side by side, in one run.
+"""The cost of scores, given hidden states (n, D) and a head (V, D): several implementations, compared in one run.
 
 matmul                      hidden @ weight.T alone, in the dtype of the inputs: the unit
 naive                       log_softmax of all logits in float32, gather, rank by comparison
 vllm                        the same, 1,024 rows at a time: what vLLM does
 compiled                    torch.compile'd reduction to every column, 2,048 rows at a time
-liger                       Liger-Kernel's fused linear cross entropy, a loss a token
-cut-cross-entropy           Apple's, a loss a token
-torch linear_cross_entropy  PyTorch's own, a loss a token
-scoremode                   logprob, rank, entropy, top token and its logprob, by the kernel that is chosen here
+liger                       Liger-Kernel's fused linear cross entropy, one loss per token
+cut-cross-entropy           Apple's, one loss per token
+torch linear_cross_entropy  PyTorch's own, one loss per token
+scoremode                   logprob, rank, entropy, top token and its logprob, by the kernel chosen on this device
 naive KL                    KL(p‖q) of two models, log_softmax of both in float32, 1,024 rows at a time
 scoremode KL                KL(p‖q) and every column of both models
 
 ``ms`` is a median over interleaved rounds; ``× matmul`` divides it by matmul's in the same rounds (a divergence needs
-two products). ``peak MiB`` is what a warm call takes beyond its inputs and the columns it returns: allocator's peak on
-a GPU, growth of a process of its own on a CPU. ``max error`` is the largest distance from float64 over 256 rows spread
-over the batch, in nats of log-probability, or of KL. What cannot run here is skipped with the reason.
+two products). ``peak MiB`` is what a warm call takes in addition to its inputs and the columns it returns: the
+allocator's peak on a GPU, the growth of a separate process on a CPU. ``max error`` is the largest distance from float64
+over 256 rows spread over the batch, in nats of log-probability, or of KL. Implementations that cannot run here are
+skipped, with the reason.
 
     python benchmarks/head.py [--device cpu] [--shapes llama-8b,896:151936] [--only naive,scoremode] [--kernels]
     python benchmarks/head.py --json head.json --scaling --plot head.svg
@@ -52,7 +53,7 @@ DEFAULT_SHAPES = {"cuda": "llama-8b,qwen-0.5b,gemma-4b", "cpu": "smollm2,1024:49
 DEFAULT_ROWS = {"cuda": 8192, "cpu": 2048}
 DEFAULT_DTYPE = {"cuda": "bfloat16", "cpu": "float32"}
 MIDDLE = {"cuda": "8192:4096:131072", "cpu": "512:576:49152"}
-FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)  # of the middle, an axis at a time
+FACTORS = (0.125, 0.25, 0.5, 1, 2, 4)  # multiples of the middle, one axis at a time
 PACKAGES = ("triton", "liger-kernel", "cut-cross-entropy")
 
 Row = dict[str, Any]
@@ -60,17 +61,17 @@ Row = dict[str, Any]
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def measure_shape(size: Size, names: list[str], rounds: int) -> tuple[list[Row], list[Row]]:
-    """A row for each way that runs, and for each that does not, why."""
+    """One row per implementation that runs, and the reason for each that does not."""
     problem = Problem(size)
     ready: dict[str, tuple[Way, float, float | None]] = {}
     skipped: list[Row] = []
     for name in names:
         if "scoremode" in ready and name == f"scoremode ({ready['scoremode'][0].kernel})":
-            continue  # the kernel that was chosen anyway
+            continue  # the kernel that was already chosen
         say(f"{size.label} {name}")
         try:
             ready[name] = _prepare(name, problem)
-        except Exception as error:  # a library that fails here must not end the others' measurement
+        except Exception as error:  # a library that fails must not stop the other measurements
             skipped.append({"implementation": name, "shape": size.label, "reason": reason(error)})
         release()
     times = time_together({name: way.call for name, (way, _, _) in ready.items()}, rounds, size.device)
@@ -220,7 +221,7 @@ def parse() -> argparse.Namespace:
 
 
 def wanted_names(only: str | None, kernels: bool) -> list[str]:
-    """What to measure, in the order of the table: kernels beside the one that is chosen, divergences last."""
+    """What to measure, in the order of the table: other kernels after the chosen one, divergences last."""
     order = [*list(BUILDERS)[:-2], *OTHER_KERNELS, *list(BUILDERS)[-2:]]
     if only is None:
         asked = set(BUILDERS)

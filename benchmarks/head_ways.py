@@ -1,12 +1,12 @@
-"""The ways from hidden states and a head to scores that ``head.py`` compares, and what is right in float64.
+"""The implementations that ``head.py`` compares, from hidden states and a head to scores, and the float64 result.
 
-Each way is built for one problem and is then a call without arguments. What the libraries are asked for:
+Each one is built for one problem and is then called without arguments. The calls to the libraries:
 
 liger                       LigerFusedLinearCrossEntropyLoss(reduction="none")(weight, hidden, targets)
 cut-cross-entropy           linear_cross_entropy(hidden, weight, targets, reduction="none")
 torch linear_cross_entropy  F.linear_cross_entropy(hidden, weight, targets, reduction="none", options=…)
 
-All three are training kernels. Under ``no_grad``, with inputs that want no gradient, they compute losses only.
+All three are training kernels. Under ``no_grad``, with inputs that need no gradient, they compute losses only.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from scoremode.head.divergence import define_divergence
 from scoremode.head.kernels import choose
 from scoremode.head.matrix import Head
 
-VLLM_ROWS = 1024  # vLLM makes prompt log-probabilities of this many rows at a time
+VLLM_ROWS = 1024  # vLLM computes prompt log-probabilities for this many rows at a time
 COMPILED_ROWS = 2048
-SAMPLED_ROWS = 256  # compared with float64
+SAMPLED_ROWS = 256  # rows that are compared with float64
 DRIFT = 0.01  # how far the second model of a divergence is from the first
 
 
 class CannotRunError(Exception):
-    """Why a way is not measured here, in one line."""
+    """Why an implementation is not measured here, in one line."""
 
 
 # ── the problem ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -56,7 +56,7 @@ class Size:
 
 
 class Problem:
-    """Hidden states, a head and a target a row; for divergences a second model that is a little off. Seeded."""
+    """Hidden states, a head and one target per row; for divergences a second, slightly different model. Seeded."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
@@ -82,7 +82,7 @@ class Problem:
 
     @cached_property
     def sample(self) -> Tensor:
-        """Rows spread over the batch, the first and the last included."""
+        """Rows spread over the batch, including the first and the last."""
         count = min(SAMPLED_ROWS, self.size.rows)
         return torch.linspace(0, self.size.rows - 1, count, device=self.size.device).long()
 
@@ -107,23 +107,23 @@ class Problem:
 
 
 def _exact_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """In blocks of the vocabulary: the whole weight in float64 would be larger than everything that is measured."""
+    """In blocks of the vocabulary: the whole weight in float64 would need more memory than any measured call."""
     return torch.cat([define_logits(hidden, block) for block in torch.split(weight, 16384)], dim=1)
 
 
 # ── a way ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True)
 class Way:
-    """``call`` gives its answer first, log-probabilities or divergences (n,) or (n, 1), then what else it yields."""
+    """``call`` returns its answer first, log-probabilities or divergences (n,) or (n, 1), then other results."""
 
     name: str
     columns: str
     call: Callable[[], tuple[Tensor, ...]]
     truth: Callable[[], Tensor] | None  # what the answer should be on the sampled rows; None: it has no answer
-    kernel: str = ""  # of scoremode's, where it is one
+    kernel: str = ""  # name of scoremode's kernel, if it is one
 
     def result_bytes(self, result: tuple[Tensor, ...]) -> int:
-        """Of the columns that a caller keeps. The product of a bare matmul is not one of them."""
+        """Bytes of the columns that a caller keeps. The product of a bare matmul is not one of them."""
         return 0 if self.truth is None else sum(x.numel() * x.element_size() for x in result)
 
     def largest_error(self, problem: Problem, result: tuple[Tensor, ...]) -> float | None:
@@ -179,7 +179,7 @@ def _all_columns(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
 
 
 def compiled(problem: Problem) -> Way:
-    torch.compiler.reset()  # else earlier shapes count towards dynamo's limit, and it silently stops compiling
+    torch.compiler.reset()  # otherwise earlier shapes count towards dynamo's limit, and it silently stops compiling
     reduce = torch.compile(_all_columns, dynamic=False, fullgraph=True)
 
     def one_chunk(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
@@ -223,7 +223,7 @@ def torch_linear_cross_entropy(problem: Problem) -> Way:
     if loss is None:
         raise CannotRunError(f"torch {torch.__version__} has no linear_cross_entropy")
     named: dict[str, Any] = {"reduction": "none"}
-    # without options it makes the logits whole
+    # without options it computes all logits at once
     options: Any = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if options is not None and "options" in inspect.signature(loss).parameters:
         named["options"] = options()
@@ -238,7 +238,7 @@ def torch_linear_cross_entropy(problem: Problem) -> Way:
 
 # ── scoremode ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def scoremode(problem: Problem, kernel: str | None = None) -> Way:
-    """Every column, by the kernel that is chosen here, or by the one that is named."""
+    """Every column, by the kernel chosen on this device, or by the named one."""
     head = Head(problem.weight, problem.size.vocabulary)
     choice = choose(head) if kernel is None else choose(head, kernel)
 

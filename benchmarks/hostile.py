@@ -1,4 +1,4 @@
-"""What a hostile user can do to scoremode: bad inputs from a table, and ``kill -9`` at random moments.
+"""Tests what a hostile user can do to scoremode: bad inputs from a table, and ``kill -9`` at random moments.
 
 inputs   every row of tests/hostile/cases.py on the real command line: the right exit code, one line on standard error,
          no traceback, no file lost or changed
@@ -9,7 +9,7 @@ vllm     the same with vLLM, whose engine's processes are killed too: the mean w
 
     python benchmarks/hostile.py [--kills 100] [--vllm [KILLS]] [--seed 0] [--no-inputs]
 
-Exit code 1 where anything was not as it must be.
+Exit code 1 if any check fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.hostile.harness import problems
 from tests.hostile.inputs import Stock
 from tests.hostile.kills import Assault, Figures, Job, model_jobs, table_jobs, vllm_job
 
-TABLE_BYTES, MODEL_BYTES, VLLM_BYTES = 200_000, 40_000, 200_000  # of text: seconds of scoring each
+TABLE_BYTES, MODEL_BYTES, VLLM_BYTES = 200_000, 40_000, 200_000  # length of the texts: seconds of scoring each
 COLUMNS = (
     *("seconds", "kills", "while_scoring", "ended_first"),
     *("wrong_numbers", "wrong_exits", "tracebacks", "orphans"),
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def run_inputs(folder: Path) -> bool:
-    """Every case; what went wrong is printed, then how many did in each group."""
+    """Run every case; print the failures, then the number of failures in each group."""
     stock = Stock.make(folder / "stock")
     cases, wrong, begun = all_cases(), Counter[str](), time.monotonic()
     for number, case in enumerate(cases):
@@ -76,7 +76,7 @@ def run_inputs(folder: Path) -> bool:
 
 
 def run_kills(jobs: list[Job], kills: int, folder: Path, seed: int, at_once: int) -> bool:
-    """Kills shared out over the jobs; a line of figures for each."""
+    """Distribute the kills over the jobs; print one line of figures for each."""
     shares = [kills // len(jobs) + (i < kills % len(jobs)) for i in range(len(jobs))]
 
     def attack(job: Job, share: int) -> Figures:

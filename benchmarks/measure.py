@@ -1,4 +1,4 @@
-"""Time and memory of calls: interleaved, so that a clock that drifts hits all of them alike; medians."""
+"""Time and memory of calls: medians, interleaved, so that a drifting clock rate affects all of them equally."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from head_ways import CannotRunError, Problem, Size, Way, build
 
-SECONDS = 0.3  # what a call is measured for, all rounds together
+SECONDS = 0.3  # measuring time per call, all rounds together
 MOST_CALLS = 200
 MIB = 2**20
 
@@ -47,8 +47,8 @@ def _calls_a_round(milliseconds: float, rounds: int) -> int:
 
 
 def _burst_on_gpu(call: Call, count: int) -> list[float]:
-    """Calls in a row without waiting between them, as in use: launches may hide behind the work before."""
-    call()  # what the calls before left in the allocator is not this one's cost
+    """Consecutive calls without waiting between them, as in use: a launch may overlap with earlier work."""
+    call()  # what earlier calls left in the allocator is not the cost of this one
     event: Any = torch.cuda.Event  # has no types
     marks = [event(enable_timing=True) for _ in range(count + 1)]
     torch.cuda.synchronize()
@@ -66,12 +66,12 @@ def _burst_on_cpu(call: Call, count: int) -> list[float]:
         begin = time.perf_counter()
         result = call()
         found.append(1000 * (time.perf_counter() - begin))
-        del result  # freeing a product is not part of making it
+        del result  # freeing a product is not part of computing it
     return found
 
 
 def spread(milliseconds: list[float]) -> float:
-    """Distance of the quartiles, as a share of the median."""
+    """Interquartile range as a share of the median."""
     if len(milliseconds) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
@@ -80,7 +80,7 @@ def spread(milliseconds: list[float]) -> float:
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def prepare_way(name: str, problem: Problem) -> tuple[Way, float, float | None]:
-    """A way that has run once, the MiB it needs beyond inputs and results (NaN on a CPU), and its largest error."""
+    """An implementation that has run once, the MiB it needs (without inputs and results; NaN on a CPU), its error."""
     release()
     _warm_library(problem)
     on_gpu = problem.size.device == "cuda"
@@ -89,7 +89,7 @@ def prepare_way(name: str, problem: Problem) -> tuple[Way, float, float | None]:
     way.call()  # compiles, tunes
     release()
     if on_gpu:
-        # what a way keeps between calls is counted: ``before`` is from before its first call
+        # memory kept between calls is counted: ``before`` was taken before the first call
         torch.cuda.reset_peak_memory_stats()
     result = way.call()
     extra = float("nan")
@@ -100,7 +100,7 @@ def prepare_way(name: str, problem: Problem) -> tuple[Way, float, float | None]:
 
 
 def release() -> None:
-    """Give back what nobody holds."""
+    """Release unused memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -108,12 +108,12 @@ def release() -> None:
 
 
 def _warm_library(problem: Problem) -> None:
-    """The library's workspace is nobody's cost in particular, so it exists before anyone is measured."""
+    """Allocate the library's workspace before anything is measured, so that it is counted for no implementation."""
     torch.mm(problem.hidden[:64], problem.weight.T)
 
 
 def memory_on_cpu(name: str, size: Size) -> float:
-    """MiB that the process grows by during a second call, beyond results, in a process of its own."""
+    """MiB that the process grows by during a second call, beyond results, in a separate process."""
     context = multiprocessing.get_context("forkserver")  # torch is loaded once, and never used before the fork
     context.set_forkserver_preload(["torch", "scoremode.head.kernels"])
     ours, theirs = context.Pipe(duplex=False)
@@ -143,9 +143,9 @@ def _growth(name: str, size: Size) -> float:
     problem = Problem(size)
     _warm_library(problem)
     way = build(name, problem)
-    way.call()  # a compiler's own memory is not the call's
+    way.call()  # memory of the compiler is not memory of the call
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc keeps what was freed, and the call would hide in it
+    with suppress(OSError, AttributeError):  # glibc keeps freed memory, in which the call would not show
         ctypes.CDLL(None).malloc_trim(0)
     before = _resident_now()
     result = way.call()
@@ -153,7 +153,7 @@ def _growth(name: str, size: Size) -> float:
 
 
 def _resident_now() -> float:
-    """Bytes resident; from here on the peak counts anew where the system allows it."""
+    """Resident bytes; also resets the peak, if the system allows it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return _resident_peak()

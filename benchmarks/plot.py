@@ -1,4 +1,4 @@
-"""A log-log plot of how time grows, as SVG, written by hand: three panels, two lines each, nothing to install."""
+"""A log-log plot of how time grows, as SVG, written without a plotting library: three panels with two lines each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw(points: Sequence[Point], caption: str) -> str:
         chosen = sorted((p for p in points if p["axis"] == axis), key=lambda p: float(p[axis]))
         left = LEFT + place * (PANEL_WIDTH + GAP)
         if chosen:
-            inner = 16  # so that the first and last marks do not sit on the frame
+            inner = 16  # so that the first and last marks are not on the frame
             x = _log_scale(chosen[0][axis], chosen[-1][axis], left + inner, left + PANEL_WIDTH - inner)
             parts += [_line(left, y(tick), left + PANEL_WIDTH, y(tick), color=FAINT) for tick in ticks]
             parts += _panel(chosen, axis, x, y)
@@ -49,7 +49,7 @@ def draw(points: Sequence[Point], caption: str) -> str:
 
 
 def _fixed(point: Point, axis: str) -> str:
-    """What stays as it is in a panel."""
+    """The values that are constant in a panel."""
     texts = {
         "rows": f"{_short(point['rows'])} rows",
         "vocabulary": f"V {_short(point['vocabulary'])}",
@@ -59,7 +59,7 @@ def _fixed(point: Point, axis: str) -> str:
 
 
 def _panel(points: list[Point], axis: str, x: Scale, y: Scale) -> list[str]:
-    """Marks and lines of both series; below them the numbers of the axis and how far apart the two are."""
+    """Marks and lines of both series; below them the tick labels and the ratio of the two."""
     parts = []
     for p in points:
         ratio = p["scoremode_ms"] / p["matmul_ms"]
@@ -87,7 +87,7 @@ def _legend() -> list[str]:
 
 
 def _time_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, … around all times; powers of ten alone where that would be too many."""
+    """1, 2, 5, 10, … around all times; only powers of ten if that would be too many."""
     for steps in ((1.0, 2.0, 5.0), (1.0,)):
         decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
         candidates = [step * 10.0**decade for decade in decades for step in steps]
@@ -106,7 +106,7 @@ def _log_scale(low: float, high: float, begin: float, end: float) -> Scale:
 
 
 def _short(number: int) -> str:
-    """8192 as 8k, 128256 as 125k: binary where it is even, else rounded."""
+    """8192 as 8k, 128256 as 125k: binary if it is even, otherwise rounded."""
     if number < 1024:
         return str(number)
     return f"{number // 1024}k" if number % 1024 == 0 else f"{number / 1024:.3g}k"

@@ -3,10 +3,10 @@
     python benchmarks/same_numbers.py record before/     # keeps the runs, references, caches and printed figures
     python benchmarks/same_numbers.py record after/
     python benchmarks/same_numbers.py compare before/ after/
-    python benchmarks/same_numbers.py open before/       # folders of an earlier version still open, and say the same
+    python benchmarks/same_numbers.py open before/       # folders of an earlier version still open, with equal numbers
 
-Plan digests, every column of every target and every printed statistic must be equal. vLLM's own batches move its
-scores from run to run, so its scores may differ by the largest difference that two passes of ``before`` show.
+Plan digests, every column of every target and every printed statistic must be equal. vLLM's batches, and so its
+scores, vary from run to run: they may differ by the largest difference between two passes of ``before``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ METHODS = {
     "lm-eval-rolling": ["--context-length", "96"],
     "mean-of-texts": ["--context-length", "96"],
 }
-NEEDS_PREFIX = ("lm-eval-rolling", "mean-of-texts")  # a token in front, which a table over bytes does not have
+NEEDS_PREFIX = ("lm-eval-rolling", "mean-of-texts")  # they add a prefix token, which a table over bytes does not have
 MODEL = "smollm2-135m"
 VOLATILE = {"seconds", "tokens_per_second", "run", "reference", "cached", "versions", "seal", "hardware", "out"}
 PAIRS = [("The capital of France is", " Paris"), ("The capital of Fran", "ce is Paris"), ("2 + 2 =", " 4")]
 
 
 def texts(folder: Path) -> None:
-    """Twelve documents of made-up prose: the same on every machine, and nothing that any version ships."""
+    """Twelve documents of made-up prose: the same on every machine, and not part of any version."""
     words = [
         "the",
         "model",
@@ -126,7 +126,7 @@ def record(folder: Path, vllm: bool) -> None:
 
 
 def reopen(folder: Path, vllm: bool) -> int:
-    """Ask every kept question again, with the folders that are there: each must be found, not scored."""
+    """Run every command again on the recorded folders: each result must be found, not scored."""
     wrong = 0
     for name, arguments in commands(vllm).items():
         if not ({"--out"} & set(arguments) or name == "cached"):

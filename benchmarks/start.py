@@ -1,12 +1,12 @@
-"""Time to answer: where the seconds go between typing a command and reading a number.
+"""Time to answer: how long it takes from typing a command to reading a number, and where the time goes.
 
     python benchmarks/start.py --engine transformers
     python benchmarks/start.py --engine vllm --tokens 204800 --context 2048
 
 Two fresh processes in turn: the whole answer by scoremode, and the stock start of the library that it runs on (imports,
 ``from_pretrained`` or ``vllm.LLM`` with the same settings, one forward pass). scoremode's process is split by phase.
-The last lines ask an engine that is open a second question. ``--first`` removes what earlier runs left (remembered
-hashes, compiled kernels, verdicts of self-tests), as on the first day.
+The last lines time further questions to an engine that is already open. ``--first`` removes what earlier runs left
+(stored hashes, compiled kernels, results of self-tests), as in a first run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PHASES = {  # function -> phase; inner phases are taken out of outer ones
+PHASES = {  # function -> phase; the time of inner phases is subtracted from outer ones
     "scoremode.models.facts._fingerprint": "hashing the checkpoint",
     "scoremode.text.tokenizer.HuggingFaceTokenizer.load": "loading the tokenizer",
     "scoremode.verbs.question.prepare": "tokenizing",
@@ -36,7 +36,7 @@ PHASES = {  # function -> phase; inner phases are taken out of outer ones
     "scoremode.engines.registry.open_engine": "opening the engine, the rest",
     "scoremode.verbs.scoring.score_plan": "scoring",
     "scoremode.store.runs.save": "saving",
-    "scoremode.verbs.scoring.describe": "statistics",
+    "scoremode.verbs.scoring.make_manifest": "statistics",
 }
 
 TIMED = """
@@ -126,7 +126,7 @@ if __name__ == "__main__":
 
 
 def write_text(path: Path, tokens: int) -> None:
-    """Words that a tokenizer makes about one token each of."""
+    """Words that a tokenizer encodes as about one token each."""
     words = [
         "the",
         "model",

@@ -1,7 +1,7 @@
-"""The Transformers engine against what a user would write instead, on the same windows, a fresh process each.
+"""The Transformers engine against what a user would write instead, on the same windows, each in a fresh process.
 
 body      the model without its head: no way of scoring can be faster
-matmul    hidden @ weight.T, once, result thrown away: the least that a head can cost
+matmul    hidden @ weight.T, once, result discarded: the lowest possible cost of a head
 labels    model(ids, labels=ids): mean loss only
 naive     log_softmax(model(ids).logits.float()) + gather: logprob only
 scoremode every column: logprob, rank, entropy, top token and its logprob
@@ -43,7 +43,7 @@ def prepare(model_name: str, context: int, windows: int) -> tuple[Any, Any]:
 
 
 def way(variant: str, engine: Any, ids: Any) -> Callable[[], float]:
-    """One pass over all windows, as a function; what it returns keeps the work from being skipped."""
+    """One pass over all windows, as a function; its return value keeps the work from being skipped."""
     import numpy as np
     import torch
 

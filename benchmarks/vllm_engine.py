@@ -1,18 +1,18 @@
-"""Score mode on vLLM against what stock vLLM offers, on the same prompts, a fresh process each.
+"""Score mode on vLLM against what stock vLLM offers, on the same prompts, each in a fresh process.
 
 plain      generate one token, no log-probabilities: no way of scoring can be faster
 logprobs0  prompt_logprobs=0: log-probability and rank of each prompt token
-logprobs1  prompt_logprobs=1: what lm-evaluation-harness asks for
-flat       prompt_logprobs=0, flat_logprobs=True, detokenize=False: the leanest that stock vLLM has
+logprobs1  prompt_logprobs=1: what lm-evaluation-harness uses
+flat       prompt_logprobs=0, flat_logprobs=True, detokenize=False: the cheapest that stock vLLM offers
 ours       every column: logprob, rank, entropy, top token and its logprob; exact head
-against    as ours, and KL to a reference of the same prompts that the same engine kept; × ours of the same process
+against    like ours, plus KL to a reference of the same prompts, made by the same engine; × ours in the same process
 
 Weights are random (``load_format=dummy``) in the shapes named, or real with ``--model FOLDER``. No tokenizer is loaded,
 so no variant spends time on decoding text. Prefix caching is off, and so is compilation.
 
 ``scoring MiB`` is what the scoring call itself allocates at its peak, measured inside the worker in a pass that is not
 timed; ``step MiB`` is the peak of whole steps above the idle engine (layers included). ``host µs`` is CPU time of the
-front-end process a token.
+front-end process per token.
 
     python benchmarks/vllm_engine.py [--shapes llama-8b,llama-8b-w4a16,qwen-0.5b] [--variants …] [--repeat 3] [--json]
     python benchmarks/vllm_engine.py --shapes tiny --dtype float32 --context 256 --prompts 8        # anywhere
@@ -123,14 +123,14 @@ class Contender:
     llm: Any
 
     def prepare(self, ids: Any) -> None:
-        """What must be there before the first pass."""
+        """Prepare what is needed before the first pass."""
 
     def run(self, ids: Any) -> Any:
         """One pass over prompts (n, context); returns what a caller would get."""
         raise NotImplementedError
 
     def mean_logprob(self, result: Any, ids: Any) -> float | None:
-        """Over the first prompts, so that a reader sees that variants agree. Not timed."""
+        """Mean over the first prompts, to show that the variants agree. Not timed."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class Ours(Contender):
 
 
 class Against(Ours):
-    """The engine as its own baseline: the work of a comparison, whatever the divergence."""
+    """The engine as its own baseline: measures the work of a comparison; the divergence does not matter."""
 
     def prepare(self, ids: Any) -> None:
         import numpy as np
@@ -278,11 +278,11 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
 
 
 def time_passes(contender: Contender, ids: Any, repeat: int) -> tuple[dict[str, list[float]], Any]:
-    """Wall time and host time of each pass, and what the last one gave; where one compares, also scoring alone."""
+    """Wall and host time of each pass, and the result of the last one; for a comparison, also of scoring alone."""
     times: dict[str, list[float]] = {"seconds": [], "host": [], "alone": []}
     result: Any = None
     for _ in range(repeat):
-        result = None  # what the last pass made must not be freed inside the next one's time
+        result = None  # the results of the last pass must not be freed while the next one is timed
         used, begin = cpu_seconds(), time.perf_counter()
         result = contender.run(ids)
         times["seconds"].append(time.perf_counter() - begin)
@@ -295,7 +295,7 @@ def time_passes(contender: Contender, ids: Any, repeat: int) -> tuple[dict[str, 
 
 
 def cpu_seconds() -> float:
-    """Of this process, all threads; the engine core and the workers are processes of their own."""
+    """Of this process, all threads; the engine core and the workers are separate processes."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
@@ -347,7 +347,7 @@ def measure(shape: str, variant: str, folder: Path, work: Path, arguments: argpa
 
 def report(shape: str, results: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> None:
     plain = results.get("plain", {}).get("tokens_per_second")
-    print(f"\n{shape}, {arguments.dtype}, prompts of {arguments.context} tokens, {arguments.batch_tokens} a batch")
+    print(f"\n{shape}, {arguments.dtype}, prompts of {arguments.context} tokens, {arguments.batch_tokens} per batch")
     titles = f"{'host µs':>8} {'scoring MiB':>12} {'step MiB':>9} {'mean logp':>10}"
     print(f"{'':10} {'tokens/s':>10} {'× plain':>8} {titles}")
     show: Callable[[Any, str], str] = lambda value, form: "-" if value is None else format(value, form)  # noqa: E731

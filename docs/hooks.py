@@ -1,4 +1,4 @@
-"""What the site needs beside mkdocs itself: pages from the root of the repository, and links that lead out of docs/.
+"""What the site needs in addition to mkdocs: pages from the root of the repository, and links that point outside docs/.
 
 The same files are read on GitHub and on the site. There, README.md links to docs/compare.md, and docs/vllm.md to
 ../examples/…. Here, the first is a page next to it and the second a file in the repository. A link to a file that does
@@ -29,7 +29,7 @@ DOCTEST = re.compile(r"^(?P<indent> *)>>> .*(?:\n(?P=indent)\S.*)*", re.MULTILIN
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Publish the pages of the root beside those of docs/."""
+    """Publish the pages of the root together with those of docs/."""
     for name, page in PUBLISHED.items():
         if (ROOT / name).exists():
             files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))

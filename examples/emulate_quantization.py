@@ -2,9 +2,10 @@
 
     python examples/emulate_quantization.py smollm2-135m runs/models --bits 8 4
 
-Every matrix inside of the layers is cut into groups of 32 numbers of a row; each group gets one scale, and its numbers
-are rounded to the nearest of 2**bits steps. Embeddings, norms and the head stay as they are. The checkpoints are plain
-safetensors that any engine loads; a served quantized checkpoint (examples/make_checkpoints.py) runs other arithmetic.
+Every matrix inside the layers is split into groups of 32 numbers of a row; each group gets one scale, and its numbers
+are rounded to the nearest of 2**bits steps. Embeddings, norms and the head are unchanged. The checkpoints are plain
+safetensors that any engine loads. A served quantized checkpoint (examples/make_checkpoints.py) uses different
+arithmetic.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ GROUP = 32
 
 
 def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """Symmetric round-to-nearest with one scale for each group of a row."""
+    """Symmetric round-to-nearest with one scale per group of a row."""
     rows, columns = weight.shape
     groups = weight.float().reshape(rows, -1, GROUP if columns % GROUP == 0 else columns)
     largest = 2 ** (bits - 1) - 1
@@ -46,7 +47,7 @@ def emulate(model: str, folder: Path, bits: int) -> Path:
         stored += sum(w.numel() * (bits + 16 / GROUP if n in inner else 8 * w.itemsize) for n, w in weights.items())
         count += sum(w.numel() for w in weights.values())
     config = json.loads((made / "config.json").read_text())
-    config["bits_per_weight"] = stored / count  # with a scale of 16 bits per group; the rest counts as it is stored
+    config["bits_per_weight"] = stored / count  # with a scale of 16 bits per group; the rest counts at its stored size
     (made / "config.json").write_text(json.dumps(config, indent=1))
     return made
 

@@ -1,11 +1,11 @@
-"""Round-to-nearest compressed-tensors checkpoints of a model: no data, no llmcompressor, seconds each.
+"""Round-to-nearest compressed-tensors checkpoints of a model: no calibration data, no llmcompressor, seconds each.
 
     python make_checkpoints.py MODEL OUT w8a8 fp8            the two that vLLM also serves on any CPU
     python make_checkpoints.py MODEL OUT w4a16 w4a16-asym    on x86 CPUs with AVX-512, in bfloat16
     python make_checkpoints.py MODEL OUT --all               also w8a16 nvfp4a16, for a GPU
 
-MODEL is smollm2-135m, or a checkpoint's folder. Transformers opens what is written too, and emulates it: the integers
-times their scales in float32, int8 activations rounded and put back.
+MODEL is smollm2-135m, or the folder of a checkpoint. Transformers can open the result too, and emulates it: integers
+times scales in float32, int8 activations rounded and de-quantized again.
 
 The head stays unquantized, as in nearly all published checkpoints, unless a name ends in "+head".
 """
@@ -31,7 +31,7 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 
 from scoremode.models.facts import resolve
 
-GROUP = 64  # 128, the preset's, does not divide SmolLM2's hidden size of 576
+GROUP = 64  # the preset's 128 does not divide SmolLM2's hidden size of 576
 PRESETS = {
     "w8a8": "W8A8",
     "fp8": "FP8_DYNAMIC",
@@ -52,22 +52,22 @@ def scheme_named(name: str) -> QuantizationScheme:
 
 
 def grouped(weight: torch.Tensor, args: QuantizationArgs) -> torch.Tensor:
-    """The weight as (outputs, groups, members): what shares one scale lies in the last axis."""
+    """The weight as (outputs, groups, members): the members of the last axis share one scale."""
     size = args.group_size if args.group_size and args.group_size > 0 else weight.shape[1]
     return weight.reshape(len(weight), -1, size)
 
 
 def fused_with(network: Any, name: str) -> list[Any]:
-    """The layers that a server joins into one matrix with this one, itself among them."""
+    """The layers that a server fuses into one matrix with this one, including itself."""
     parent, _, leaf = name.rpartition(".")
     leaves = next((group for group in FUSED if leaf in group), (leaf,))
     return [network.get_submodule(f"{parent}.{other}" if parent else other) for other in leaves]
 
 
 def round_to_nearest(module: Any, fused: list[Any]) -> None:
-    """Set a layer's scales (and zero points) from nothing but its own weight.
+    """Set a layer's scales (and zero points) from its own weight alone.
 
-    Only FP4's second scale, one a matrix, must be that of the whole fused matrix: a server keeps a single one for it.
+    Only FP4's second scale, one per matrix, must be that of the whole fused matrix: a server keeps only one for it.
     """
     args = module.quantization_scheme.weights
     low, high = grouped(module.weight, args).aminmax(dim=-1)

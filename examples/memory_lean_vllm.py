@@ -1,13 +1,13 @@
-"""Sliding-window perplexity through vLLM's own way of asking, one window in memory at a time.
+"""Sliding-window perplexity through the interface of ``vllm.LLM``, one window in memory at a time.
 
     python examples/memory_lean_vllm.py MODEL [--file text.txt] [--quantization compressed-tensors]
-    python examples/memory_lean_vllm.py                                 the embedded model, the license of this project
+    python examples/memory_lean_vllm.py                                 the embedded model and the license of scoremode
 
-The code is what one writes for ``vllm.LLM``, with the import changed and ``score_mode=True``. Nothing is generated, and
+This is code for ``vllm.LLM``, with the import changed and ``score_mode=True``. Nothing is generated, and
 nothing of the size of the vocabulary leaves the device. Only running sums are kept here, so the text may have any
-length; vLLM batches better when it gets many windows at once, as ``sm.ppl(engine="vllm")`` sends them.
+length; vLLM is faster when it gets many windows at once, as ``sm.ppl(engine="vllm")`` sends them.
 
-Needs vLLM beside scoremode: see docs/vllm.md.
+Needs vLLM: see docs/vllm.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 
 def windows(ids: list[int], length: int, stride: int) -> Iterator[tuple[list[int], int]]:
-    """Windows of ``length`` tokens, each with the first position in it that no window before it has scored."""
-    scored = 1  # token 0 has nothing before it
+    """Windows of ``length`` tokens, each with its first position that no earlier window has scored."""
+    scored = 1  # token 0 has no context
     for start in range(0, len(ids), stride):
         part = ids[start : start + length]
         if start + len(part) > scored:

@@ -1,10 +1,10 @@
-"""Perplexity of a quantized model on WikiText-2 with a sliding window, by the kernels that vLLM serves it with.
+"""Perplexity of a quantized model on WikiText-2 with a sliding window, with the kernels that vLLM uses to serve it.
 
     python examples/quantized_wikitext2_vllm.py MODEL-W4A16 [--wikitext2 wiki.test.raw]
     python examples/quantized_wikitext2_vllm.py                         the embedded model and text: no download, no GPU
 
-Needs vLLM beside scoremode: see docs/vllm.md. Compressed-tensors checkpoints say themselves how they are quantized;
---quantization is for those that do not (awq, gptq). examples/make_checkpoints.py makes small ones.
+Needs vLLM: see docs/vllm.md. Compressed-tensors checkpoints declare how they are quantized; --quantization is for
+checkpoints that do not (awq, gptq). examples/make_checkpoints.py makes small ones.
 """
 
 from __future__ import annotations

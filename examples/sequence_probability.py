@@ -1,4 +1,4 @@
-"""Which answer does the model prefer? P(answer | question) for several answers, the prompt fed once.
+"""Which answer does the model prefer? P(answer | question) for several answers; the prompt is fed only once.
 
 Run it with: python examples/sequence_probability.py [MODEL]
 """

@@ -1,12 +1,12 @@
-"""P(answer | question) with the model cut over several devices: only a few numbers a token cross between them.
+"""P(answer | question) with the model split over several devices, which exchange only a few numbers per token.
 
     python examples/sequence_probability_tp.py MODEL --tensor-parallel-size 2
     python examples/sequence_probability_tp.py                          the embedded model, one process
 
-The heads of the model must divide by the size: the embedded smollm2-135m has 9, so 3 works and 2 does not. Float32
-agrees between sizes to about 1e-5 nats; lower precision does not, and ``scoremode noise`` says by how much.
+The size must divide the number of attention heads: the embedded smollm2-135m has 9, so 3 works and 2 does not. In
+float32, different sizes agree to about 1e-5 nats. In lower precision they do not; ``scoremode noise`` measures it.
 
-Needs vLLM beside scoremode: see docs/vllm.md.
+Needs vLLM: see docs/vllm.md.
 """
 
 from __future__ import annotations

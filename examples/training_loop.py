@@ -3,8 +3,8 @@
     python examples/training_loop.py                     # a tiny Llama on the text of Python's own documentation
     python examples/training_loop.py --steps 200 --every 50
 
-``sm.wrap`` asks the model where it is, between two steps: it is put into evaluation mode and back, and nothing of it is
-copied. The reference holds the hidden states of the model before training, so KL is exact, over the whole vocabulary.
+``sm.wrap`` scores with the model in memory, between two steps: it is put into evaluation mode and back, and nothing is
+copied. The reference has the hidden states of the model before training, so KL is exact, over the whole vocabulary.
 """
 
 from __future__ import annotations

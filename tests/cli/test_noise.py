@@ -43,7 +43,7 @@ def test_json_has_the_promised_facts(command: Command, tiny: Path) -> None:
 
 def test_the_table_is_for_people(command: Command, tiny: Path) -> None:
     out = command("noise", tiny, "--text", TEXT, "--vary", "head=exact,as-served", "--dtype", "bfloat16").out
-    words = ("nats a target", "mean |d|", "99.9%", "max", "perplexity", "seq. max", "repeat max", "exact-fp32")
+    words = ("nats per target", "mean |d|", "99.9%", "max", "perplexity", "seq. max", "repeat max", "exact-fp32")
     assert [word for word in words if word not in out] == []
     assert max(map(len, out.splitlines())) <= 100
 

@@ -1,4 +1,4 @@
-"""Batches: everything once, little padding, and the same batches whatever was done before."""
+"""Batches: each window once, little padding, and the same batches whatever is already done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many targets behind one prompt stay within the batch budget, whatever the model can share."""
+"""Many targets after one prompt stay within the batch budget, whether or not the model can share a prefix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGETS = 40
 
 
 def mamba() -> Any:
-    """A seeded model that keeps a state instead of keys and values, so nothing can be shared."""
+    """A seeded model that keeps a state instead of keys and values, so no prefix can be shared."""
     from transformers import MambaConfig, MambaForCausalLM
 
     torch.manual_seed(0)
@@ -28,7 +28,7 @@ def mamba() -> Any:
 
 
 def group(prompt: int) -> WindowList:
-    """One prompt of so many tokens, and continuations of 3 to 6 tokens that differ from the first token on."""
+    """One prompt of the given length, and continuations of 3 to 6 tokens that differ from their first token."""
     numbers = np.random.default_rng(0)
     beginning = numbers.integers(2, VOCABULARY, prompt)
     windows = []

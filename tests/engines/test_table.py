@@ -39,7 +39,7 @@ def test_a_counting_text_scores_log_one_under_the_successor_table() -> None:
 
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_shift_by_one_scores_log_zero(shift: int) -> None:
-    """The proof that the test above would notice an alignment that is off by one, in either direction."""
+    """Proves that the test above would detect an alignment that is off by one, in either direction."""
     ids = np.arange(40, 60, dtype=np.int32)
     rows = np.arange(1, 18, dtype=np.int32)
     aligned = Window(ids, rows, ids[rows + 1][:, None])

@@ -32,7 +32,7 @@ def scored(engine: TransformersEngine, source: WindowSource) -> list[Answers]:
 
 
 def own_tokens(ids: Ids) -> Window:
-    """The default question: every token but the first, given those before it."""
+    """The default: every token but the first, given the tokens before it."""
     return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
 
 
@@ -79,7 +79,7 @@ def test_a_shift_by_one_is_seen(successor: Path, shift: int) -> None:
 
 
 def test_the_batch_size_changes_nothing_beyond_float_noise(tiny: Path) -> None:
-    """Stated: at most 2e-5 nats a target in float32 between one window a pass and all windows in one pass."""
+    """At most 2e-5 nats per target in float32 between one window per pass and all windows in one pass."""
     windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (40, 41, 42, 43, 44, 45)))
     alone = scored(engine_for(tiny, batch_tokens=1), windows)
     together = scored(engine_for(tiny, batch_tokens=10_000), windows)
@@ -236,7 +236,7 @@ def test_float32_is_float32_whatever_the_process_asks_for(tiny: Path, asked: str
 
 
 def test_a_forward_that_a_user_patched_stays(tiny: Path) -> None:
-    """Served logits hold the body still for a moment; afterwards it must be the user's again, not its class's."""
+    """Served logits replace the body's forward for a moment; afterwards the user's own must be restored."""
     model = engine_for(tiny).model
     usual, calls = model.model.forward, []
 

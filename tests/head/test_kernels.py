@@ -253,10 +253,35 @@ def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(kernels, "probe", note)
     choose(PLAIN)
     choose(replace(PLAIN, weight=torch.ones(9, 4), vocabulary=9))
-    assert len(asked) == 2  # one probe, two sides
+    assert len(asked) == 3  # scores of one side, a divergence of two
     choose(replace(PLAIN, softcap=3.0))
-    assert len(asked) == 4
-    assert asked[2] == replace(asked[0], softcap=3.0)
+    assert len(asked) == 6
+    assert asked[3] == replace(asked[0], softcap=3.0)
+
+
+def test_a_divergence_is_probed_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most questions never ask for one, and its kernels take as long to compile as those of the scores."""
+    kernels._problem.cache_clear()
+    asked: list[str] = []
+    monkeypatch.setattr(kernels, "_wrong_divergence", lambda *_: asked.append("divergence"))
+    assert choose(PLAIN, divergence=False).kernel.name == "blocked"
+    assert asked == []
+    choose(PLAIN)
+    assert asked == ["divergence"] * 2
+    kernels._problem.cache_clear()
+
+
+def test_a_kernel_whose_divergence_is_wrong_is_skipped_for_divergences(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels._problem.cache_clear()
+    usual = kernels._wrong_divergence
+
+    def wrong(kernel: Any, *rest: Any) -> str | None:
+        return "off" if kernel.name == "blocked" else usual(kernel, *rest)
+
+    monkeypatch.setattr(kernels, "_wrong_divergence", wrong)
+    assert choose(PLAIN, divergence=False).kernel.name == "blocked"
+    assert choose(PLAIN).kernel.name == "plain"
+    kernels._problem.cache_clear()
 
 
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -100,7 +100,7 @@ def test_missing_tensors_and_other_shapes_are_refused(changed: Any) -> None:
 
 
 def test_other_shapes_are_refused_in_words(changed: Any) -> None:
-    with pytest.raises(ModelError, match="have other shapes than its config says"):
+    with pytest.raises(ModelError, match="have different shapes than its config says"):
         ppl(changed({"intermediate_size": 96}), text=TEXT)
 
 

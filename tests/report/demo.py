@@ -1,6 +1,6 @@
 """Comparisons that look real without a model: the text of python-docs, and scores drawn from a seeded generator.
 
-``python -m tests.report.demo report.html`` writes a report to look at.
+``python -m tests.report.demo report.html`` writes such a report.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {"Q8_0": (8.5, 0.004), "Q4_K_M": (4.85, 0.09), "Q2_K": (3.35, 0.5)}  # b
 
 
 def pieces(count: int) -> tuple[list[str], list[int]]:
-    """Tokens of python-docs and the document of each; the text begins again where it is too short."""
+    """Tokens of python-docs and the document of each; the text is repeated if it is too short."""
     words: list[str] = []
     documents: list[int] = []
     number = 0
@@ -138,7 +138,7 @@ def make_comparison(name: str, baseline: Run, seed: int, **manifest: Any) -> tup
 
 
 def statistics_of(c: Comparison) -> dict[str, Any]:
-    """Figures of the size that real ones have; their exact values are the business of scoremode.statistics."""
+    """Figures of a realistic size; scoremode.statistics computes the exact ones."""
     before, after = c.baseline.scores, c.candidate.scores
     delta = after.logprob - before.logprob
     n = max(1, len(delta))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scoremode.report.html.page import write
@@ -26,11 +27,11 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: make
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),
-    "--disable-dev-shm-usage",  # containers have little of it
+    "--disable-dev-shm-usage",  # containers have little shared memory
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
     "--remote-debugging-pipe",
 )
-# Chromium reads commands from descriptor 3 and answers on 4; Popen cannot place them there, a small Python can
+# Chromium reads commands from descriptor 3 and answers on 4; Popen cannot put them there, a small Python program can
 LAUNCH = (
     "import fcntl, os, sys\n"
     "high = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 20) for fd in sys.argv[1:3]]\n"
@@ -133,7 +134,7 @@ class Browser:
 
     def problems(self) -> list[str]:
         """Exceptions, errors of the console, and anything that the page's policy refused."""
-        self.ask("1")  # events that are on their way arrive before the answer
+        self.ask("1")  # pending events arrive before the answer
         found = []
         for event in self.events:
             params = event.get("params", {})
@@ -242,10 +243,24 @@ def test_pointing_shows_a_token_and_leaving_forgets_it(opened: Browser) -> None:
     assert "press n" in opened.ask("document.getElementById('details').textContent")
 
 
+def test_a_long_first_choice_does_not_break_the_headers(browser: Browser, tmp_path: Path) -> None:
+    """The words "baseline" and "candidate" stay on one line; the long token breaks instead."""
+    comparison, statistics = make_comparison("Q4_K_M", make_baseline(300), 1)
+    long = np.array(["Donaudampfschifffahrtsgesellschaft" * 3] * 300, dtype=object)
+    candidate = replace(comparison.candidate, facts=replace(comparison.candidate.facts, top_text=long))
+    browser.screen(1280)
+    browser.open(write(tmp_path / "r.html", [replace(comparison, candidate=candidate)], [statistics]))
+    browser.click("#worst")
+    heights = browser.ask("[...document.querySelectorAll('#details thead th')].map(e => e.clientHeight)")
+    assert max(heights) < 40, "one line"
+    panel = "document.querySelector('#details')"
+    assert browser.ask(f"{panel}.scrollWidth <= {panel}.clientWidth"), "nothing sticks out"
+
+
 def test_a_position_and_a_word_can_be_found(opened: Browser) -> None:
     opened.ask("document.getElementById('position').value = '2500'")
     opened.ask("document.getElementById('go').requestSubmit()")
-    assert selected(opened) == 2499  # the first target stands at position 1
+    assert selected(opened) == 2499  # the first target is at position 1
     assert "position 2,500" in opened.ask("document.getElementById('details').textContent")
     opened.ask("document.getElementById('needle').value = 'ASSERT'")
     opened.ask("document.getElementById('search').requestSubmit()")
@@ -355,7 +370,7 @@ def test_hostile_texts_are_only_text(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_the_policy_refuses_a_script_that_got_in(browser: Browser, page: Path, tmp_path: Path) -> None:
-    """Were an escape forgotten one day, the browser itself would still not run what came in."""
+    """Even if an escape were forgotten, the browser would not run injected code."""
     text = page.read_text().replace("</main>", "<script>document.title='taken'</script></main>")
     broken = tmp_path / "broken.html"
     broken.write_text(text)
@@ -409,7 +424,7 @@ def test_what_was_not_measured_is_said_and_never_drawn_as_a_number(browser: Brow
 
 
 def test_print_and_pictures(browser: Browser, page: Path, tmp_path: Path) -> None:
-    """Paper gets the findings on a few sheets; pictures go to $SCOREMODE_SCREENSHOTS, else to a temporary folder."""
+    """The results are printed on a few pages; screenshots go to $SCOREMODE_SCREENSHOTS, or to a temporary folder."""
     folder = Path(os.environ.get("SCOREMODE_SCREENSHOTS", tmp_path))
     folder.mkdir(parents=True, exist_ok=True)
     for name, width, dark in (

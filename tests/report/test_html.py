@@ -1,4 +1,4 @@
-"""The page as text: its shape, its policy, its size, and that nobody's words become markup."""
+"""The page as text: its shape, its policy, its size, and that no text becomes markup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scoremode.report.html.provenance import commands_of
 from scoremode.report.html.runs import positions, reading_order, run_name
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.text import column, page_data
-from scoremode.report.notebook import comparison_table, run_table
+from scoremode.report.notebook import comparison_html, run_html
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.store.run import Run
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
@@ -33,7 +33,7 @@ EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert
 
 
 class Page(HTMLParser):
-    """A page as a browser would cut it: tags, attributes, texts by tag; unclosed tags are found."""
+    """A page as a browser would parse it: tags, attributes, texts by tag; finds unclosed tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -203,12 +203,12 @@ def test_data_cannot_end_its_element() -> None:
 
 def test_notebook_tables_are_escaped() -> None:
     comparisons, _, runs = hostile()
-    for table in (run_table(runs[0]), comparison_table(comparisons[0])):
+    for table in (run_html(runs[0]), comparison_html(comparisons[0])):
         parsed = Page(table)
         assert parsed.wrong == []
         assert {tag for tag, _ in parsed.tags} <= {"table", "caption", "tbody", "tr", "th", "td", "span"}
         table.encode()
-    assert "± 0.31" in Page(run_table(runs[0])).text
+    assert "± 0.31" in Page(run_html(runs[0])).text
 
 
 def test_a_hundred_thousand_tokens_fit_into_eight_megabytes() -> None:
@@ -274,7 +274,7 @@ def test_best_and_worst_are_marked_in_words_too(page: str) -> None:
 def test_one_candidate_has_neither_best_nor_worst(demo: tuple[list[Comparison], list[Any]]) -> None:
     page = render(demo[0][:1], demo[1][:1])
     assert 'class="best"' not in page
-    assert "What a bit buys" not in page
+    assert "by model size" not in page
     assert "times the noise floor" in page
 
 
@@ -300,7 +300,7 @@ def test_zero_probabilities_are_counted_and_not_drawn(demo: tuple[list[Compariso
     logprob[:3] = -np.inf
     candidate = dataclasses.replace(c.candidate, scores=dataclasses.replace(c.candidate.scores, logprob=logprob))
     page = render([dataclasses.replace(c, candidate=candidate)], [demo[1][0] | {"ppl_candidate": np.inf}])
-    assert "3 tokens have probability zero" in page
+    assert "3 tokens left out of the charts: probability zero" in page
     assert "∞" in page
     assert "nan" not in "".join(re.findall(r' d="[^"]*"', page))
 
@@ -422,7 +422,7 @@ def test_the_baseline_has_its_own_size_in_the_table() -> None:
 
 
 def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:
-    """Candidates with ratios of 0.2, 1.004 and again 1.004: the page names the second, and its twin beside it."""
+    """Candidates with ratios of 0.2, 1.004 and again 1.004: the page names the second and its equal."""
     baseline = make_baseline(400)
     found = []
     for name, factor in (("far-below", 0.2), ("near", 1.004), ("twin", 1.004)):

@@ -1,4 +1,4 @@
-"""A model card's table and metadata: the numbers, what makes them reproducible, and names that mean harm."""
+"""A model card's table and metadata: the numbers, what makes them reproducible, and malicious names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.report.modelcard import code, escaped, markdown, model_index
+from scoremode.report.modelcard import code, escaped_markdown, markdown, model_index
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from tests.statistics.test_comparison import compared, random_comparison
 
@@ -102,7 +102,7 @@ def test_code_is_closed_by_its_own_fence_only(text: str) -> None:
 
 
 def test_names_stay_legible() -> None:
-    assert escaped("org/Llama-3.1-8B.Q4_K_M") == "org/Llama-3.1-8B.Q4\\_K\\_M"
+    assert escaped_markdown("org/Llama-3.1-8B.Q4_K_M") == "org/Llama-3.1-8B.Q4\\_K\\_M"
 
 
 def test_nothing_and_different_plans_are_refused() -> None:
@@ -114,7 +114,7 @@ def test_nothing_and_different_plans_are_refused() -> None:
 
 
 def read_by_the_hub(block: str) -> Any:
-    """As huggingface_hub reads a model card."""
+    """Read a model card like huggingface_hub."""
     from huggingface_hub import ModelCardData
     from huggingface_hub.repocard import ModelCard
 
@@ -140,9 +140,9 @@ def test_the_hub_reads_the_metadata(name: str) -> None:
 
 
 def test_small_and_unknown_numbers_in_the_metadata() -> None:
-    """YAML 1.1 reads 1e-05 as a string, and the hub takes no metric without a value."""
+    """YAML 1.1 reads 1e-05 as a string, and the hub accepts no metric without a value."""
     c = random_comparison(20)
     data = read_by_the_hub(model_index(c, {"ppl_candidate": 12.0, "kl_mean": 1.25e-05, "ppl_ratio": None}))
     assert {r.metric_type: r.metric_value for r in data.eval_results} == {"perplexity": 12.0, "kl_divergence": 1.25e-05}
-    with pytest.raises(RunError, match="no number"):
+    with pytest.raises(RunError, match="no metric"):
         model_index(c, {"ppl_candidate": None})

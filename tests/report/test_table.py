@@ -1,4 +1,4 @@
-"""Tables for people: numbers to the digits that their errors allow, names as they are."""
+"""Tables for people: numbers to the digits that their errors justify, names unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpus text on a terminal: nothing in it is obeyed."""
+"""Corpus text on a terminal: no control sequence in it takes effect."""
 
 from __future__ import annotations
 

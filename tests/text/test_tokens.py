@@ -407,3 +407,30 @@ def test_a_document_that_was_joined_is_not_cut() -> None:
         first_tokens(tokenize([joined], ByteTokenizer(), special=False), 3)
     with pytest.raises(OptionError, match="leaves no text"):
         first_tokens(tokenize([document("one two")], ByteTokenizer(), special=False), 0)
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_white_space_is_what_regular_expressions_call_so() -> None:
+    """Every code point, so that word counts are those of lm-evaluation-harness."""
+    import re
+    import sys
+
+    from scoremode.text.tokens import SPACES
+
+    matched = [point for point in range(sys.maxunicode + 1) if re.match(r"\s", chr(point))]
+    assert matched == np.flatnonzero(SPACES).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1 << 18])
+def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """However the text is cut into blocks."""
+    import re
+
+    from scoremode.text import tokens
+
+    monkeypatch.setattr(tokens, "CHARACTERS", size)
+    for text in ("", " ", "one", " one  two\n", "a\u2003b\x1fc", "日本 語\u3000です", "x" * 5 + "\t" * 5, "👩‍🔬 a\r\n"):
+        assert tokens.count_words(text) == 1 + len(re.findall(r"\s+", text)), repr(text)
+        encoding = ByteTokenizer().encode(text, special=False)
+        starts = tokens._word_starts(text, encoding)
+        assert int(starts.sum()) == len(re.findall(r"\S+", text)), repr(text)

@@ -356,7 +356,7 @@ def test_a_head_that_cannot_be_given_is_refused_before_anything_is_scored(
     models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed = Fed(monkeypatch)
-    with pytest.raises(ModelError, match="no plain matrix"):
+    with pytest.raises(ModelError, match="not a plain matrix"):
         compare(*map(str, models), baseline_options={"head": "as-served"}, out=tmp_path, **SMALL)
     assert sum(fed.tokens.values()) < 60, "nothing but the probe of the head"
     assert not runs.is_run(tmp_path / "baseline")

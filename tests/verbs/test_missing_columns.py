@@ -22,8 +22,7 @@ from scoremode.errors import EngineError, RunError
 from scoremode.plan.windows import COLUMNS, Answers, WindowSource
 from scoremode.report.html.page import render
 from scoremode.report.modelcard import markdown
-from scoremode.report.notebook import comparison_table as notebook_comparison
-from scoremode.report.notebook import run_table as notebook_run
+from scoremode.report.notebook import comparison_html, run_html
 from scoremode.report.terminal.compare import comparison_table
 from scoremode.report.terminal.prob import sequence_table
 from scoremode.report.terminal.run import run_table
@@ -286,7 +285,7 @@ def test_the_report_shows_nothing_that_was_not_measured(tmp_path: Path, columns:
 
 @every_subset
 def test_a_notebook_shows_not_measured(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    cells = notebook_run(scored(tmp_path / "run", *columns))
+    cells = run_html(scored(tmp_path / "run", *columns))
     assert cells.count("not measured") == sum(column not in columns for column in NEEDS.values())
 
 
@@ -322,7 +321,7 @@ def test_the_comparison_table_says_not_measured_and_why(tmp_path: Path) -> None:
     shown = printed(comparison_table([found], [found.statistics()]))
     row = shown.splitlines().index(line_of(shown, "candidate"))
     assert " ".join(shown.split("\n")[row + line].split()[-1 - (line == 0)] for line in (0, 1)) == "not measured"
-    assert "same top: not measured (no first choices of the baseline and candidate)" in shown
+    assert "same top: not measured (no first choices from the baseline and candidate)" in shown
 
 
 def test_a_gate_on_what_was_not_measured_fails_and_says_so(tmp_path: Path) -> None:
@@ -349,14 +348,14 @@ def test_a_model_card_has_a_dash_and_the_words_below(tmp_path: Path) -> None:
     found = compared(tmp_path, ALL, ())
     card = markdown([found], [found.statistics()])
     assert card.splitlines()[3].endswith("| – |")
-    assert "Same top: not measured (no first choices of candidate)." in card
+    assert "Same top: not measured (no first choices from candidate)." in card
 
 
 def test_the_report_of_a_comparison_says_why_there_is_no_same_top(tmp_path: Path) -> None:
     found = compared(tmp_path, (), ALL)
     page = render([found], [found.statistics()])
-    assert "Same top: not measured (no first choices of the baseline)." in page
-    assert "not measured" in notebook_comparison(found)
+    assert "Same top: not measured (no first choices from the baseline)." in page
+    assert "not measured" in comparison_html(found)
 
 
 @every_subset

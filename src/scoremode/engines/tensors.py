@@ -12,7 +12,7 @@ from scoremode.head.matrix import Head
 from scoremode.plan.windows import Window
 from scoremode.values import Raw
 
-Asked = tuple[int, Window]
+IndexedWindow = tuple[int, Window]
 """A window and its index in the plan."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -57,7 +57,7 @@ class Against:
         bias = None if stored.bias is None else from_raw(stored.bias, stored.bias_dtype).to(device)
         self.head = Head(weight.to(device), stored.vocabulary, bias, stored.scale, stored.softcap)
 
-    def states(self, asked: list[Asked]) -> Tensor:
-        """The baseline's hidden states for the rows of these windows, one after the other."""
-        raw = [self.baseline.states(index, window) for index, window in asked]
+    def states(self, windows: list[IndexedWindow]) -> Tensor:
+        """The baseline's hidden states for the rows of these windows, concatenated."""
+        raw = [self.baseline.states(index, window) for index, window in windows]
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])

@@ -80,14 +80,15 @@ def describe_kernel(choice: Choice | None) -> dict[str, str]:
     return {"head_kernel": choice.kernel.name} | ({"head_kernel_note": choice.note} if choice.note else {})
 
 
-def choose(head: Head, forced: str | None = None) -> Choice:
+def choose(head: Head, forced: str | None = None, *, divergence: bool = True) -> Choice:
     """The fastest kernel for this head's device, dtype and shape that agrees with the definition.
 
-    ``forced`` names one of ``KERNELS``; it is an error if that kernel does not run on this device or does not agree.
+    Without ``divergence`` only its scores are compared with the definition: half as much must be compiled. ``forced``
+    names one of ``KERNELS``; it is an error if that kernel does not run on this device or does not agree.
     """
     skipped: list[str] = []
     for name in _candidates(head, forced):
-        problem = _problem(name, _kind(head))
+        problem = _problem(name, _kind(head), divergence)
         if problem is None:
             return Choice(_kernel(name), "; ".join(skipped))
         skipped.append(f"{name} skipped: {problem}")
@@ -181,10 +182,12 @@ PROBE_NATS = 1e-4
 
 @lru_cache
 @torch.inference_mode()
-def _problem(name: str, kind: HeadKind) -> str | None:
+def _problem(name: str, kind: HeadKind, divergence: bool) -> str | None:
     """What is wrong with a kernel on this kind of head, in a few words; None if it agrees with the definition."""
+    checks = (_wrong_scores, _wrong_divergence) if divergence else (_wrong_scores,)
     try:
-        return _disagreement(_kernel(name), kind, probe) or _disagreement(_kernel(name), kind, fine_probe)
+        found = (check(_kernel(name), kind, make) for make in (probe, fine_probe) for check in checks)
+        return next((problem for problem in found if problem is not None), None)
     except Exception as error:  # no Triton, a Triton that does not support this device, a missing compiler…
         reason = str(error).strip().split("\n")[0][:160]
         return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
@@ -193,21 +196,31 @@ def _problem(name: str, kind: HeadKind) -> str | None:
 Probe = Callable[[HeadKind, int], tuple[Tensor, Head, Tensor]]
 
 
-def _disagreement(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None:
+def _wrong_scores(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None:
+    hidden, head, targets = make(kind, 1)
+    truth = define_columns(_defined(hidden, head), targets)
+    return _difference(kernel.score(hidden, head, targets), truth, exact=_is_exact(kind, make))
+
+
+def _wrong_divergence(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None:
     hidden, head, targets = make(kind, 1)
     other_hidden, other_head, _ = make(kind, 2)
-    ours = kernel.score(hidden, head, targets)
-    divergence = kernel.divergence(hidden, head, other_hidden, other_head, targets)
-    logits = _defined(hidden, head)
-    truth = define_divergence(logits, _defined(other_hidden, other_head), targets)
-    gaps = [float((divergence.kl - truth.kl).abs().max())]
-    sides = ((ours, define_columns(logits, targets)), (divergence.q, truth.q))
-    for found, true in sides:
-        gaps += [float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy")]
-    if not all(gap < PROBE_NATS for gap in gaps):  # NaN too
-        return f"off by {max(gaps, key=lambda gap: (gap != gap, gap)):.2g} nats on the probe"  # noqa: PLR0124
-    exact = make is probe and kind.softcap is None  # then the probe's logits are exact in float32, ties included
-    if exact and not all(torch.equal(a.rank, b.rank) and torch.equal(a.top, b.top) for a, b in sides):
+    found = kernel.divergence(hidden, head, other_hidden, other_head, targets)
+    truth = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets)
+    gap = float((found.kl - truth.kl).abs().max())
+    return _difference(found.q, truth.q, exact=_is_exact(kind, make), gap=gap)
+
+
+def _is_exact(kind: HeadKind, make: Probe) -> bool:
+    """Are the logits of the probe exact in float32, so that equal ones are equal?"""
+    return make is probe and kind.softcap is None
+
+
+def _difference(found: Columns, true: Columns, *, exact: bool, gap: float = 0.0) -> str | None:
+    gaps = [gap, *(float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy"))]
+    if not all(one < PROBE_NATS for one in gaps):  # NaN too
+        return f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
+    if exact and not (torch.equal(found.rank, true.rank) and torch.equal(found.top, true.top)):
         return "wrong ranks on the probe"
     return None
 

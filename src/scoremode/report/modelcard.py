@@ -1,7 +1,7 @@
-"""Comparisons for a model card: a Markdown table that says how it was made, and the hub's ``model-index``.
+"""Comparisons for a model card: a Markdown table that says how it was made, and the Hugging Face hub's ``model-index``.
 
-Names come from anybody's files. In Markdown every character that could mean something is written as an entity; in YAML
-every string is quoted as JSON, which YAML reads.
+Names come from untrusted files. In Markdown, every character with a special meaning is written as an entity. In YAML,
+every string is quoted as JSON, which YAML can read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from scoremode.store.run import Run
 from scoremode.values import Estimate
 
 NOTHING = "–"
-# an entity never opens or closes anything in Markdown, while its character may; `_` stays legible in names like Q4_K_M
+# an entity never opens or closes anything in Markdown, but its character may; `_` stays legible in names like Q4_K_M
 ENTITIES = str.maketrans({c: f"&#{ord(c)};" for c in "\\`|<>&*[]~$@"} | {"_": "\\_"})
-LINK_STARTS = re.compile(r"(?i):(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):")  # GFM makes links of bare addresses
+LINK_STARTS = re.compile(r"(?i):(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):")  # GFM turns bare addresses into links
 SETTINGS = (("context_length", "context"), ("stride", "stride"))
 
 
 def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
-    """A table with a row per candidate, below it how to get the same numbers again.
+    """A table with one row per candidate, and below it how to reproduce the numbers.
 
     >>> print(markdown([comparison], [comparison_statistics(comparison)]))   # doctest: +SKIP
     | model | bits per weight | perplexity | ratio | KL mean (nats) | KL 99 % | same top |
@@ -39,18 +39,18 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     first = comparisons[0]
     for c in comparisons:
         if c.baseline.plan_digest != first.baseline.plan_digest:
-            raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them apart")
+            raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them separately")
     title, own_size, sizes = _sizes(comparisons)
     header = ["model", *title, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
     baseline = [
-        f"{escaped(first.baseline.manifest['model'])} (baseline)",
+        f"{escaped_markdown(first.baseline.manifest['model'])} (baseline)",
         *own_size,
         _cell(statistics[0], "ppl_baseline"),
         *[NOTHING] * 4,
     ]
     rows = [
         [
-            escaped(c.name),
+            escaped_markdown(c.name),
             *size,
             _cell(s, "ppl_candidate"),
             _cell(s, "ppl_ratio"),
@@ -65,10 +65,10 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     return "\n".join(lines) + f"\n\n{_method(comparisons, statistics)}\n"
 
 
-def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, on one line.
+def escaped_markdown(text: str) -> str:
+    """Text that Markdown shows literally, on one line.
 
-    >>> escaped("a|b <i> Q4_K_M")
+    >>> escaped_markdown("a|b <i> Q4_K_M")
     'a&#124;b &#60;i&#62; Q4\\\\_K\\\\_M'
     """
     plain = harmless(str(text)).translate(ENTITIES)
@@ -76,7 +76,7 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Text as inline code, whatever backticks it holds."""
+    """Text as inline code; it may contain backticks."""
     plain = harmless(text)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", plain)), default=0))
     space = " " if plain.startswith("`") or plain.endswith("`") else ""
@@ -84,7 +84,7 @@ def code(text: str) -> str:
 
 
 def _cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str:
-    """``12.74 ± 0.31``; four digits where there is no error; a dash where there is no value."""
+    """``12.74 ± 0.31``; four digits if there is no error; a dash if there is no value."""
     value, error = statistics.get(name), statistics.get(f"{name}_stderr")
     if value is None:
         return NOTHING
@@ -94,7 +94,7 @@ def _cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> st
 
 
 def _sizes(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[list[str]]]:
-    """Title, baseline's and candidates' cells: bits per weight where any candidate says so, else size, else nothing."""
+    """Title, baseline's and candidates' cells: bits per weight if any candidate has them, else size, else nothing."""
     first = comparisons[0].baseline.manifest
     for key, own_key, title in (
         ("bits_per_weight", "bits_per_weight", "bits per weight"),
@@ -115,19 +115,20 @@ def _size(key: str, value: float | None) -> str:
 
 
 def _method(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
-    """One paragraph on one line: rule, text, plan, engines, what ± means, commands."""
+    """One paragraph on one line: method, text, plan, engines, what ± means, commands."""
     m, s = comparisons[0].baseline.manifest, statistics[0]
-    text = f"{escaped(m['corpus'])} (sha256 {escaped(m['corpus_sha256'][:12])})"
+    plan = escaped_markdown(comparisons[0].baseline.plan_digest[:12])
+    text = f"{escaped_markdown(m['corpus'])} (sha256 {escaped_markdown(m['corpus_sha256'][:12])})"
     parts = [
-        f"Method: {escaped(_rule(m))} on {text}, plan {escaped(comparisons[0].baseline.plan_digest[:12])}, "
-        f"{s['targets']:,} targets in {s['groups']:,} {escaped(m.get('stderr_groups', 'groups'))}.",
+        f"Method: {escaped_markdown(_rule(m))} on {text}, plan {plan}, "
+        f"{s['targets']:,} targets in {s['groups']:,} {escaped_markdown(m.get('stderr_groups', 'groups'))}.",
         _engines(comparisons),
-        "± is one standard error over those groups; that of the ratio is paired. KL is KL(baseline‖candidate).",
+        "± is one standard error over those groups; the error of the ratio is paired. KL is KL(baseline‖candidate).",
     ]
     if said := noise_words(comparisons[0], s):
-        parts.append(escaped(said[:1].upper() + said[1:]) + ".")
+        parts.append(escaped_markdown(said[:1].upper() + said[1:]) + ".")
     for why in dict.fromkeys(map(top_words, comparisons)):
-        parts += [escaped(why[:1].upper() + why[1:]) + "."] if why else []
+        parts += [escaped_markdown(why[:1].upper() + why[1:]) + "."] if why else []
     commands = list(dict.fromkeys(_command(c) for c in comparisons))
     given = [code(command) for command in commands if command]
     return " ".join(parts + ([f"Command: {', '.join(given)}"] if given else []))
@@ -145,8 +146,9 @@ def _engines(comparisons: Sequence[Comparison]) -> str:
     sides = {"baseline": comparisons[0].baseline} | {f"candidate {c.name}": c.candidate for c in comparisons}
     engines = {side: _engine(run) for side, run in sides.items()}
     if len(set(engines.values())) == 1:
-        return f"Engine: {escaped(engines['baseline'])}."
-    return "Engines: " + "; ".join(f"{escaped(side)}: {escaped(engine)}" for side, engine in engines.items()) + "."
+        return f"Engine: {escaped_markdown(engines['baseline'])}."
+    said = [f"{escaped_markdown(side)}: {escaped_markdown(engine)}" for side, engine in engines.items()]
+    return f"Engines: {'; '.join(said)}."
 
 
 def _engine(run: Run) -> str:
@@ -164,9 +166,9 @@ def _command(c: Comparison) -> str:
 
 
 def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
-    """The ``model-index`` block of a model card's metadata, to be pasted between its two lines of ``---``.
+    """The ``model-index`` block of a model card's metadata, to paste between its two ``---`` lines.
 
-    Only what has a value is written: the hub takes no empty metric.
+    Only metrics that have a value are written: the hub accepts no empty metric.
     """
     m = comparison.baseline.manifest
     corpus, rule = str(m["corpus"]), _rule(m)
@@ -188,7 +190,7 @@ def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     ]
     known = [(kind, label, statistics[name]) for kind, label, name in metrics if statistics.get(name) is not None]
     if not known:
-        raise RunError(f"{comparison.name} has no number that the hub could show", fix="compare on a longer text")
+        raise RunError(f"{comparison.name} has no metric that the hub could show", fix="compare on a longer text")
     lines.append("        metrics:")
     for kind, label, value in known:
         lines += [
@@ -200,10 +202,10 @@ def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A JSON string; not in ASCII, because YAML readers do not join the two halves of an escaped pair."""
+    """A JSON string; not in ASCII, because YAML readers do not join the two halves of an escaped surrogate pair."""
     return json.dumps(harmless(text), ensure_ascii=False)
 
 
 def _plain(value: float) -> str:
-    """A number without exponent, which YAML 1.1 would read as a string; six digits."""
+    """A number with six digits and no exponent: YAML 1.1 would read an exponent as a string."""
     return np.format_float_positional(value, precision=6, unique=False, fractional=False, trim="0")

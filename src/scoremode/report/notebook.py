@@ -1,7 +1,7 @@
-"""Small tables for notebooks, where the last value of a cell is shown as HTML. Everything in them is escaped.
+"""Small HTML tables for notebooks, which show the last value of a cell. All text in them is escaped.
 
-``install`` teaches runs and comparisons to show themselves; scoremode's own ``__init__`` calls it, because the rooms
-that define them lie below this one and do not import it.
+``install`` adds ``_repr_html_`` to runs and comparisons. scoremode's ``__init__`` calls it, because the packages that
+define these classes are lower in the import order and cannot import this module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scoremode.report.html.charts import escaped
-from scoremode.report.html.numbers import with_error
+from scoremode.report.html.numbers import cell_with_error
 from scoremode.report.html.tables import MEASURES, RUN_MEASURES, size_of
 from scoremode.report.text import NOT_MEASURED
 from scoremode.statistics.comparison import Comparison
@@ -19,51 +19,51 @@ from scoremode.values import Estimate
 
 
 def install() -> None:
-    """Give Run and Comparison the method that notebooks ask for."""
-    setattr(Run, "_repr_html_", run_table)  # noqa: B010 - a type checker would not let us add a method
-    setattr(Comparison, "_repr_html_", comparison_table)  # noqa: B010
+    """Give Run and Comparison the method that notebooks call."""
+    setattr(Run, "_repr_html_", run_html)  # noqa: B010 - a type checker would not let us add a method
+    setattr(Comparison, "_repr_html_", comparison_html)  # noqa: B010
 
 
-def run_table(run: Run) -> str:
-    """What ``Run._repr_html_`` shows: its numbers, then where they came from."""
+def run_html(run: Run) -> str:
+    """What ``Run._repr_html_`` shows: its numbers, then their provenance."""
     m = run.manifest
     metrics = m.get("metrics", {})
     rows: list[tuple[str, str]] = []
     for name, label, percent in RUN_MEASURES:
         if stored := metrics.get(name):
             estimate = Estimate.from_json(stored)
-            rows.append((label, with_error(estimate.value, estimate.stderr, percent=percent)))
+            rows.append((label, cell_with_error(estimate.value, estimate.stderr, percent=percent)))
         elif name in NEEDS:
             rows.append((label, NOT_MEASURED))
     rows.append(("Tokens", f"{len(run.scores):,}"))
     rows += _named(
         m, (("model", "Model"), ("engine", "Engine"), ("dtype", "Dtype"), ("corpus", "Text"), ("method", "Method"))
     )
-    return _table("scoremode run", rows)
+    return _html_table("scoremode run", rows)
 
 
-def comparison_table(comparison: Comparison) -> str:
+def comparison_html(comparison: Comparison) -> str:
     """What ``Comparison._repr_html_`` shows: the candidate's numbers against the baseline's."""
     statistics = comparison.statistics()
     baseline = comparison.baseline.manifest.get("model", "the baseline")
-    rows = [("Baseline perplexity", with_error(statistics.get("ppl_baseline")))]
+    rows = [("Baseline perplexity", cell_with_error(statistics.get("ppl_baseline")))]
     rows += [(m.label, m.cell(statistics)) for m in MEASURES if statistics.get(m.name) is not None]
     if not all(run.scores.has("top") for run in (comparison.baseline, comparison.candidate)):
         rows.append(("Same top", NOT_MEASURED))
     if statistics.get("noise_floor_kl_mean") is not None:
-        rows.append(("Noise floor, KL mean", with_error(statistics["noise_floor_kl_mean"])))
+        rows.append(("Noise floor, KL mean", cell_with_error(statistics["noise_floor_kl_mean"])))
     if size := size_of(comparison):
         rows.append(("Size", size))
     rows.append(("Tokens", f"{len(comparison.groups):,}"))
-    return _table(f"{comparison.name} against {baseline}", rows)
+    return _html_table(f"{comparison.name} against {baseline}", rows)
 
 
 def _named(manifest: Any, names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(label, escaped(manifest[name])) for name, label in names if manifest.get(name) is not None]
 
 
-def _table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Labels and cells; the cells are HTML already."""
+def _html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
+    """Labels and cells; the cells are already HTML."""
     lines = "".join(
         f'<tr><th scope="row" style="text-align:left">{escaped(label)}</th>'
         f'<td style="text-align:right">{cell}</td></tr>'

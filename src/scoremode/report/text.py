@@ -1,4 +1,4 @@
-"""Corpus text made safe and short for a terminal: it may hold anything, escape sequences included."""
+"""Corpus text made safe and short for a terminal: it may contain anything, even escape sequences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ NOT_MEASURED = "not measured"
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
+def counted(number: int, plural: str) -> str:
+    """A number and what it counts.
+
+    >>> counted(1, "windows"), counted(1200, "windows")
+    ('1 window', '1,200 windows')
+    """
+    return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
+
+
 def shown(text: str) -> str:
-    """Text on one line, nothing in it that a terminal would obey."""
+    """Text on one line, without control characters that a terminal would interpret."""
     return harmless("".join(VISIBLE.get(c, c) for c in text))
 
 
 def worst_targets(run: Run, count: int) -> list[int]:
-    """Indices of the targets that the model expected least, each token of the text once."""
+    """Indices of the targets with the lowest probability, each token of the text once."""
     order = run.scores.logprob.argsort(kind="stable")
     found: dict[int, int] = {}
     for index in order.tolist():
@@ -30,7 +39,7 @@ def worst_targets(run: Run, count: int) -> list[int]:
 
 
 def context_before(run: Run, index: int, width: int) -> str:
-    """The scored text in front of a target, at most ``width`` characters, from the same document."""
+    """The scored text before a target, at most ``width`` characters, from the same document."""
     facts, pieces = run.facts, []
     at, size = index - 1, 0
     while at >= 0 and size < width and facts.token[at] + 1 == facts.token[at + 1]:
@@ -43,16 +52,16 @@ def context_before(run: Run, index: int, width: int) -> str:
 
 
 def top_words(comparison: Comparison) -> str:
-    """Why there is no share of equal first choices, in one line; '' where there is one."""
+    """Why the share of equal first choices is missing, in one line; '' if it is not missing."""
     sides = (("the baseline", comparison.baseline), (comparison.name, comparison.candidate))
     names = [name for name, run in sides if not run.scores.has("top")]
-    return f"same top: {NOT_MEASURED} (no first choices of {' and '.join(names)})" if names else ""
+    return f"same top: {NOT_MEASURED} (no first choices from {' and '.join(names)})" if names else ""
 
 
 def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
-    """The noise floor in one line: how large, and what was computed otherwise; or why it was not measured."""
+    """The noise floor in one line: its size and what was computed in a different way, or why it was not measured."""
     if comparison.kl is None:
-        return ""  # two finished runs: there is no divergence that it would stand beside
+        return ""  # two finished runs: there is no divergence to judge by it
     floor, words = statistics.get("noise_floor_kl_mean"), comparison.noise_perturbed
     if floor is None:
         return f"noise floor: not measured ({words or 'the run does not say why'})"

@@ -2,7 +2,7 @@
 
 runs/DIGEST, references/DIGEST   folders of runs.py; DIGEST is computed from the run's identity
 models/NAME                      converted checkpoints; scoremode.json is written last
-logs/vllm-….log                  messages of an engine that failed
+logs/ENGINE-….log                messages of an engine that failed
 sha256.json, usage.txt           remembered hashes, remembered total size
 KIND/.removed-NAME-TOKEN         an entry whose deletion was interrupted
 
@@ -36,7 +36,7 @@ SMALL = {HASHES: "hashes of large files", USAGE: "total size", EVICTING: "lock o
 FINISHED, UNFINISHED, DAMAGED, OUTDATED = "finished", "unfinished", "damaged", "outdated"
 FOREIGN, REMOVED, KEPT = "foreign", "removed", "kept"
 DIGEST = re.compile(r"[0-9a-f]{20}")
-LOG = re.compile(r"vllm-[0-9]+-[0-9a-f]{8}\.log")
+LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
 CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # a folder made by tempfile.mkdtemp in models/embedded.py
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,10 @@ from scoremode.errors import ModelError, OptionError
 from scoremode.text.corpus import Message
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
 from scoremode.values import BLOCK, Bools, Ids, Ints, frozen
+
+CHARACTERS = 1 << 18  # that are looked at together
+SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
+"""Is the character of this code point white space? The last entry stands for all that are larger."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,11 +156,24 @@ def _byte_lengths(text: str, encoding: Encoding) -> Ids:
 def _word_starts(text: str, encoding: Encoding) -> Ids:
     """How many words begin inside each token, one block of words at a time."""
     counts = np.zeros(len(encoding.ids), np.int32)
-    starts = (word.start() for word in re.finditer(r"\S+", text))
-    while len(some := np.fromiter(islice(starts, BLOCK), dtype=np.int64)):
-        owner = np.searchsorted(encoding.char_end, some, side="right")
+    for begin, space, after_space in _white_space(text):
+        starts = begin + np.flatnonzero(~space & after_space)
+        owner = np.searchsorted(encoding.char_end, starts, side="right")
         np.add.at(counts, owner[owner < len(counts)], 1)
     return counts
+
+
+def _white_space(text: str) -> Iterator[tuple[int, Bools, Bools]]:
+    """One block of characters at a time: where it begins, which are white space, and which follow white space.
+
+    The text begins after white space. White space is what ``\\s`` matches.
+    """
+    before = True
+    for begin in range(0, len(text), CHARACTERS):
+        points = np.frombuffer(text[begin : begin + CHARACTERS].encode("utf-32-le"), np.uint32)
+        space: Bools = SPACES[np.minimum(points, len(SPACES) - 1)]
+        yield begin, space, np.concatenate([[before], space[:-1]])
+        before = bool(space[-1])
 
 
 def _inside(encoding: Encoding, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
@@ -173,7 +188,12 @@ def _inside(encoding: Encoding, spans: tuple[tuple[int, int], ...] | None) -> Bo
 
 def count_words(text: str) -> int:
     """Words as lm-evaluation-harness counts them: the pieces between white space, including empty ones at the ends."""
-    return 1 + sum(1 for _ in re.finditer(r"\s+", text))
+    found = 0
+    for begin, space, after_space in _white_space(text):
+        if begin == 0 and space[0]:
+            found += 1  # the text begins with white space, which follows nothing
+        found += int((space & ~after_space).sum())
+    return 1 + found
 
 
 def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:

@@ -20,7 +20,7 @@ from scoremode.values import Floats
 from scoremode.verbs.question import Question, library_versions
 
 
-def describe(
+def make_manifest(
     asked: Question, engine: EngineFacts, scores: ScoreRows, seconds: float, identity: dict[str, Any]
 ) -> dict[str, Any]:
     """The manifest: the numbers, and everything another person needs to get them again."""

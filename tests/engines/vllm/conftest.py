@@ -1,4 +1,4 @@
-"""Engines and judges, shared: an engine start costs half a minute on two cores."""
+"""Shared engines and checks: starting an engine takes half a minute on two cores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests here start real engines, and are left out, saying why, where vLLM is not installed."""
+    """Tests here start real engines; they are skipped with a reason if vLLM is not installed."""
     absent = importlib.util.find_spec("vllm") is None
     for item in items:
         if "engines/vllm/" in item.nodeid:
@@ -49,7 +49,7 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def quantize() -> Callable[[str, Path, str], Path]:
-    """``make(model, folder, name)`` of the script that users have."""
+    """``make(model, folder, name)`` from the example script."""
     spec = importlib.util.spec_from_file_location("make_checkpoints", EXAMPLES / "make_checkpoints.py")
     assert spec is not None
     assert spec.loader is not None
@@ -76,7 +76,7 @@ def engine_of(model: Path, **options: Any) -> Iterator[VllmEngine]:
 
 @contextmanager
 def ordinary(model: Path, **arguments: Any) -> Iterator[Any]:
-    """An ordinary engine, with the plugin installed: the oracle beside ours."""
+    """An ordinary engine, with the plugin installed: the reference for ours."""
     from vllm import LLM
 
     from scoremode.engines.vllm.processes import Processes, stop

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.vllm.wire import KERNEL_WORDS, Question, states_words, width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words, width
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 from scoremode.engines.vllm import pooler
 
 
-def metadata(requests: list[tuple[Question, int, int, int]]) -> Any:
-    """(question, begin, end, length) of each request of a batch, as vLLM describes it."""
+def metadata(requests: list[tuple[Request, int, int, int]]) -> Any:
+    """(request, begin, end, length) of each prompt of a batch, as vLLM describes it."""
     begins, ends, lengths = (np.array([r[i] for r in requests]) for i in (1, 2, 3))
     cursor = SimpleNamespace(
         num_scheduled_tokens_cpu=torch.from_numpy(ends - begins),
@@ -27,51 +27,53 @@ def metadata(requests: list[tuple[Question, int, int, int]]) -> Any:
     return SimpleNamespace(get_pooling_cursor=lambda: cursor, pooling_params=params)
 
 
-def feed(question: Question, length: int, chunks: list[tuple[int, int]]) -> torch.Tensor | None:
-    """What is handed over after these chunks; a line is (row, its first target)."""
+def feed(request: Request, length: int, chunks: list[tuple[int, int]]) -> torch.Tensor | None:
+    """What is returned after these chunks; a line is (row, its first target)."""
     kept: list[Any] = []
     out = None
     for begin, end in chunks:
         hidden = torch.arange(begin, end)  # a "hidden state" is its absolute position
-        (part,) = pooler.read_parts(metadata([(question, begin, end, length)]))
+        (part,) = pooler.read_parts(metadata([(request, begin, end, length)]))
         lines = torch.stack([hidden[torch.from_numpy(part.index)], torch.from_numpy(part.targets[:, 0]).long()], 1)
         out = pooler.keep(kept, part, lines)
     assert not kept, "a finished request keeps nothing"
     return out
 
 
-def ask(length: int, share: float, rng: np.random.Generator) -> Question:
+def ask(length: int, share: float, rng: np.random.Generator) -> Request:
     rows = np.flatnonzero(rng.random(length) < share).astype(np.int32)
-    return Question(rows, (1000 + rows)[:, None].astype(np.int32))
+    return Request(rows, (1000 + rows)[:, None].astype(np.int32))
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_any_chunks_and_any_preemption(seed: int) -> None:
     rng = np.random.default_rng(seed)
     length = int(rng.integers(1, 60))
-    question = ask(length, float(rng.choice([0.0, 0.1, 0.6, 1.0])), rng)
+    request = ask(length, float(rng.choice([0.0, 0.1, 0.6, 1.0])), rng)
     chunks, at = [], 0
     while at < length:
         end = min(length, at + int(rng.integers(1, 20)))
         chunks.append((at, end))
-        at = end if end == length or rng.random() > 0.25 else int(rng.integers(0, end))  # fed again from before
-    out = feed(question, length, chunks)
+        at = (
+            end if end == length or rng.random() > 0.25 else int(rng.integers(0, end))
+        )  # fed again from an earlier token
+    out = feed(request, length, chunks)
     assert out is not None
-    assert np.array_equal(out[:, 0].numpy(), question.rows)
-    assert np.array_equal(out[:, 1].numpy(), question.targets[:, 0])
+    assert np.array_equal(out[:, 0].numpy(), request.rows)
+    assert np.array_equal(out[:, 1].numpy(), request.targets[:, 0])
 
 
 def test_a_hole_gives_only_the_unbroken_end() -> None:
     rng = np.random.default_rng(0)
-    question = ask(30, 1.0, rng)
-    out = feed(question, 30, [(0, 8), (16, 24), (24, 30)])
+    request = ask(30, 1.0, rng)
+    out = feed(request, 30, [(0, 8), (16, 24), (24, 30)])
     assert out is not None
     assert out[:, 0].tolist() == list(range(16, 30))
 
 
 def test_a_cached_prefix_gives_the_rows_behind_it() -> None:
-    question = ask(30, 1.0, np.random.default_rng(0))
-    out = feed(question, 30, [(16, 30)])
+    request = ask(30, 1.0, np.random.default_rng(0))
+    out = feed(request, 30, [(16, 30)])
     assert out is not None
     assert out[:, 0].tolist() == list(range(16, 30))
 
@@ -89,7 +91,7 @@ def test_requests_of_a_batch_find_their_own_rows() -> None:
 
 
 class Pooler(pooler.ScorePooler):
-    """The head is asked only for the width of what it is applied to."""
+    """The head is used only to find the width of its input."""
 
     def _matrix_of(self, hidden: torch.Tensor) -> Any:
         return hidden, None, None
@@ -108,14 +110,14 @@ class Pooler(pooler.ScorePooler):
 def test_a_step_without_a_row_that_was_asked_for_gives_lines_of_the_usual_width(
     asked: dict[str, Any], words: int
 ) -> None:
-    """They are joined to those of the other steps: a window's first step may be all overlap, its last one a token."""
-    question = Question(np.arange(4, 6, dtype=np.int32), np.zeros((2, 3), np.int32), **asked)
-    (part,) = pooler.read_parts(metadata([(question, 0, 4, 8)]))
+    """They are joined to those of other steps: a window's first step may be all overlap, its last a single token."""
+    request = Request(np.arange(4, 6, dtype=np.int32), np.zeros((2, 3), np.int32), **asked)
+    (part,) = pooler.read_parts(metadata([(request, 0, 4, 8)]))
     none = Pooler(torch.nn.Linear(1, 1), pooler.Settings())._score(torch.zeros(4, 7, dtype=torch.bfloat16), [part])
     assert (none.shape, none.dtype) == ((0, width(3) + words), torch.int32)
     kept: list[Any] = []
     pooler.keep(kept, part, none)
-    (last,) = pooler.read_parts(metadata([(question, 4, 8, 8)]))
+    (last,) = pooler.read_parts(metadata([(request, 4, 8, 8)]))
     lines = torch.ones(2, width(3) + words, dtype=torch.int32)
     out = pooler.keep(kept, last, lines)
     assert out is not None

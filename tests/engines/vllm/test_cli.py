@@ -1,4 +1,4 @@
-"""The command line on vLLM: the numbers of the other engine, and a process that is really killed."""
+"""The command line with vLLM: the same numbers as the other engine, and processes that are really killed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from scoremode.store.runs import JOURNAL, MANIFEST
 from tests.makers import OBEY_INTERRUPTS
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
-TEXT = SENTENCE * 600  # seconds of scoring, so that what happens meanwhile happens before its end
+TEXT = SENTENCE * 600  # takes seconds to score, so that the signal arrives before the end
 FLAGS = ["--context-length", "64", "--stride", "32", "--engine", "vllm", "--max-num-batched-tokens", "64", "--json"]
 ENTRY = OBEY_INTERRUPTS + "from scoremode.cli.main import entry; entry()"
-# the same from Python, with ranks, and more text than anybody waits for
+# the same from Python, with two ranks, and a very long text
 LIBRARY = """
 import sys
 import scoremode as sm
@@ -41,7 +41,7 @@ def _popen(*arguments: str) -> Process:
 
 
 def children(pid: int) -> list[int]:
-    """Processes of the session that ``pid`` leads, itself left out."""
+    """Processes of the session that ``pid`` leads, without itself."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -55,7 +55,7 @@ def children(pid: int) -> list[int]:
 
 
 def named(pid: int, name: bytes) -> list[int]:
-    """Those of them whose name or command has these words."""
+    """Those of them whose name or command contains these words."""
     found = []
     for child in children(pid):
         try:
@@ -80,7 +80,7 @@ def wait_for_process(process: Process, name: bytes) -> int:
 
 
 def assert_no_orphans(pid: int) -> None:
-    """A moment is given to processes that end by themselves when they see that their parent is gone."""
+    """Gives processes a moment to end by themselves after their parent is gone."""
     deadline = time.monotonic() + 15
     while left := children(pid):
         words = [Path(f"/proc/{child}/cmdline").read_bytes()[:200] for child in left]
@@ -137,14 +137,14 @@ def test_ctrl_c_twice_while_scoring(small_llama: Path, tmp_path: Path) -> None:
     process = start(small_llama, tmp_path / "run")
     wait_for_scores(tmp_path / "run", process)
     for _ in range(2):
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal: to all of them
     _, complaint = process.communicate(timeout=30)
     assert (process.returncode, complaint) == (130, f"scoremode: interrupted; {RESUME}\n")
     assert_no_orphans(process.pid)
 
 
 def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
-    """It answers to no signal then, and swallows the interruption in the process that waits for it."""
+    """During the start vLLM does not react to signals, and swallows a KeyboardInterrupt in the waiting process."""
     process = start(small_llama, tmp_path / "run")
     engine_core(process)
     began = time.monotonic()

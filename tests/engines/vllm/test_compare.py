@@ -1,7 +1,7 @@
-"""References kept by vLLM, and candidates that vLLM scores against them: with and without tensor parallelism.
+"""References made by vLLM, and candidates that vLLM scores against them: with and without tensor parallelism.
 
-A window is fed in steps of its own: nothing is asked of the first (an overlap) nor of the last, which would be its last
-token alone.
+A window is fed in several steps: nothing is requested of the first (an overlap) or of the last, which would be only its
+last token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS: dict[str, Any] = {"max_num_batched_tokens": 32, "engine_args": (("max_num
 
 @pytest.fixture(scope="module")
 def moved(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model with weights moved a little."""
+    """The small model with slightly changed weights."""
     folder = tmp_path_factory.mktemp("moved") / "moved"
     shutil.copytree(small_llama, folder)
     path = folder / "model.safetensors"
@@ -56,7 +56,7 @@ def kl_of(found: Comparison) -> Any:
 def test_a_reference_kept_by_vllm_is_that_of_transformers(
     small_llama: Path, by_transformers: Path, tmp_path: Path
 ) -> None:
-    """Two ranks: states come from one of them, the head's rows from whichever has them."""
+    """Two ranks: states come from one of them, each row of the head from the rank that has it."""
     run = reference(str(small_llama), tmp_path / "ref", engine="vllm", tensor_parallel_size=2, **STEPS, **ASKED)
     ours, theirs = Reference.open(tmp_path / "ref"), Reference.open(by_transformers)
     rows = theirs.vocabulary
@@ -72,7 +72,7 @@ def test_a_reference_kept_by_vllm_is_that_of_transformers(
 def test_divergence_by_vllm_is_that_of_transformers(
     small_llama: Path, moved: Path, by_transformers: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Each rank has a slice of both heads; an as-served head is asked for its logits."""
+    """Each rank has a slice of both heads; an as-served head gives its logits."""
     (expected,) = compare(str(by_transformers), str(moved), out=tmp_path / "transformers", dtype="float32")
     (found,) = compare(
         str(by_transformers), str(moved), engine="vllm", out=tmp_path / "vllm", dtype="float32", **STEPS, **options

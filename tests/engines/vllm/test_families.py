@@ -1,4 +1,4 @@
-"""Heads that are more than a matrix: what a model does to its logits stays the model's own code."""
+"""Heads that are more than a matrix: what a model does to its logits is done by its own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that watch the one they work for. Real processes, but no engine: each stands for one of vLLM's."""
+"""Processes that watch the scoremode process. Real processes, but no engine: each one simulates one of vLLM's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CHILD = """
 import os, sys, time
 from scoremode.engines.vllm import guard
 guard.watch_parent()
-guard.watch_parent()                  # as often as vLLM likes
-if os.fork():                         # a worker that loads no plugin again
+guard.watch_parent()                  # may be called repeatedly
+if os.fork():                         # a forked worker does not load plugins again
     open(sys.argv[1] + ".child", "w").write(str(os.getpid()))
 else:
     open(sys.argv[1] + ".worker", "w").write(str(os.getpid()))
@@ -34,7 +34,7 @@ from scoremode.engines.vllm import guard
 if sys.argv[2] == "marked":
     os.environ[guard.PARENT] = guard.identity(os.getpid())
 begin = lambda: subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[1]], start_new_session=True)
-if sys.argv[2] == "marked":           # by a thread that ends
+if sys.argv[2] == "marked":           # started by a thread that ends
     thread = threading.Thread(target=begin)
     thread.start()
     thread.join()
@@ -70,10 +70,10 @@ def marked(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[psuti
 def test_they_end_with_the_process_they_work_for(
     marked: tuple[subprocess.Popen[bytes], list[psutil.Process]], number: signal.Signals
 ) -> None:
-    """Nobody waits for the killed one here at first: it stays as a zombie, which is dead enough."""
+    """At first nobody reaps the killed process: it is a zombie, which counts as ended."""
     parent, others = marked
     time.sleep(1.5)
-    assert all(p.is_running() for p in others), "the thread that started them has ended, which is no reason to end"
+    assert all(p.is_running() for p in others), "they must not end with the thread that started them"
     os.kill(parent.pid, number)
     assert psutil.wait_procs(others, timeout=10)[1] == []
 
@@ -98,7 +98,7 @@ def test_a_process_that_was_not_asked_to_score_is_left_alone(tmp_path: Path) -> 
 
 
 def test_one_that_starts_after_the_end_of_its_parent_ends_too(tmp_path: Path) -> None:
-    """The process that asked for scores was killed while this one was still importing."""
+    """The scoremode process was killed while this one was still importing."""
     finished = subprocess.Popen(["sleep", "60"])
     gone = guard.identity(finished.pid)
     assert gone is not None
@@ -110,7 +110,7 @@ def test_one_that_starts_after_the_end_of_its_parent_ends_too(tmp_path: Path) ->
 
 
 def test_the_engines_process_watches_before_anything_of_vllm_is_imported() -> None:
-    """Its function is unpickled first: the process is importing, and then waits, for longer than anybody should."""
+    """Its function is unpickled first: after that, the process imports and waits for a long time."""
     code = (
         "import pickle, sys, threading\nfrom scoremode.engines.vllm.guard import EngineCoreTarget\n"
         "pickle.loads(pickle.dumps(EngineCoreTarget()))\n"

@@ -1,4 +1,4 @@
-"""``scoremode.vllm``: what it would have to pass over in silence is refused. No engine needed."""
+"""``scoremode.vllm`` refuses everything that it would otherwise silently ignore. Needs no engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tokenizer:
 
 
 class Engine:
-    """Remembers what it was asked, and answers zeros."""
+    """Records its requests, and answers with zeros."""
 
     def score(self, source: Any, done: Any) -> Any:
         for i in range(len(source)):
@@ -32,7 +32,7 @@ class Engine:
 
 @pytest.fixture
 def llm() -> LLM:
-    """With everything but the engine: a refusal comes before anything is scored."""
+    """An LLM without an engine: refusals come before anything is scored."""
     made = LLM.__new__(LLM)
     made.engine = Engine()  # type: ignore[assignment]
     made.get_tokenizer = Tokenizer  # type: ignore[method-assign]

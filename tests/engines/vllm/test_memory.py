@@ -1,4 +1,4 @@
-"""Running out of memory: smaller batches, only what is missing, and an end to it. No engine is started here."""
+"""Running out of memory: smaller batches, only missing windows are scored, and it stops. Starts no engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.jobs import Extra
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments
-from scoremode.engines.vllm.wire import Question, Words
+from scoremode.engines.vllm.wire import Request, Words
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.values import Bools
@@ -67,7 +67,7 @@ def test_batches_are_halved_and_only_what_is_missing_is_asked_again(
     assert sorted(scores(engine, windows(5))) == [0, 1, 2, 3, 4]
     assert engine.asked == [5, 4, 3]
     assert engine.options.max_num_batched_tokens == 512
-    assert capsys.readouterr().err.count("out of memory; vLLM starts again") == 2
+    assert capsys.readouterr().err.count("out of memory; restarting vLLM") == 2
 
 
 def test_below_the_smallest_batch_it_gives_up(log: Path) -> None:
@@ -85,7 +85,7 @@ def test_another_death_is_not_retried(log: Path) -> None:
 
 
 def test_an_engine_that_is_found_dead_when_it_is_asked_is_one_line(log: Path) -> None:
-    """Whether that shows here or when its answer is awaited is chance."""
+    """The error may show up on the request or on the answer."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     def add_request(*_: Any) -> None:
@@ -94,4 +94,4 @@ def test_an_engine_that_is_found_dead_when_it_is_asked_is_one_line(log: Path) ->
     engine = Starved(log, enough=1, words="")
     engine.llm, engine._asked = SimpleNamespace(llm_engine=SimpleNamespace(add_request=add_request)), 0
     with pytest.raises(EngineError, match=r"^vLLM stopped \(.+\); run the same command again to resume"):
-        engine._submit(np.ones(2, np.int32), Question(np.zeros(1, np.int32), np.zeros((1, 1), np.int32)))
+        engine._submit(np.ones(2, np.int32), Request(np.zeros(1, np.int32), np.zeros((1, 1), np.int32)))

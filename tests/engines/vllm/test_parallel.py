@@ -29,7 +29,7 @@ def windows() -> list[Window]:
 @pytest.fixture(scope="module")
 def alone(small_llama: Path, windows: list[Window]) -> list[Answers]:
     with engine_of(small_llama) as engine:
-        assert engine.facts.vocabulary == 1003, "padding is no vocabulary"
+        assert engine.facts.vocabulary == 1003, "padding is not part of the vocabulary"
         return score(engine, windows)
 
 
@@ -56,7 +56,7 @@ def test_ranks_agree(small_llama: Path, windows: list[Window], alone: list[Answe
 
 @pytest.mark.parametrize("tokens", [50])
 def test_any_split_of_prompts(small_llama: Path, windows: list[Window], alone: list[Answers], tokens: int) -> None:
-    """Many prompts in flight, so that chunks begin and end at every kind of place."""
+    """Many prompts in flight, so that chunks begin and end at many different places."""
     extra = {"max_num_seqs": 7}
     with engine_of(small_llama, max_num_batched_tokens=tokens, extra=extra) as engine:
         assert_same(score(engine, windows), alone, NATS)

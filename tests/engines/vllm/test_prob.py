@@ -1,4 +1,4 @@
-"""prob on vLLM: started for the prompts that come, and stopped however the command ends."""
+"""prob with vLLM: the engine is started for the given prompts, and stopped however the command ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes are vLLM's, and which are not."""
+"""Which processes belong to vLLM, and which do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_
         engines.append(VllmEngine(str(small_llama), EngineArguments(max_model_len=64, max_num_batched_tokens=64)))
 
     def meddle() -> None:
-        while not engines and threading.main_thread().is_alive():  # before, while and after vLLM's processes appear
+        while (
+            not engines and threading.main_thread().is_alive()
+        ):  # before, during and after the start of vLLM's processes
             strangers.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
             time.sleep(2)
 
@@ -58,7 +60,7 @@ def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_
 
 
 def test_output_is_taken_and_given_back_whatever_was_closed(tmp_path: Path) -> None:
-    """A program may have been started without standard streams: nothing of its own files may be written into."""
+    """A program may have been started without standard streams: its own files must not be written to."""
     code = (
         "import os, sys\nfrom scoremode.engines.vllm.log import VllmLog\n"
         "for fd in map(int, sys.argv[1].split()): os.close(fd)\n"

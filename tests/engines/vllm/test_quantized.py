@@ -1,4 +1,4 @@
-"""Quantized checkpoints as served, and the API that was asked for, on engines that both use."""
+"""Quantized checkpoints as served, and the drop-in API, on shared engines."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_w8a8_int8_as_served(ran: dict[str, Any], w8a8: Path, real_ids: Ids) -> 
     dtype = engine.facts.dtype
     with ordinary(w8a8, dtype=dtype, max_model_len=512, skip_tokenizer_init=True) as llm:
         gap = gaps(found, windows, llm)
-    # in bfloat16 stock rounds its logits (about 0.02 nats a token), and the batch a row lies in decides how its
+    # in bfloat16 stock rounds its logits (about 0.02 nats per token), and the batch of a row decides how its
     # activations round; a shift by one would be off by whole nats
     assert gap.mean() <= (4e-2 if dtype == "bfloat16" else 1e-4)
     assert gap.max() <= (0.5 if dtype == "bfloat16" else 2e-3)
@@ -119,7 +119,7 @@ def test_w8a8_int8_as_served(ran: dict[str, Any], w8a8: Path, real_ids: Ids) -> 
 
 
 def test_fp8_dynamic_as_served(small_llama: Path, quantize: Callable[[str, Path, str], Path], tmp_path: Path) -> None:
-    """A small model and a short text: CPUs without FP8 of their own take 0.1 s a token and matrix."""
+    """A small model and a short text: CPUs without FP8 instructions take 0.1 s per token and matrix."""
     folder, windows = quantize(str(small_llama), tmp_path / "fp8", "fp8"), [own(np.arange(5, 30) * 31 % 1003)]
     with engine_of(folder, head="as-served") as engine:
         assert engine.facts.head == "as-served"
@@ -138,7 +138,7 @@ def real_text() -> str:
 
 
 class Found(NamedTuple):
-    """What a candidate did, one number a target."""
+    """The scores of a candidate, one number per target."""
 
     kl: Floats  # from the original, nats
     logprob: Floats
@@ -168,8 +168,8 @@ def emulated(kept: Path, w8a8: Path, w4a16: Path) -> list[Found]:
 
 @pytest.fixture(scope="module")
 def served(kept: Path, ran: dict[str, Any], w4a16: Path) -> list[Found]:
-    """W8A8 by the engine that is there, then W4A16 where this CPU has a kernel for it. Its activations stay 16 bits
-    wide, where CPUs with AMX would take 8."""
+    """W8A8 with the running engine, then W4A16 if this CPU has a kernel for it. Its activations keep 16 bits; by
+    default, CPUs with AMX would use 8."""
     found = [against(ran["llm"].engine, kept)]
     if has_int4_kernel():
         with pytest.MonkeyPatch.context() as patch:
@@ -202,8 +202,8 @@ def test_fewer_bits_are_further_from_the_original(how: str, kept: Path, request:
 
 
 def test_served_is_near_emulated(kept: Path, served: list[Found], emulated: list[Found]) -> None:
-    """The same mean divergence. Target by target int8 activations are another matter: any difference in front of their
-    rounding makes errors of the same size but elsewhere, so two of them lie as far apart as each from the original."""
+    """The same mean divergence. Target by target, int8 activations differ: any difference before their rounding gives
+    errors of the same size at other targets, so the two are as far apart as each is from the original."""
     original = runs.load(kept).scores.logprob
     for ours, theirs, share in zip(served, emulated[: len(served)], (2.0, 0.2)[: len(served)], strict=True):
         assert ours.kl.mean() == pytest.approx(theirs.kl.mean(), rel=0.25)
@@ -213,7 +213,7 @@ def test_served_is_near_emulated(kept: Path, served: list[Found], emulated: list
 def test_int4_weights_are_refused_where_vllm_has_no_kernel_for_them(
     w4a16: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What every aarch64 machine says, and x86 without AVX-512; here it is asked as one of those."""
+    """The message on aarch64 machines and on x86 without AVX-512, simulated here."""
     if has_int4_kernel():
         monkeypatch.setattr(support, "has_int4_kernel", lambda: False)
     with pytest.raises(ModelError, match=r"no CPU kernel for int4 weights.*--engine transformers"), engine_of(w4a16):
@@ -257,8 +257,8 @@ def test_which_checkpoints_need_the_int4_kernel_and_which_machines_have_it(
 
 def test_bits_per_weight_of_the_checkpoints(w8a8: Path, w4a16: Path) -> None:
     plain, quantized = 49_152 * 576 + 61 * 576, 30 * 576 * (576 + 192 + 192 + 576 + 3 * 1536)
-    rows = 30 * (576 + 192 + 192 + 576 + 1536 + 1536 + 576)  # of all quantized matrices: a scale for each
+    rows = 30 * (576 + 192 + 192 + 576 + 1536 + 1536 + 576)  # one scale per quantized matrix
     weights, shapes = plain + quantized, 210 * 2 * 64
     assert inspect(str(w8a8)).bits_per_weight == pytest.approx((32 * (plain + rows) + 8 * quantized) / weights)
-    int4 = (4 + 32 / 64) * quantized  # a float32 scale for each group of 64
+    int4 = (4 + 32 / 64) * quantized  # one float32 scale per group of 64
     assert inspect(str(w4a16)).bits_per_weight == pytest.approx((32 * plain + int4 + shapes) / weights)

@@ -1,4 +1,4 @@
-"""A real model, real text: against Transformers, against vLLM's own prompt_logprobs, questions of every shape."""
+"""A real model, real text: against Transformers, against vLLM's own prompt_logprobs, with requests of every shape."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_leaving_early_leaves_nothing_behind(engine: VllmEngine, windows: list[W
     assert not engine.llm.llm_engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize("context", [60, 127, 128, 129, 256])  # the cache's blocks hold 128 tokens on a CPU
+@pytest.mark.parametrize("context", [60, 127, 128, 129, 256])  # a block of the cache has 128 tokens on a CPU
 def test_a_shared_beginning_is_read_from_the_cache(engine: VllmEngine, real_ids: Ids, context: int) -> None:
     """Continuations of one context: the same numbers as without the cache, and fewer tokens computed."""
     rng = np.random.default_rng(context)
@@ -115,7 +115,7 @@ def test_ids_that_do_not_exist_are_refused_before_they_kill_a_worker(engine: Vll
 
 
 def test_a_request_without_a_question_has_its_own_tokens_scored(engine: VllmEngine, real_ids: Ids) -> None:
-    """What an HTTP client of ``/pooling`` sends."""
+    """The request that an HTTP client of ``/pooling`` sends."""
     from vllm import PoolingParams
 
     from scoremode.engines.vllm.wire import unpack
@@ -142,7 +142,7 @@ def test_prompt_logprobs_of_serving(oracle: Any, engine: VllmEngine, windows: li
     for window, answers, out in zip(windows, score(engine, windows), outs, strict=True):
         at = [out.prompt_logprobs[i + 1][int(t)] for i, t in enumerate(window.targets[:, 0])]
         assert np.abs(answers.logprob[:, 0] - [e.logprob for e in at]).max() <= NATS
-        # vLLM counts ties against the target, we by id: the same but where logits are equal
+        # vLLM counts ties against the target, we order them by id: only equal logits differ
         assert np.mean(measured(answers.rank)[:, 0] == [e.rank for e in at]) > 0.98
 
 
@@ -159,7 +159,7 @@ def test_the_plugin_leaves_generation_alone(oracle: Any, real_ids: Ids, smollm2_
 
 
 def test_the_plugin_leaves_embedding_alone(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the very process that scores: the switch is off again, and the stock adapter answers."""
+    """In the process that scores: the switch is off again, and the stock adapter is used."""
     from vllm.model_executor.models import adapters
 
     class AnyModel: ...

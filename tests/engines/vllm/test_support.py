@@ -1,4 +1,4 @@
-"""What is refused before anything is started, and what a log is read for."""
+"""What is refused before anything is started, and what is read from a log."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_output_of_other_processes_goes_to_the_log_and_ours_comes_back(
 
 @pytest.mark.parametrize(("bits", "dtype"), [(4, "bfloat16"), (8, "float32"), (None, "float32")])
 def test_int4_weights_are_served_in_bfloat16_on_a_cpu(tmp_path: Path, bits: int | None, dtype: str) -> None:
-    """vLLM's kernel for them takes no float32; everything else stays exact."""
+    """vLLM's kernel for them does not support float32; everything else stays in float32."""
     weights = {"num_bits": bits, "type": "int"}
     quantized = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
     config = {"model_type": "llama", **({"quantization_config": quantized} if bits else {})}
@@ -102,7 +102,7 @@ def test_int4_weights_are_served_in_bfloat16_on_a_cpu(tmp_path: Path, bits: int 
 
 
 def test_variables_that_choose_kernels_are_part_of_what_a_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same command under another of them gives other numbers, and must not find the stored ones."""
+    """The same command with a different value gives different numbers, and must not find the stored ones."""
     monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     subject = choose("table:uniform").subject

@@ -1,11 +1,11 @@
-"""What the start-up self-test says of a model, read from its words. Needs no vLLM."""
+"""The verdict of the self-test at the start, read from its answer. Needs no vLLM."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, compare
+from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers
 from scoremode.engines.vllm.wire import Words, pack_words, width
 
 VOCABULARY = 50
@@ -28,9 +28,9 @@ def said(logprob: float, top: float, apart: float = 0.0, **facts: str) -> Words:
 
 def test_a_model_without_preferences_is_noted() -> None:
     even = -np.log(VOCABULARY)
-    (note,) = compare(said(even, even), "bfloat16").notes("bfloat16")
+    (note,) = judge_answers(said(even, even), "bfloat16").notes("bfloat16")
     assert note.startswith("all logits are equal")
-    assert compare(said(-7.0, -0.5), "bfloat16").notes("bfloat16") == []
+    assert judge_answers(said(-7.0, -0.5), "bfloat16").notes("bfloat16") == []
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_layers_in_float32_that_are_multiplied_in_less_are_noted(dtype: str, pro
 
 
 def test_served_logits_of_a_float32_head_may_be_off_by_what_tf32_rounds() -> None:
-    """Our own head is not: where vLLM rounds its logits, the two differ, and nothing is wrong."""
-    rounded = compare(said(-7.0, -0.5, apart=0.02, float32_products="tf32"), "float32")
+    """Our own head does not round: if vLLM rounds its logits, the two differ, and nothing is wrong."""
+    rounded = judge_answers(said(-7.0, -0.5, apart=0.02, float32_products="tf32"), "float32")
     assert rounded.error <= rounded.allowed
-    exact = compare(said(-7.0, -0.5, apart=0.02, float32_products="ieee"), "float32")
+    exact = judge_answers(said(-7.0, -0.5, apart=0.02, float32_products="ieee"), "float32")
     assert exact.error > exact.allowed

@@ -1,7 +1,7 @@
 """An engine in sixty lines: ``unigram:FILE`` gives every byte the probability that it has in FILE.
 
-It gives log-probabilities and nothing else, as many servers do: ranks and entropy are then "not measured", and what
-needs hidden states is refused before anything is opened.
+Like many servers, it gives only log-probabilities: ranks and entropy are then "not measured", and a command that needs
+hidden states is refused before anything is opened.
 """
 
 from __future__ import annotations

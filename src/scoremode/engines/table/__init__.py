@@ -1,4 +1,4 @@
-"""An engine whose answers are known in closed form: ``table:uniform`` and ``table:successor``, over bytes."""
+"""An engine whose answers are known in closed form: ``table:uniform`` and ``table:successor``; tokens are bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An engine whose answers are known in closed form: next-token logits looked up by the token before.
+"""An engine whose answers are known in closed form: next-token logits, looked up by the previous token.
 
-For tests, and to show plug-in authors how little an engine must do. A uniform table's perplexity is its vocabulary
-size, to the digit; the successor table scores log 1 on a counting text and log 0 on anything shifted by one.
+It is used in tests, and shows plug-in authors how little an engine must do. The perplexity of a uniform table is
+exactly its vocabulary size; the successor table scores log 1 on a counting text and log 0 on anything shifted by one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from scoremode.errors import ModelError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Floats, Ids
 
-NEVER = -3.0e4  # a log-probability whose exponential is 0 in float64 too
+NEVER = -3.0e4  # a log-probability whose exponential is 0 even in float64
 
 
 class TableEngine(Engine):
-    """``logits[p]`` are the logits after token p; one line alone serves every token.
+    """``logits[p]`` are the logits after token p; a single line is used for every token.
 
     >>> engine = TableEngine(np.zeros((1, 1000)))
     >>> engine.facts.vocabulary
@@ -29,7 +29,7 @@ class TableEngine(Engine):
     """
 
     def __init__(self, logits: Floats, context_length: int | None = None) -> None:
-        assert logits.ndim == 2, "a table has a line per token before"
+        assert logits.ndim == 2, "a table has one line per previous token"
         assert len(logits) in (1, logits.shape[1]), "a table has one line, or one per token"
         with np.errstate(divide="ignore"):
             shifted = logits - logits.max(axis=1, keepdims=True)
@@ -66,7 +66,7 @@ class TableEngine(Engine):
             yield index, answers
 
     def stored_head(self) -> StoredHead:
-        # a state picks a line out of the table by multiplying; -inf times 0 would be NaN, and exp(-30,000) is 0 anyway
+        # a state selects a line of the table by multiplication; -inf times 0 would be NaN, and exp(-30,000) is 0 anyway
         weight = np.maximum(self.logprobs, NEVER).T.astype(np.float32)
         return StoredHead(np.ascontiguousarray(weight), None, "float32", "float32", self.facts.vocabulary)
 
@@ -74,7 +74,7 @@ class TableEngine(Engine):
         return NoiseFloor(None, "the table engine computes in closed form")
 
     def _lines(self, window: Window) -> Ids:
-        """Which line of the table serves each row."""
+        """The line of the table for each row."""
         return window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
 
     @staticmethod
@@ -95,7 +95,7 @@ class TableEngine(Engine):
 
 
 class _Baseline:
-    """The distributions of a baseline that is a table too."""
+    """The distributions of a baseline that is also a table."""
 
     def __init__(self, baseline: Baseline, vocabulary: int) -> None:
         head = baseline.head
@@ -105,7 +105,7 @@ class _Baseline:
                 fix="compare models with one vocabulary",
             )
         if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
-            raise ModelError("a table can only be compared with a table", fix="take a table as the baseline")
+            raise ModelError("a table can only be compared with a table", fix="use a table as the baseline")
         self.baseline, self.weight = baseline, head.weight.astype(np.float64).T
 
     def logprobs(self, index: int, window: Window) -> Floats:

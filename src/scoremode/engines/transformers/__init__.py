@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TransformersPlugin(EnginePlugin):
-    """Any causal LM that Transformers loads; the default."""
+    """Any causal LM that Transformers loads. This is the default engine."""
 
     contract = 1
     name = "transformers"
@@ -23,7 +23,7 @@ class TransformersPlugin(EnginePlugin):
     instead: ClassVar[dict[str, str]] = {
         "tensor_parallel_size": "use --device auto for several GPUs",
         "gpu_memory_utilization": "use --batch-tokens N to bound memory",
-        "quantization": "leave it out: a quantized checkpoint says so itself",
+        "quantization": "leave it out: the checkpoint declares its quantization",
         "max_num_batched_tokens": "use --batch-tokens",
     }
     is_default = True

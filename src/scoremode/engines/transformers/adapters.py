@@ -1,4 +1,4 @@
-"""PEFT adapters: small sets of weights in a folder of their own, put on a model after it is loaded."""
+"""PEFT adapters: small sets of weights in their own folder, added to a model after it is loaded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def with_adapter(subject: Subject, folder: str) -> Subject:
-    """The subject with an adapter: another model, so it has another fingerprint. No weights are loaded."""
+    """The subject with an adapter: a different model, so it has a different fingerprint. No weights are loaded."""
     path = Path(folder).expanduser()
     if find_spec("peft") is None:
         raise ModelError("--adapter needs the package 'peft'", fix="pip install 'scoremode[peft]'")
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
-            raise ModelError(f"the adapter folder {folder} holds no {name}", fix="give a folder that PEFT saved")
+            raise ModelError(f"the adapter folder {folder} has no {name}", fix="give a folder that PEFT saved")
     files = {f"{path.name}/{name}": remembered_sha256(path / name) for name in (CONFIG, WEIGHTS)}
     whole = "\n".join([subject.fingerprint, *(files[name] for name in sorted(files))])
     return replace(
@@ -41,9 +41,9 @@ def put_on(model: Any, folder: str) -> Any:
     try:
         wrapped = PeftModel.from_pretrained(model, str(Path(folder).expanduser()))
         if wrapped.active_peft_config.is_prompt_learning:
-            raise ValueError("it puts tokens in front of every prompt")
+            raise ValueError("it adds tokens before every prompt")
         return wrapped.base_model.model
-    except Exception as error:  # PEFT raises many kinds; all of them mean that the two do not fit
+    except Exception as error:  # PEFT raises many kinds of errors; all mean that the two do not fit
         reason = str(error).strip().split("\n")[0][:200]
         raise ModelError(
             f"the adapter {folder} does not fit the model ({type(error).__name__}: {reason})",

@@ -1,4 +1,4 @@
-"""Where, in which precision and in which batches a model runs: decided before it is loaded."""
+"""On which device, in which precision and in which batches a model runs: decided before it is loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scoremode.errors import OptionError
 from scoremode.models.facts import ModelFacts
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU long windows go alone: together they are no faster
+BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU, long windows are scored alone: a larger batch is not faster
 
 
 def chosen_device_and_dtype(options: TransformersOptions, facts: ModelFacts) -> tuple[str, str]:
-    """Where and in which precision a model would run here, in words."""
+    """The names of the device and the dtype that a model would use here."""
     device = choose_device(options.device)
     choose_batch_tokens(options.batch_tokens, device)
     return device, str(choose_dtype(options.dtype, device, facts)).removeprefix("torch.")
@@ -46,7 +46,7 @@ def choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
             raise OptionError(f"--dtype {wanted} is not known", fix=f"give one of auto, {', '.join(DTYPES)}")
         return DTYPES[wanted]
     if device == "cpu" and "quantization_config" not in facts.config:
-        return torch.float32  # half precision on a CPU is slow and adds rounding that no server has
+        return torch.float32  # on a CPU, half precision is slow and adds rounding that serving on a GPU does not have
     return "auto"
 
 

@@ -1,8 +1,8 @@
-"""The embedded engine: any causal language model that Transformers loads, in this process.
+"""The Transformers engine: any causal language model that Transformers loads, in this process.
 
-The body of the model gives the final hidden states; logits are made from them a few rows at a time by scoremode's
-own head, in float32. A model whose head is more than one matrix (or is quantized) is asked for its logits instead,
-also a few rows at a time, and the result says so: ``head: as-served``.
+The body of the model gives the final hidden states; scoremode's own head computes logits from them in float32, a few
+rows at a time. If the head is more than one matrix (or is quantized), the model computes its logits itself, also a few
+rows at a time, and the result says so: ``head: as-served``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scoremode.engines.base import (
     Want,
 )
 from scoremode.engines.batching import batches_by_length
-from scoremode.engines.tensors import Against, Asked, store_head, to_raw
+from scoremode.engines.tensors import Against, IndexedWindow, store_head, to_raw
 from scoremode.engines.transformers.adapters import put_on
 from scoremode.engines.transformers.choices import (
     DTYPES,
@@ -41,7 +41,7 @@ from scoremode.engines.transformers.choices import (
 )
 from scoremode.engines.transformers.loading import load_model
 from scoremode.engines.transformers.options import TransformersOptions
-from scoremode.engines.transformers.other_batches import PADDING, Otherwise, other_threads
+from scoremode.engines.transformers.other_batches import PADDING, OtherBatches, other_threads
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns
@@ -52,11 +52,11 @@ from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
 
-Finish = Callable[[Tensor, list[Asked], int | None], list[Answers]]
-"""Hidden states of windows, one after the other, and the vocabulary -> the answers of each window."""
+Finish = Callable[[Tensor, list[IndexedWindow], int | None], list[Answers]]
+"""Concatenated hidden states of windows, and the vocabulary -> the answers of each window."""
 
-RowsOf = Callable[[list[Asked]], Iterator[tuple[list[Asked], Tensor]]]
-"""Windows -> the hidden states of the rows that they ask for, perhaps in several parts."""
+RowsOf = Callable[[list[IndexedWindow]], Iterator[tuple[list[IndexedWindow], Tensor]]]
+"""Windows -> the hidden states of their requested rows, perhaps in several parts."""
 
 PROBE_TOKENS = 12
 
@@ -71,14 +71,15 @@ class TransformersEngine(Engine):
         self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
             raise ModelError(
-                f"{type(model).__name__} has no body apart from its head", fix="choose a causal language model"
+                f"{type(model).__name__} has no body separate from its head", fix="choose a causal language model"
             )
         self.batch_tokens = choose_batch_tokens(options.batch_tokens, model.device.type)
-        self._output_type: Any = None  # what the body returns, learnt on the first pass
-        self._otherwise: Otherwise | None = None  # how batches are cut while the noise floor is measured
+        self._output_type: Any = None  # type that the body returns, set on the first pass
+        self._other_batches: OtherBatches | None = None  # how windows are batched while the noise floor is measured
         if model.dtype == torch.float32:
             require_float32(model.device)
-        self.choice: Choice | None = None  # the code that scores; None where the model gives its own logits
+        self.choice: Choice | None = None  # the kernel that scores; None if the model computes its own logits
+        self._forced_kernel, self._divergence_is_checked = options.head_kernel, False
         self.head, self.vocabulary = self._choose_head(options.head or "exact", options.head_kernel)
         self.shares_prefixes = not getattr(model, "_is_stateful", False)
         config = model.config.get_text_config()
@@ -114,32 +115,34 @@ class TransformersEngine(Engine):
     @full_float32()
     @torch.inference_mode()
     def _choose_head(self, wanted: str, kernel: str | None) -> tuple[Head | None, int]:
-        """The matrix that gives the model's own logits on a probe; None where the model must be asked for them."""
+        """The head's matrix, if it reproduces the model's logits on a test input; otherwise None."""
         if wanted not in ("exact", "as-served"):
             raise OptionError(f"--head {wanted} is not known", fix="give exact or as-served")
         served = self._served_logits
         ids = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self._embedding_rows()
-        # the whole model first: compressed checkpoints are unpacked when it is called, not when only its body is
+        # the whole model first: a compressed checkpoint is unpacked when the whole model is called, not only its body
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
         hidden = self._hidden(ids)[0]
         if bool(expected.isnan().any()):
-            raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+            raise EngineError(
+                "the model gives NaN", fix="try --dtype float32; if that does not help, the weights are damaged"
+            )
         self._notes = (UNIFORM,) if bool((expected == expected[:, :1]).all()) else ()
         self._require_causal(ids, hidden)
         head = find_head(self.model)
         if wanted == "exact" and head is not None and _agree(head.logits(hidden), expected, self.model.dtype):
-            self.choice = choose(head, kernel)
+            self.choice = choose(head, kernel, divergence=False)
             return head, head.vocabulary
         if not _agree(served(hidden).float(), expected, self.model.dtype):
             raise EngineError(
-                f"{type(self.model).__name__} gives other logits when asked row by row", fix="report this model"
+                f"{type(self.model).__name__} gives different logits when called row by row", fix="report this model"
             )
         if kernel is not None:
             raise OptionError(f"--head-kernel {kernel}: the model's own logits are used", fix="leave --head-kernel out")
         return None, expected.shape[1]
 
     def _require_causal(self, ids: Tensor, hidden: Tensor) -> None:
-        """Another last token must leave every row before it as it was, or a target would have been seen."""
+        """Changing the last token must not change any earlier row; otherwise the model would see its targets."""
         other = ids.clone()
         other[0, -1] = (other[0, -1] + 1) % self._embedding_rows()
         if not _agree(self._hidden(other)[0, :-1].float(), hidden[:-1].float(), self.model.dtype):
@@ -151,7 +154,7 @@ class TransformersEngine(Engine):
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def _served_logits(self, hidden: Tensor) -> Tensor:
-        """The model's own logits for hidden states that we already have: its forward pass, with the body held still."""
+        """The model's own logits for given hidden states: its forward pass, with the body replaced by these states."""
         output = self._output_type(last_hidden_state=hidden[None])
         with _replaced(self.body, "forward", lambda *_, **__: output):
             ids = torch.zeros((1, len(hidden)), dtype=torch.long, device=hidden.device)
@@ -160,7 +163,7 @@ class TransformersEngine(Engine):
 
     # ── the body ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _hidden(self, ids: Tensor, cache: Any = None) -> Tensor:
-        """Final hidden states (batch, tokens, d). No mask: padding stands on the right, where no causal row looks."""
+        """Final hidden states (batch, tokens, d). No mask: padding is on the right, where no causal row looks."""
         if cache is None:
             output = self.body(input_ids=ids, use_cache=False)
         else:
@@ -172,10 +175,22 @@ class TransformersEngine(Engine):
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         finish: Finish = self._answers
         if want.against is not None:
+            self._check_divergence()
             finish = partial(self._answers_with_kl, Against(want.against, self.model.device, self.vocabulary))
         if want.states:
             finish = partial(self._with_states, finish)
         yield from self._each(source, done, finish)
+
+    def _check_divergence(self) -> None:
+        """Check the kernel's divergences as well before the first one is asked for; most questions never do."""
+        if self.head is None or self._divergence_is_checked:
+            return
+        with torch.inference_mode():
+            choice = choose(self.head, self._forced_kernel)
+        self._divergence_is_checked = True
+        if self.choice is None or choice.kernel.name != self.choice.kernel.name:
+            self.choice = choice
+            self.facts = replace(self.facts, settings={**self.facts.settings, **describe_kernel(choice)})
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
         found = np.zeros(len(source), np.bool_)
@@ -184,96 +199,96 @@ class TransformersEngine(Engine):
         return found
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        """Windows that had a batch of their own get another one beside them, all others are scored alone."""
+        """A window that had its own batch shares it with a copy of itself; all others are scored alone."""
         longest, context = int(source.lengths[~done].max()), self.facts.context_length
         room = context is None or longest + PADDING <= context
-        self._otherwise = Otherwise.of(self._batches(source), PADDING if room else 0)
+        self._other_batches = OtherBatches.of(self._batches(source), PADDING if room else 0)
         try:
             with other_threads(self.model.device) as threads:
                 found = self.score(source, done, Want(against=baseline))
                 kl = [answers.kl for _, answers in found if answers.kl is not None]
-                return NoiseFloor(np.concatenate(kl), self._otherwise.words(done, threads))
-        except EngineError as error:  # two windows may not fit in memory where one does
-            return NoiseFloor(None, f"another batch failed: {error.message}")
+                return NoiseFloor(np.concatenate(kl), self._other_batches.words(done, threads))
+        except EngineError as error:  # two windows may not fit in memory even if one does
+            return NoiseFloor(None, f"scoring in different batches failed: {error.message}")
         finally:
-            self._otherwise = None
+            self._other_batches = None
 
     def _batches(self, source: WindowSource) -> list[Ints]:
         usual = batches_by_length(source, self.batch_tokens)
-        if self._otherwise is None:
+        if self._other_batches is None:
             return usual
         return [np.array([index]) for batch in usual for index in batch]
 
     def stored_head(self) -> StoredHead:
         if self.head is None:
             raise ModelError(
-                "the head of this model is no plain matrix of floats, so no reference can be kept",
-                fix="take an unquantized baseline, and leave --head out",
+                "the head of this model is not a plain matrix of floats, so no reference can be kept",
+                fix="use an unquantized baseline, and leave --head out",
             )
         layer = self.model.get_output_embeddings()  # on a CPU the head in use is a float32 copy
         return store_head(replace(self.head, weight=layer.weight.detach()))
 
     def _each(self, source: WindowSource, done: Bools, finish: Finish) -> Iterator[tuple[int, Answers]]:
-        """What ``finish`` makes of the hidden states of every window that is not done."""
+        """Apply ``finish`` to the hidden states of every window that is not done."""
         for batch in self._batches(source):
             if done[batch].all():
                 continue
-            asked = [(int(index), source.window(int(index))) for index in batch]
-            grouped = source.prefix_group is not None and len(asked) > 1
+            windows = [(int(index), source.window(int(index))) for index in batch]
+            grouped = source.prefix_group is not None and len(windows) > 1
             alike = self._rows_shared if self.shares_prefixes else self._rows_in_parts
             rows_of = alike if grouped else self._rows_together
-            found = self._within_memory(rows_of, asked, source.vocabulary, finish)
-            for (index, _), made in zip(asked, found, strict=True):
+            found = self._within_memory(rows_of, windows, source.vocabulary, finish)
+            for (index, _), made in zip(windows, found, strict=True):
                 if not done[index]:
                     yield index, made
 
     def _within_memory(
-        self, rows_of: RowsOf, asked: list[Asked], vocabulary: int | None, finish: Finish
+        self, rows_of: RowsOf, windows: list[IndexedWindow], vocabulary: int | None, finish: Finish
     ) -> list[Answers]:
-        """The batch, or where memory does not suffice, its halves."""
+        """Score the batch; if memory runs out, score its halves."""
         try:
             with full_float32(), torch.inference_mode():
-                return [made for part, rows in rows_of(asked) for made in finish(rows, part, vocabulary)]
+                return [made for part, rows in rows_of(windows) for made in finish(rows, part, vocabulary)]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-        if len(asked) == 1:
+        if len(windows) == 1:
             raise EngineError(
-                f"a window of {len(asked[0][1].ids)} tokens does not fit in this device's memory",
+                f"a window of {len(windows[0][1].ids)} tokens does not fit in this device's memory",
                 fix="give a smaller --context-length, another --dtype, or --device cpu",
             )
-        half = len(asked) // 2
+        half = len(windows) // 2
         return [
             made
-            for part in (asked[:half], asked[half:])
+            for part in (windows[:half], windows[half:])
             for made in self._within_memory(rows_of, part, vocabulary, finish)
         ]
 
-    def _rows_together(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
-        """Windows in one forward pass, each cut behind the last row that is asked for."""
-        fed = [w.ids[: _rows_needed(w)] for _, w in asked]
-        if self._otherwise is not None:
-            fed = self._otherwise.batch(asked, fed)
+    def _rows_together(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+        """Windows in one forward pass, each cut after the last requested row."""
+        fed = [w.ids[: _rows_needed(w)] for _, w in windows]
+        if self._other_batches is not None:
+            fed = self._other_batches.batch(windows, fed)
         hidden = self._hidden(self._padded(fed))
-        yield asked, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(asked)])
+        yield windows, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(windows)])
 
-    def _rows_in_parts(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
-        """Windows of a group that cannot share a forward pass: as many at a time as the batch budget allows."""
-        longest = max(_rows_needed(w) for _, w in asked)
+    def _rows_in_parts(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+        """Windows of a group that cannot share a prefix: as many at a time as the batch budget allows."""
+        longest = max(_rows_needed(w) for _, w in windows)
         size = max(1, self.batch_tokens // longest)
-        for begin in range(0, len(asked), size):
-            yield from self._rows_together(asked[begin : begin + size])
+        for begin in range(0, len(windows), size):
+            yield from self._rows_together(windows[begin : begin + size])
 
-    def _rows_shared(self, asked: list[Asked]) -> Iterator[tuple[list[Asked], Tensor]]:
-        """Windows that begin alike: the common beginning is fed once, its keys and values serve all of them."""
+    def _rows_shared(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+        """Windows with a common prefix: it is fed once, and its keys and values are used for all of them."""
         from transformers import DynamicCache
 
-        common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in asked])
+        common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in windows])
         if common < 2:
-            yield from self._rows_in_parts(asked)
+            yield from self._rows_in_parts(windows)
             return
         cache = DynamicCache(config=self.model.config)
-        prefix = self._hidden(self._padded([asked[0][1].ids[:common]]), cache)[0]
-        for part in self._continuations(asked, common):
+        prefix = self._hidden(self._padded([windows[0][1].ids[:common]]), cache)[0]
+        for part in self._continuations(windows, common):
             rest = [w.ids[common : _rows_needed(w)] for _, w in part]
             hidden = self._continued(cache, rest) if max(map(len, rest)) else None
             rows = []
@@ -285,14 +300,14 @@ class TransformersEngine(Engine):
                     rows.append(hidden[i, _index(late - common, prefix)])
             yield part, torch.cat(rows)
 
-    def _continuations(self, asked: list[Asked], common: int) -> Iterator[list[Asked]]:
+    def _continuations(self, windows: list[IndexedWindow], common: int) -> Iterator[list[IndexedWindow]]:
         """Groups of windows whose copies of the cache and own tokens stay within the batch budget."""
-        longest = max(_rows_needed(w) for _, w in asked)
+        longest = max(_rows_needed(w) for _, w in windows)
         size = max(1, 4 * self.batch_tokens // max(1, longest))
-        yield from (asked[i : i + size] for i in range(0, len(asked), size))
+        yield from (windows[i : i + size] for i in range(0, len(windows), size))
 
     def _continued(self, cache: Any, rest: list[Ids]) -> Tensor:
-        copies = copy.deepcopy(cache)  # a forward pass appends to its cache; the original must stay the prompt
+        copies = copy.deepcopy(cache)  # a forward pass appends to its cache; the original must stay unchanged
         copies.batch_repeat_interleave(len(rest))
         return self._hidden(self._padded(rest), copies)
 
@@ -302,31 +317,33 @@ class TransformersEngine(Engine):
             ids[i, : len(sequence)] = sequence
         return torch.from_numpy(ids).to(self.model.device)
 
-    # ── what is made of hidden states ────────────────────────────────────────────────────────────────────────────────
-    def _answers(self, rows: Tensor, asked: list[Asked], vocabulary: int | None) -> list[Answers]:
-        widths = {w.targets.shape[1] for _, w in asked}
+    # ── from hidden states to answers ────────────────────────────────────────────────────────────────────────────────
+    def _answers(self, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None) -> list[Answers]:
+        widths = {w.targets.shape[1] for _, w in windows}
         if len(widths) > 1:
-            parts = torch.split(rows, [len(w.rows) for _, w in asked])
-            return [a for part, one in zip(parts, asked, strict=True) for a in self._answers(part, [one], vocabulary)]
-        columns = self._columns(rows, _targets(asked, rows), self._width(vocabulary))
-        return split_columns(columns, _ends(asked))
+            parts = torch.split(rows, [len(w.rows) for _, w in windows])
+            return [a for part, one in zip(parts, windows, strict=True) for a in self._answers(part, [one], vocabulary)]
+        columns = self._columns(rows, _targets(windows, rows), self._width(vocabulary))
+        return split_columns(columns, _ends(windows))
 
     @staticmethod
-    def _with_states(finish: Finish, rows: Tensor, asked: list[Asked], vocabulary: int | None) -> list[Answers]:
-        states = torch.split(rows.cpu(), [len(w.rows) for _, w in asked])
-        found = finish(rows, asked, vocabulary)
+    def _with_states(
+        finish: Finish, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
+    ) -> list[Answers]:
+        states = torch.split(rows.cpu(), [len(w.rows) for _, w in windows])
+        found = finish(rows, windows, vocabulary)
         return [replace(answers, states=to_raw(own)) for answers, own in zip(found, states, strict=True)]
 
     def _answers_with_kl(
-        self, against: Against, rows: Tensor, asked: list[Asked], vocabulary: int | None
+        self, against: Against, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
     ) -> list[Answers]:
         width = self._width(vocabulary)
-        states, targets, head_p = against.states(asked), _targets(asked, rows), against.head.within(width)
+        states, targets, head_p = against.states(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
         else:
             found = diverge_from_logits(states, head_p, rows, self._served_logits, targets)
-        ends = _ends(asked)
+        ends = _ends(windows)
         kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
         return [replace(a, kl=own) for a, own in zip(split_columns(found.q, ends), kl, strict=True)]
 
@@ -340,7 +357,7 @@ class TransformersEngine(Engine):
 
 
 def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
-    """Columns of several windows as one Answers each: the only step that leaves the device, a few numbers a target."""
+    """Columns of several windows as one Answers each: the only copy from the device, a few numbers per target."""
     logprob, entropy, top_logprob = (
         getattr(columns, name).double().cpu().numpy() for name in ("logprob", "entropy", "top_logprob")
     )
@@ -353,7 +370,7 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
 
 
 def find_head(model: Any) -> Head | None:
-    """The last matrix of a model with its scale and cap, or None where it is not a plain matrix."""
+    """The last matrix of a model with its scale and cap, or None if it is not a plain matrix."""
     layer = model.get_output_embeddings()
     if not isinstance(layer, torch.nn.Linear):
         return None
@@ -367,7 +384,7 @@ def find_head(model: Any) -> Head | None:
     if (factor := getattr(config, "logit_scale", None)) is not None:  # Cohere multiplies
         scale *= float(factor)
     if weight.device.type == "cpu" and weight.dtype in (torch.float16, torch.bfloat16):
-        weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
+        weight = weight.float()  # exact, and only once: on a CPU, half-precision products are slow and rounded
     cap = getattr(config, "final_logit_softcapping", None)
     return Head(
         weight=weight,
@@ -379,7 +396,7 @@ def find_head(model: Any) -> Head | None:
 
 
 def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
-    """Equal up to what the model's own dtype rounds away."""
+    """Equal up to the rounding of the model's own dtype."""
     if ours.shape != theirs.shape:
         return False
     size = theirs.abs().max().clamp_min(1.0)
@@ -391,12 +408,12 @@ def _rows_needed(window: Window) -> int:
     return int(window.rows[-1]) + 1
 
 
-def _targets(asked: list[Asked], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.concatenate([w.targets for _, w in asked]).astype(np.int64)).to(like.device)
+def _targets(windows: list[IndexedWindow], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.concatenate([w.targets for _, w in windows]).astype(np.int64)).to(like.device)
 
 
-def _ends(asked: list[Asked]) -> Ints:
-    return np.cumsum([len(w.rows) for _, w in asked])
+def _ends(windows: list[IndexedWindow]) -> Ints:
+    return np.cumsum([len(w.rows) for _, w in windows])
 
 
 def _index(rows: Ids, like: Tensor) -> Tensor:
@@ -414,7 +431,7 @@ def _common_prefix(sequences: list[Ids]) -> int:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another value for an attribute of an object; one that the object itself had is put back afterwards."""
+    """Replace an attribute of an object inside this block; restore the object's own value afterwards."""
     own = vars(owner)
     had, before = name in own, own.get(name)
     setattr(owner, name, value)
@@ -424,4 +441,4 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         if had:
             setattr(owner, name, before)
         else:
-            delattr(owner, name)  # the class's own shows through again
+            delattr(owner, name)  # the attribute of the class is visible again

@@ -1,4 +1,4 @@
-"""A checkpoint -> a model of Transformers, and what of the checkpoint the model does not use."""
+"""Loads a checkpoint with Transformers, and lists the tensors of the checkpoint that the model does not use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scoremode.models.checkpoints import unused_note
 from scoremode.models.facts import ModelFacts
 from scoremode.models.safetensors import read_header
 
-DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # of every class: they are computed, not loaded
+DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # in every class these are computed, not loaded
 
 
 def load_model(facts: ModelFacts, device: str, dtype: Any, options: TransformersOptions) -> tuple[Any, list[str]]:
-    """The model, and notes on what was left out. What would be made up at random is an error."""
+    """The model, and notes on tensors left out. A missing tensor, which would be filled at random, is an error."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -41,9 +41,9 @@ def load_model(facts: ModelFacts, device: str, dtype: Any, options: Transformers
             fix="use --device auto or --device cpu",
         ) from None
     except Exception as error:
-        if "ignore_mismatched_sizes" in str(error):  # its own words name an argument that nobody here gave
+        if "ignore_mismatched_sizes" in str(error):  # its message names an argument that our user did not give
             raise ModelError(
-                f"the weights of {facts.name} have other shapes than its config says",
+                f"the weights of {facts.name} have different shapes than its config says",
                 fix="config and weights do not belong together: download the model again",
             ) from None
         reason = str(error).strip().split("\n")[0][:300]
@@ -51,13 +51,13 @@ def load_model(facts: ModelFacts, device: str, dtype: Any, options: Transformers
         fix = "add --trust-remote-code if you trust its code" if needs_code else "check the model folder"
         raise ModelError(f"{facts.name} could not be loaded ({type(error).__name__}: {reason})", fix=fix) from None
     absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-    if absent:  # Transformers would fill them with random numbers and go on
+    if absent:  # Transformers would fill them with random numbers and continue
         raise ModelError(f"the checkpoint {facts.name} lacks {absent[0]}", fix="download the model again")
     return model, unused_note([*map(str, info["unexpected_keys"]), *_dropped(model, facts)])
 
 
 def _require_known_quantization(facts: ModelFacts) -> None:
-    """Refuse a ``quantization_config`` that Transformers would skip, to load packed weights as if they were plain."""
+    """Refuse a ``quantization_config`` that Transformers would ignore, loading packed weights as if they were plain."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     quantization = facts.config.get("quantization_config")
@@ -70,14 +70,14 @@ def _require_known_quantization(facts: ModelFacts) -> None:
     method = quantization.get("quant_method")
     try:
         known = AutoHfQuantizer.supports_quant_method(quantization)
-    except (ValueError, TypeError):  # it names no method, or something that is no name
+    except (ValueError, TypeError):  # it names no method, or something that is not a name
         known = False
     if not known:
         raise ModelError(f"the quantization method {method!r} of {facts.name} is not known", fix=fix)
 
 
 def _dropped(model: Any, facts: ModelFacts) -> list[str]:
-    """Stored tensors that Transformers drops without a word: by rules of the model's class, and by rules for all."""
+    """Stored tensors that Transformers drops silently: by rules of the model's class, or by rules for all classes."""
     own_rules = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     patterns = [re.compile(pattern) for pattern in (*own_rules, *DROPPED)]
     own = set(model.state_dict())

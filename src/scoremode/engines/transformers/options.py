@@ -1,4 +1,4 @@
-"""What can be asked of the embedded engine."""
+"""The options of the Transformers engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scoremode.engines.options import CheckpointOptions, option
 
 @dataclass(frozen=True, slots=True)
 class TransformersOptions(CheckpointOptions):
-    """Options of the embedded engine."""
+    """The options of the Transformers engine."""
 
     device: str | None = option("cpu, cuda, cuda:N, or auto for several GPUs")
     batch_tokens: int | None = option("tokens in one forward pass", metavar="N")

@@ -1,7 +1,7 @@
-"""How the Transformers engine computes the same windows otherwise, for the noise floor: other batches, other threads.
+"""The noise floor of the Transformers engine: the same windows, scored in different batches and with different threads.
 
-What a user meets in practice: another batch size, a batch padded for a longer neighbour, a machine with other cores.
-Nothing that computes with fewer bits.
+These are differences that occur in practice: a different batch size, a batch padded for a longer window, a machine with
+a different number of cores. The precision stays the same.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from scoremode.engines.tensors import Asked
+from scoremode.engines.tensors import IndexedWindow
 from scoremode.values import Bools, Ids, Ints
 
-PADDING = 3  # tokens behind a window
+PADDING = 3  # tokens after a window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Otherwise:
-    """How windows are fed while the noise floor is measured: each in a batch of another shape than usual."""
+class OtherBatches:
+    """How windows are fed while the noise floor is measured: each in a batch of a different shape than usual."""
 
-    was_alone: Bools  # (windows,) those that usually have a batch of their own
-    padding: int  # tokens behind the window; 0 where the model's context has no room for them
+    was_alone: Bools  # (windows,) those that usually have their own batch
+    padding: int  # tokens after the window; 0 if the model's context has no room for them
 
     @staticmethod
-    def of(usual: list[Ints], padding: int) -> Otherwise:
-        """``usual`` are the batches of all windows."""
+    def of(usual: list[Ints], padding: int) -> OtherBatches:
+        """``usual`` is the usual split of all windows into batches."""
         sizes = np.repeat([len(batch) for batch in usual], [len(batch) for batch in usual])
         was_alone = np.zeros(len(sizes), np.bool_)
         was_alone[np.concatenate(usual)] = sizes == 1
-        return Otherwise(was_alone, padding)
+        return OtherBatches(was_alone, padding)
 
-    def batch(self, asked: list[Asked], fed: list[Ids]) -> list[Ids]:
-        """What is fed for one window: with a copy of itself beside it if it was alone, and padding behind."""
-        ((index, _),) = asked
+    def batch(self, windows: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
+        """What is fed for one window: padding is added, and a copy of the window if it was alone."""
+        ((index, _),) = windows
         longer = [np.concatenate([ids, np.zeros(self.padding, ids.dtype)]) for ids in fed]
         return longer * 2 if self.was_alone[index] else longer
 
@@ -50,7 +50,7 @@ class Otherwise:
 
 @contextmanager
 def other_threads(device: torch.device) -> Iterator[str]:
-    """Another number of threads on a CPU, and what it is in words; elsewhere nothing."""
+    """Use a different number of threads on a CPU, and yield it in words; on other devices change nothing."""
     usual = torch.get_num_threads()
     if device.type != "cpu":
         yield ""

@@ -1,4 +1,4 @@
-"""A model that the caller has loaded: scored where it is, as it is, and left as it was."""
+"""Scores a model that the caller has already loaded, and restores its training mode afterwards."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from scoremode.text.tokenizer import HuggingFaceTokenizer
 
 
 class WrappedModel(EnginePlugin):
-    """The embedded engine on a model in memory. Its weights may change between two questions, so nothing is cached."""
+    """The Transformers engine on a model in memory. Its weights may change between questions, so nothing is cached."""
 
     contract = 1
     name = "transformers"
-    summary = "a model that is loaded already"
+    summary = "a model that is already loaded"
     capabilities: ClassVar[Capabilities] = EVERYTHING
     options = TransformersOptions
     keeps_runs = False
@@ -50,13 +50,13 @@ class WrappedModel(EnginePlugin):
 
 
 def plain_model(model: Any) -> Any:
-    """The causal LM inside of what compilers, data parallelism and PEFT put around it."""
+    """The causal LM inside the wrappers of torch.compile, data parallelism and PEFT."""
     for _ in range(8):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
             inner = model.module
         if inner is None and hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
-            inner = model.get_base_model()  # the adapter's layers are inside of it
+            inner = model.get_base_model()  # the adapter's layers are inside it
         if inner is None:
             break
         model = inner
@@ -84,7 +84,7 @@ class _Training:
 
 
 class WrappedEngine(TransformersEngine):
-    """The embedded engine on a model that goes back to its caller in the mode that it came in."""
+    """The Transformers engine on a model whose training mode is restored when the engine is closed."""
 
     def __init__(self, model: Any, options: TransformersOptions) -> None:
         self._training = _Training.of(model)

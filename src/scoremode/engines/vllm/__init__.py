@@ -1,9 +1,9 @@
 """Score mode on stock vLLM: its pooling runner, with a pooler that scores.
 
 engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor parallelism ──hidden states──▶ pooler.py ──▶ engine.py
-            (wire.Question)                                                   tap.py + partials.py     (wire.unpack)
+            (wire.Request)                                                    tap.py + partials.py     (wire.unpack)
 
-Nothing here imports vLLM or torch at module level but what only vLLM's own processes load: pooler.py, tap.py.
+Only pooler.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VllmPlugin(EnginePlugin):
     }
     opens_checkpoints = True
     packages = support.DISTRIBUTIONS
-    known_to_all_runs = True  # runs that were kept by earlier versions have them
+    known_to_all_runs = True  # runs kept by earlier versions have these options
 
     def problem(self) -> str | None:
         try:
@@ -57,7 +57,7 @@ class VllmPlugin(EnginePlugin):
         )
 
     def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:
-        EngineArguments.of(options, Work()).arguments()  # refuses what cannot be scored with
+        EngineArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use
         return {**options.identity(), **support.kernel_switches(), "vllm": support.installed_version()}
 
     def open(self, subject: Subject, options: VllmOptions, work: Work) -> Engine:

@@ -1,4 +1,4 @@
-"""The engine: windows go to vLLM's scheduler many at a time, answers come back as each prompt ends."""
+"""The engine: sends many windows at a time to vLLM's scheduler and yields each answer when its prompt is done."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from scoremode.engines.base import (
 )
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.fronts import Fronts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import stop
-from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, compare
+from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, judge_answers
+from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import (
     KL_WORDS,
-    Question,
+    Request,
     Words,
     states_words,
     unpack,
@@ -43,15 +43,15 @@ from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.reference_format import RAW_DTYPES as RAW
 from scoremode.values import Bools, Ids
 
-STEPS_AHEAD = 8  # batches of prompts waiting behind the one being computed: the scheduler never runs dry
+STEPS_AHEAD = 8  # batches of prompts that wait after the one being computed, so that the scheduler never runs out
 
 SMALLEST_BATCH = 256  # tokens
 
-HEAD_BYTES = 16 << 20  # of the head's matrix in one answer
+HEAD_BYTES = 16 << 20  # bytes of the head's matrix per answer
 
 
 class VllmEngine(Engine):
-    """Scores with the kernels that vLLM serves with.
+    """Scores with the kernels that vLLM uses for serving.
 
     >>> with VllmEngine("HuggingFaceTB/SmolLM2-135M") as engine:        # doctest: +SKIP
     ...     for index, answers in engine.score(plan, np.zeros(len(plan), bool)):
@@ -68,7 +68,7 @@ class VllmEngine(Engine):
         notes: tuple[str, ...] = (),
     ) -> None:
         self.model, self.options, self._tokenizer = model, options or EngineArguments(), tokenizer
-        self._own_context = context  # of the model; vLLM may be started for shorter windows
+        self._own_context = context  # context length of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
         self._notes, self._one_by_one = notes, False
         self.llm: Any = None
@@ -80,7 +80,7 @@ class VllmEngine(Engine):
         return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def _begin(self) -> None:
-        """Start vLLM, and refuse to go on unless our rows are those of its own ``compute_logits``."""
+        """Start vLLM, and stop with an error unless our scores agree with those of its own ``compute_logits``."""
         arguments = self.options.arguments()
         version = support.installed_version()
         support.check_version(version, self.options.allow_untested)
@@ -117,8 +117,8 @@ class VllmEngine(Engine):
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         """Answers of every window that is not ``done``, as they finish.
 
-        vLLM batches by what is in flight, so an interrupted run ends in the same numbers only up to float noise.
-        Where memory runs out, vLLM is started again with smaller batches, and only what is missing is scored.
+        vLLM forms batches from whatever is in flight, so a resumed run gives the same numbers only up to float noise.
+        If memory runs out, vLLM is restarted with smaller batches, and only the missing windows are scored.
         """
         if want.states and want.against is not None:
             raise EngineError("vLLM gives hidden states or a divergence, not both at once", fix="ask for one of them")
@@ -150,19 +150,19 @@ class VllmEngine(Engine):
             yield index, replace(answers, kl=words.view(np.float64)[:, 0].copy())
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        """Windows one by one and cut short: see ``fronts``."""
+        """Score shortened windows one by one: see ``shortened``."""
         if baseline.place is None:
             return NoiseFloor(None, "vLLM needs a reference to compare with")
-        fronts = Fronts(source, self._batch_tokens)
-        counted = {int(i): fronts.otherwise(int(i)) for i in np.flatnonzero(~done)}
+        shortened = ShortenedWindows(source, self._batch_tokens)
+        counted = {int(i): shortened.rows_in_other_steps(int(i)) for i in np.flatnonzero(~done)}
         left_out = done.copy()
         left_out[[i for i, rows in counted.items() if not rows.any()]] = True
         if left_out.all():
-            return NoiseFloor(None, "the windows are too short to be cut")
+            return NoiseFloor(None, "the windows are too short to be shortened further")
         folder, offsets = baseline.place
         self._one_by_one = True
         try:
-            found = self._score(fronts, left_out, Extra("kl", 2, folder, offsets))
+            found = self._score(shortened, left_out, Extra("kl", 2, folder, offsets))
             kl = [words.view(np.float64)[counted[index], 0] for index, _, words in found]
         finally:
             self._one_by_one = False
@@ -176,7 +176,7 @@ class VllmEngine(Engine):
         step = max(1, HEAD_BYTES // (4 * line))
         for first in range(0, head.rows, step):
             count = min(step, head.rows - first)
-            nothing = Question(np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
+            nothing = Request(np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
             words = self._one(replace(nothing, extra="head", first=first, count=count))
             block = np.ascontiguousarray(words[:, :line]).view(RAW[head.dtype])
             weight[first : first + count] = block.reshape(count, -1)[:, : head.width]
@@ -187,14 +187,14 @@ class VllmEngine(Engine):
     def _head_facts(self) -> HeadFacts:
         if not self._stored_head:
             raise ModelError(
-                "the head of this model is no plain matrix of floats, so no reference can be kept",
-                fix="take an unquantized baseline, and leave --head out",
+                "the head of this model is not a plain matrix of floats, so no reference can be kept",
+                fix="use an unquantized baseline, and leave --head out",
             )
         return HeadFacts.read(self._stored_head)
 
-    def _one(self, question: Question) -> Words:
-        """The answer to a question about the model itself, on a prompt of two tokens."""
-        name = self._submit(np.ones(2, np.int32), question)
+    def _one(self, request: Request) -> Words:
+        """The answer to a request about the model itself, sent with a prompt of two tokens."""
+        name = self._submit(np.ones(2, np.int32), request)
         outputs: list[Any] = []
         while not outputs:
             outputs = [o for o in self._step() if o.request_id == name]
@@ -212,22 +212,22 @@ class VllmEngine(Engine):
                     raise
 
     def _begin_smaller(self) -> bool:
-        """After running out of memory: half the tokens a batch, down to a floor."""
+        """After running out of memory: half the tokens per batch, down to a minimum."""
         tokens = self._batch_tokens // 2
         if not self.log.ran_out_of_memory() or tokens < SMALLEST_BATCH:
             return False
         self.log.discard()
-        print(f"scoremode: out of memory; vLLM starts again with --max-num-batched-tokens {tokens}", file=sys.stderr)
+        print(f"scoremode: out of memory; restarting vLLM with --max-num-batched-tokens {tokens}", file=sys.stderr)
         self.close()
         self.options = replace(self.options, max_num_batched_tokens=tokens)
         self._begin()
         return True
 
     def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
-        """One pass over what is not done; a bounded number of prompts is in flight."""
+        """One pass over the windows that are not done, with a bounded number of prompts in flight."""
         order = _order(source, done)
         shared = _shared(source) if self.options.prefix_caching else np.zeros(len(source), bool)
-        jobs: deque[Job] = deque()  # what is still missing of windows that the prefix cache answered in part
+        jobs: deque[Job] = deque()  # missing rows of windows whose first rows were in the prefix cache
         flying: dict[str, Job] = {}
         fresh = iter(order)
         waiting = True
@@ -251,7 +251,7 @@ class VllmEngine(Engine):
                     else:
                         yield job.index, job.answers(), job.extras()
         except KeyboardInterrupt:
-            flying.clear()  # the engine was interrupted too, and may not listen any more: it is closed, not asked
+            flying.clear()  # the engine was interrupted too and may not respond: it will be closed
             raise
         finally:
             self._forget(flying)
@@ -262,7 +262,7 @@ class VllmEngine(Engine):
             return None
         window = source.window(index)
         self._check(window, index)
-        if len(window.rows):  # what stands after the last row asked for changes no answer
+        if len(window.rows):  # tokens after the last requested row change no answer
             window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
         return Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
 
@@ -273,7 +273,7 @@ class VllmEngine(Engine):
         return len(flying) < 2 or (tokens < STEPS_AHEAD * self._batch_tokens and len(flying) < self._most_requests)
 
     def _check(self, window: Window, index: int) -> None:
-        """What vLLM would answer with a crash of its workers is refused here."""
+        """Refuse windows that would crash vLLM's workers."""
         if len(window.ids) > self._longest:
             larger = f", or a --max-model-len of up to {self._context}" if self._context > self._longest else ""
             raise InputError(
@@ -288,7 +288,7 @@ class VllmEngine(Engine):
 
     def _ask(self, job: Job) -> str:
         first = 0 if job.extra.offsets is None else int(job.extra.offsets[job.index])
-        question = Question(
+        request = Request(
             job.window.rows,
             job.window.targets,
             gather=self._gather,
@@ -297,18 +297,18 @@ class VllmEngine(Engine):
             reference=job.extra.reference,
             first=first,
         )
-        return self._submit(job.window.ids, question, job.read_cache)
+        return self._submit(job.window.ids, request, job.read_cache)
 
-    def _submit(self, ids: Ids, question: Question, read_cache: bool = False) -> str:
+    def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> str:
         from vllm import PoolingParams
 
         from scoremode.engines.vllm.pooler import TASK
 
         self._asked += 1
         name = f"scoremode-{self._asked}"
-        params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=question.to_kwargs())
+        params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=request.to_kwargs())
         with self._explained():
-            # a dict with "type" is what vLLM's own renderer hands on: nothing is tokenized, truncated or copied again
+            # a dict with "type" is what vLLM's own renderer produces: nothing is tokenized, truncated or copied again
             self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
         return name
 
@@ -318,7 +318,7 @@ class VllmEngine(Engine):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Whatever vLLM raises becomes one line: a dead engine may show when it is asked, or when it should answer."""
+        """Turn any exception of vLLM into one line: a dead engine may show up on a request or on a step."""
         try:
             yield
         except ScoremodeError:
@@ -330,14 +330,14 @@ class VllmEngine(Engine):
             ) from None
 
     def _forget(self, flying: dict[str, Job]) -> None:
-        """Nobody reads on: let vLLM drop what is in flight. A dead engine has dropped it already."""
+        """Nobody reads the remaining answers: tell vLLM to drop what is in flight. A dead engine already has."""
         if flying:
             with contextlib.suppress(Exception):
                 self.llm.llm_engine.abort_request(list(flying))
 
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _self_test(self, version: str) -> Verdict:
-        """Our rows against those of the model's own ``compute_logits``: what they say of the head, or an error."""
+        """Compare our scores with those of the model's own ``compute_logits``; raise an error if they disagree."""
         verdicts = []
         for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
             found = self._try_head(gather)
@@ -347,19 +347,19 @@ class VllmEngine(Engine):
                 return found
             verdicts.append(f"{found.error:.3g} nats (allowed: {found.allowed:.3g})")
         raise EngineError(
-            f"self-test failed: our rows differ from compute_logits of vLLM {version} by {', '.join(verdicts)}",
-            fix="use --head as-served or --engine transformers, and please report model and version",
+            f"self-test failed: our scores differ from compute_logits of vLLM {version} by {', '.join(verdicts)}",
+            fix="use --head as-served or --engine transformers, and please report the model and the version",
         )
 
     def _try_head(self, gather: bool) -> Verdict:
         ids = np.linspace(1, self._vocabulary - 1, min(TEST_TOKENS, self._longest)).astype(np.int32)
         rows = np.arange(len(ids), dtype=np.int32)  # the last row too
         targets = np.stack([np.roll(ids, -1), ids, np.roll(ids, 3)], axis=1)
-        name = self._submit(ids, Question(rows, targets, gather=gather, self_test=True))
+        name = self._submit(ids, Request(rows, targets, gather=gather, self_test=True))
         outputs: list[Any] = []
         while not outputs:
             outputs = [o for o in self._step() if o.request_id == name]
-        return compare(np.asarray(outputs[0].outputs.data), self._dtype)
+        return judge_answers(np.asarray(outputs[0].outputs.data), self._dtype)
 
     def _facts(self, version: str, head: Verdict) -> EngineFacts:
         import torch
@@ -393,12 +393,12 @@ class VllmEngine(Engine):
         wanted, used = self.options.head_kernel, self.facts.settings["head_kernel"]
         if wanted not in (None, used):
             raise OptionError(
-                f"--head-kernel {wanted}: this model's head is no plain matrix, its logits are used",
+                f"--head-kernel {wanted}: this model's head is not a plain matrix, so the model's own logits are used",
                 fix="leave --head-kernel out",
             )
 
     def close(self) -> None:
-        """Stop every process that vLLM started, and wait for them; after an interruption, without asking them."""
+        """Stop every process that vLLM started, and wait for them; after an interruption, kill them at once."""
         llm, self.llm = self.llm, None
         if llm is not None:
             why = sys.exc_info()[0]
@@ -408,7 +408,7 @@ class VllmEngine(Engine):
 
 
 def _order(source: WindowSource, done: Bools) -> list[int]:
-    """Windows to score: in plan order, those with a common beginning next to each other."""
+    """Windows to score, in plan order; windows with a common prefix are next to each other."""
     todo = np.flatnonzero(~done)
     if source.prefix_group is not None:
         todo = todo[np.argsort(source.prefix_group[todo], kind="stable")]
@@ -416,7 +416,7 @@ def _order(source: WindowSource, done: Bools) -> list[int]:
 
 
 def _shared(source: WindowSource) -> Bools:
-    """Windows that share their beginning with another."""
+    """Windows that share their prefix with another window."""
     if source.prefix_group is None:
         return np.zeros(len(source), bool)
     _, inverse, counts = np.unique(source.prefix_group, return_inverse=True, return_counts=True)

@@ -1,7 +1,7 @@
-"""No process of vLLM's outlives the one it scores for, however that one ends.
+"""vLLM's processes never outlive the scoremode process that started them, however it ends.
 
-vLLM's processes notice nothing when their parent is killed outright, and go on to hold the GPU. So each of them
-watches the process that asked for scores, by the identity that it left in the environment, and its own parent.
+vLLM's processes do not notice when their parent is killed with SIGKILL, and keep occupying the GPU. So each of them
+watches the scoremode process, by the identity stored in the environment, and its own parent.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-PARENT = "SCOREMODE_VLLM_PARENT"  # identity of the process that asked for scores
-SECONDS = 0.5  # between two looks
+PARENT = "SCOREMODE_VLLM_PARENT"  # identity of the scoremode process
+SECONDS = 0.5  # between two checks
 PROC = Path("/proc/self/stat")
-_watching: set[int] = set()  # process ids, because a forked process inherits this set but no thread
+_watching: set[int] = set()  # process ids: a forked process inherits this set, but not the thread
 
 
 def identity(pid: int) -> str | None:
-    """A process, for ``PARENT``: its id may be given to another one later, its start time is not. None: it has ended.
+    """Id and start time of a process, for ``PARENT``: an id alone may be reused later. None if the process has ended.
 
-    The start time is the kernel's own count: made into a date it would move when somebody sets the clock.
+    The start time is the kernel's own tick count; a date would change when the clock is set.
     """
     stat = Path(f"/proc/{pid}/stat")
     if not PROC.exists():
@@ -35,7 +35,7 @@ def identity(pid: int) -> str | None:
 
 
 def _identity_without_proc(pid: int) -> str | None:
-    import psutil  # vLLM needs it, so it is there
+    import psutil  # a dependency of vLLM, so it is installed
 
     try:
         process = psutil.Process(pid)
@@ -45,15 +45,15 @@ def _identity_without_proc(pid: int) -> str | None:
 
 
 def watch_parent() -> None:
-    """End this process soon after the one that it works for; may be called any number of times."""
+    """End this process soon after the scoremode process ends; may be called any number of times."""
     wanted = os.environ.get(PARENT, "")
     pid = int(wanted.partition(":")[0] or 0)
     if pid in (0, os.getpid()) or os.getpid() in _watching:
         return
     if not _watching:
-        os.register_at_fork(after_in_child=watch_parent)  # workers that are forked load no plugin again
+        os.register_at_fork(after_in_child=watch_parent)  # forked workers do not load plugins again
     _watching.add(os.getpid())
-    import psutil  # noqa: F401 - before the thread begins: a process that is forked meanwhile would have half of it
+    import psutil  # noqa: F401 - before the thread starts: a process forked during the import would have half of it
 
     arguments = (pid, wanted, os.getppid())
     threading.Thread(target=_watch, args=arguments, name="scoremode-guard", daemon=True).start()
@@ -66,7 +66,7 @@ def _watch(pid: int, wanted: str, parent: int) -> None:
 
 
 def _end() -> None:
-    """Everything below this process goes with it, but for the tracker that frees shared memory and then ends."""
+    """Kill all descendants and exit; only the tracker, which frees shared memory and then ends, is left."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -78,15 +78,15 @@ def _end() -> None:
 
 
 def is_tracker(process: Any) -> bool:
-    """Is this multiprocessing's resource tracker? It ends by itself when the last process that uses it has ended."""
+    """Is this multiprocessing's resource tracker? It ends by itself after the last process that uses it."""
     return any("resource_tracker" in word for word in process.cmdline())
 
 
 class EngineCoreTarget:
-    """Stands for the function that vLLM's engine process runs, and watches from the very beginning.
+    """Replaces the function that vLLM's engine process runs, and starts watching at once.
 
-    vLLM loads its plugins late: importing takes many seconds, and then the process waits minutes for its parent's first
-    message. This object is unpickled in a new process before anything of vLLM is imported.
+    vLLM loads its plugins late: importing takes many seconds, and then the process may wait minutes for its parent's
+    first message. This object is unpickled in the new process before any module of vLLM is imported.
     """
 
     def __init__(self, stock: Any = None) -> None:
@@ -112,11 +112,11 @@ def _in_new_process() -> EngineCoreTarget:
 
 @contextlib.contextmanager
 def guarded_start() -> Any:
-    """Engine processes that are started inside this block watch this process."""
+    """Engine processes started inside this block watch this process."""
     from vllm.v1.engine.core import EngineCoreProc
 
     stock = EngineCoreProc.__dict__.get("run_engine_core")
-    if stock is None:  # another version of vLLM: the plugin watches, if later
+    if stock is None:  # a different version of vLLM: the plugin starts watching, but later
         yield
         return
     EngineCoreProc.run_engine_core = staticmethod(EngineCoreTarget(EngineCoreProc.run_engine_core))

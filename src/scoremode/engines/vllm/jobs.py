@@ -1,4 +1,4 @@
-"""A window on its way through vLLM: what was asked of it, and what has been answered."""
+"""A window in flight through vLLM: what was requested, and what has been answered so far."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from scoremode.values import Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extra:
-    """What is asked beside the scores."""
+    """What is requested in addition to the scores."""
 
     kind: Literal["", "states", "kl"] = ""
-    words: int = 0  # behind each line
+    words: int = 0  # after each line
     reference: str = ""
-    offsets: Ints | None = None  # (windows + 1,) rows of the reference where each window begins
+    offsets: Ints | None = None  # (windows + 1,) row of the reference at which each window begins
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A window on its way: what was asked, and what has been answered of it (always its last lines)."""
+    """A window in flight: what was requested, and the answers so far (always its last lines)."""
 
     index: int
-    window: Window  # what is asked now: all, or only the front that the prefix cache swallowed
+    window: Window  # what is requested now: the whole window, or only the first rows, which the prefix cache skipped
     read_cache: bool
-    vocabulary: int  # ids from here on get no probability; 0: all
+    vocabulary: int  # ids from this one upwards get no probability; 0: all ids count
     extra: Extra
     back: Answers | None = None
-    behind: Words | None = None  # what came behind the lines of ``back``
+    extra_words: Words | None = None  # the extra words after the lines of ``back``
 
     def take(self, words: Words, block: int) -> Job | None:
-        """Add an answer; the job that asks for what is missing, None when nothing is.
+        """Add an answer; return the job that requests the missing rows, or None if none are missing.
 
-        Rows inside a cached prefix are never computed, so they have no answer. They are asked again with a prompt that
-        ends with the last of them: vLLM always computes the last token, and the block it lies in.
+        Rows inside a cached prefix are not computed, so they have no answer. They are requested again with a prompt
+        that ends with the last of them: vLLM always computes the last token and the block that contains it.
         """
         k = self.window.targets.shape[1]
         words = words.reshape(-1, width(k) + self.extra.words)
         missing = len(self.window.rows) - len(words)
         got, more = unpack(words[:, : width(k)], k), np.ascontiguousarray(words[:, width(k) :])
         self.back = got if self.back is None else join(got, self.back)
-        self.behind = more if self.behind is None else np.concatenate([more, self.behind])
+        self.extra_words = more if self.extra_words is None else np.concatenate([more, self.extra_words])
         if missing == 0:
             return None
         rows = self.window.rows[:missing]
@@ -59,12 +59,12 @@ class Job:
         )
         near_the_end = int(rows[-1]) - int(rows[0]) < block
         cached = self.read_cache and near_the_end and len(words) > 0
-        return Job(self.index, front, cached, self.vocabulary, self.extra, self.back, self.behind)
+        return Job(self.index, front, cached, self.vocabulary, self.extra, self.back, self.extra_words)
 
     def answers(self) -> Answers:
         assert self.back is not None, "a job without an answer"
         return self.back
 
     def extras(self) -> Words:
-        assert self.behind is not None, "a job without an answer"
-        return self.behind
+        assert self.extra_words is not None, "a job without an answer"
+        return self.extra_words

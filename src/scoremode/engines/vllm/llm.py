@@ -1,4 +1,4 @@
-"""vLLM's own way of asking, for scores: change the import, add ``score_mode=True``.
+"""The interface of ``vllm.LLM``, for scores: change the import and add ``score_mode=True``.
 
 >>> from scoremode.vllm import LLM, SamplingParams, TokensPrompt                                  # doctest: +SKIP
 >>> llm = LLM(model="…-W4A16", quantization="compressed-tensors")                                  # doctest: +SKIP
@@ -32,13 +32,13 @@ STEERS_SAMPLING = {
     *("detokenize", "skip_special_tokens", "spaces_between_special_tokens", "output_kind", "stream_interval"),
     *("flat_logprobs", "skip_clone", "skip_reading_prefix_cache"),
 }
-"""Fields of vLLM's SamplingParams that change no score: they say how to choose, end or show generated tokens."""
+"""Fields of vLLM's SamplingParams that change no score: they control how tokens are sampled, stopped or shown."""
 
 NOT_HONOURED = {
     *("lora_request", "prompt_adapter_request", "priority", "tokenization_kwargs", "mm_processor_kwargs"),
     *("guided_options_request", "prompt_token_ids"),
 }
-"""Arguments of vLLM's ``generate`` that score mode would have to pass over in silence; None asks for nothing."""
+"""Arguments of vLLM's ``generate`` that score mode would silently ignore, so it refuses them unless they are None."""
 
 PROMPT_KEYS = {"prompt", "prompt_token_ids", "target_token_ids"}
 
@@ -48,14 +48,14 @@ class _Tokens(TypedDict):
 
 
 class TokensPrompt(_Tokens, total=False):
-    """A prompt by its ids, and the tokens to score at positions 1, 2, …: one fewer than the prompt has."""
+    """A prompt as ids, and the tokens to score at positions 1, 2, …: one fewer than the prompt has."""
 
-    target_token_ids: Sequence[int]  # left out: the prompt's own
-    prompt: str  # as in vLLM: the text that the ids came from; the ids are what is scored
+    target_token_ids: Sequence[int]  # default: the prompt's own tokens
+    prompt: str  # as in vLLM: the text of the ids; only the ids are scored
 
 
 class TextPrompt(TypedDict):
-    """A prompt by its text, which the model's tokenizer encodes."""
+    """A prompt as text, which the model's tokenizer encodes."""
 
     prompt: str
 
@@ -65,7 +65,7 @@ Prompt = str | TokensPrompt | TextPrompt
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """As vLLM's: what the model says of one token at one position."""
+    """Like vLLM's ``Logprob``: the score of one token at one position."""
 
     logprob: float  # nats
     rank: int  # 1 = the model's first choice
@@ -73,7 +73,7 @@ class Logprob:
 
 
 class SamplingParams:
-    """``score_mode=True`` and nothing to generate; what steers sampling is accepted, because it changes no score.
+    """``score_mode=True``; nothing is generated. Options that control sampling are accepted: they change no score.
 
     >>> SamplingParams(score_mode=True, temperature=0.7)
     SamplingParams(score_mode=True)
@@ -91,7 +91,7 @@ class SamplingParams:
         if not score_mode:
             raise OptionError("this LLM only scores", fix="SamplingParams(score_mode=True), or vllm.LLM to generate")
         for name, value in sampling.items():
-            only_targets = name == "prompt_logprobs" and value in (None, 0)  # which is what is returned
+            only_targets = name == "prompt_logprobs" and value in (None, 0)  # that is what score mode returns
             if name not in STEERS_SAMPLING and not only_targets:
                 raise OptionError(f"score mode does not honour {name}", fix=f"leave {name} out")
         self.score_mode = score_mode
@@ -103,7 +103,7 @@ class SamplingParams:
 
 
 class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
-    """Entry i belongs to token i; entry 0 is None. Held as columns: an entry is made when it is looked at."""
+    """Entry i belongs to token i; entry 0 is None. Stored as columns: an entry is created when it is accessed."""
 
     def __init__(self, targets: Ids, answers: Answers) -> None:
         self.targets, self.answers = targets, answers
@@ -131,7 +131,7 @@ class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreOutput:
-    """As vLLM's RequestOutput, with nothing generated."""
+    """Like vLLM's RequestOutput, but nothing is generated."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -141,12 +141,12 @@ class ScoreOutput:
 
     @property
     def logprob(self) -> float:
-        """Of all targets together, in nats."""
+        """Log-probability of all targets together, in nats."""
         return float(self.prompt_logprobs.answers.logprob.sum())
 
 
 class LLM:
-    """``vllm.LLM`` that scores: the same arguments, ``generate`` returns prompt log-probabilities and no text."""
+    """A ``vllm.LLM`` that scores: it takes the same arguments, and ``generate`` returns prompt log-probabilities."""
 
     def __init__(self, model: str, **arguments: Any) -> None:
         known = {f.name for f in fields(EngineArguments)} - {"extra"}
@@ -205,7 +205,7 @@ class LLM:
 
 
 def refuse_arguments(given: dict[str, Any]) -> None:
-    """An error for every argument of ``generate`` that would not be honoured."""
+    """Raise an error for every argument of ``generate`` that would be ignored."""
     for name, value in given.items():
         if name not in NOT_HONOURED:
             raise OptionError(f"generate has no argument {name}", fix=f"leave {name} out")
@@ -214,16 +214,16 @@ def refuse_arguments(given: dict[str, Any]) -> None:
 
 
 def check_params(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> None:
-    """One for all prompts or one for each, all of them in score mode."""
+    """Require one for all prompts or one per prompt, all of them in score mode."""
     listed = list(params) if isinstance(params, Sequence) else [params]
     if isinstance(params, Sequence) and len(listed) != prompts:
-        raise InputError(f"{prompts} prompts and {len(listed)} sampling_params", fix="give one, or one for each prompt")
+        raise InputError(f"{prompts} prompts and {len(listed)} sampling_params", fix="give one, or one per prompt")
     if not all(isinstance(one, SamplingParams) for one in listed):
         raise OptionError("this LLM only scores", fix="pass scoremode.vllm.SamplingParams(score_mode=True)")
 
 
 def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
-    """A prompt as a dictionary of what is scored; an error where it holds anything that would be passed over.
+    """A prompt as a dictionary of what is scored; an error if it contains anything that would be ignored.
 
     >>> read_prompt("some text", 0)
     {'prompt': 'some text'}
@@ -242,7 +242,7 @@ def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
 
 
 def token_ids(given: Any, index: int) -> Ids:
-    """Ids as an array; an error where they are not ids, because a conversion would make some of anything."""
+    """Ids as an array; an error if they are not ids, because NumPy would convert almost anything."""
     ids = np.asarray(given)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InputError(f"prompt {index} has ids that are not integers", fix="give a list of token ids")

@@ -1,4 +1,4 @@
-"""Where the words of vLLM's processes go: into a file, so that a user meets one line, and can still read everything."""
+"""The output of vLLM's processes goes to a log file: a user sees one line, and can still read everything."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OUT_OF_MEMORY = (
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # a process may have been started without
-            with contextlib.suppress(OSError, ValueError):  # full or closed: not for this place to complain of
+        if stream is not None:  # a process may have been started without it
+            with contextlib.suppress(OSError, ValueError):  # full or closed: not reported here
                 stream.flush()
 
 
 def _copy(descriptor: int) -> int | None:
-    """Another descriptor for the same file, never one of the standard ones; None where it is closed."""
+    """A new descriptor for the same file, never 0, 1 or 2; None if the given one is closed."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:
@@ -43,17 +43,16 @@ class VllmLog:
 
     def __init__(self) -> None:
         wanted = os.environ.get("SCOREMODE_VLLM_LOG")
-        name = (
-            f"vllm-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"  # one an engine: an old error must not explain a new end
-        )
+        # one file per engine: an old error must not explain a new failure
+        name = f"vllm-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
         self.path = None if wanted == "-" else Path(wanted) if wanted else cache_folder() / "logs" / name
 
     @contextlib.contextmanager
     def taking_output(self) -> Iterator[None]:
-        """Standard output and error of this process and those it starts go to the file; ours come back afterwards.
+        """Send standard output and error of this process and of those it starts to the file; restore ours afterwards.
 
-        The processes that are started inside keep the file for as long as they live. Descriptors belong to the whole
-        process: what another thread prints meanwhile is in the file, too.
+        Processes started inside this block keep writing to the file. Descriptors belong to the whole process:
+        anything that another thread prints meanwhile goes to the file too.
         """
         if self.path is None:
             yield
@@ -84,7 +83,7 @@ class VllmLog:
         return self.path.read_text(encoding="utf-8", errors="replace")
 
     def cause(self) -> str | None:
-        """The last error in the log that says something, in one line."""
+        """The last informative error in the log, in one line."""
         for line in reversed(self.text().splitlines()):
             found = ERROR_LINE.search(line)
             if found and not any(words in line for words in SAYS_NOTHING):
@@ -98,6 +97,6 @@ class VllmLog:
         return f"its log is {self.path}" if self.path else "its log is above"
 
     def discard(self) -> None:
-        """An engine that ended well leaves no log."""
+        """Delete the log of an engine that ended without an error."""
         if self.path is not None and not os.environ.get("SCOREMODE_VLLM_LOG"):
             self.path.unlink(missing_ok=True)

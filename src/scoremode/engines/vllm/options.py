@@ -1,4 +1,4 @@
-"""What can be asked of the vLLM engine, and how that becomes arguments of ``vllm.LLM``. Imports nothing of vLLM."""
+"""The options of the vLLM engine, and how they become arguments of ``vllm.LLM``. Does not import vLLM."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SAME = {
     "trust_remote_code",
     "allow_untested",
 }
-SHORTEST = 16  # tokens of the start-up self-test, and a little room
+SHORTEST = 16  # enough tokens for the self-test at the start
 
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions(CheckpointOptions):
-    """What a user may ask of this engine, under vLLM's own names."""
+    """The options of this engine, under vLLM's own names."""
 
-    quantization: str | None = option("the method, if the checkpoint does not declare one", metavar="NAME")
+    quantization: str | None = option("quantization method, if the checkpoint does not declare one", metavar="NAME")
     tensor_parallel_size: int | None = option("GPUs that share every layer", metavar="N")
     pipeline_parallel_size: int | None = option("GPUs that the layers are divided among", metavar="N")
     gpu_memory_utilization: float | None = option(
         "share of a GPU's memory that vLLM may take", metavar="SHARE", above=0, at_most=1
     )
-    kv_cache_dtype: str | None = option("as in fp8", metavar="DTYPE")
+    kv_cache_dtype: str | None = option("dtype of the KV cache, such as fp8", metavar="DTYPE")
     max_num_batched_tokens: int | None = option("tokens in one forward pass", metavar="N")
     max_model_len: int | None = option("default: the longest window of the plan", metavar="N")
     enforce_eager: bool | None = option("no CUDA graphs, no compilation")
@@ -55,10 +55,10 @@ class VllmOptions(CheckpointOptions):
 
 @dataclass(frozen=True, slots=True)
 class EngineArguments:
-    """What the engine is started with. None means: vLLM's own choice, but for ``dtype`` (see ``choose_dtype``)."""
+    """How the engine is started. None means vLLM's own default, except for ``dtype`` (see ``choose_dtype``)."""
 
     head: HeadChoice = "exact"
-    head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest that passes its self-test
+    head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest kernel that passes its self-test
     dtype: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -69,13 +69,13 @@ class EngineArguments:
     max_model_len: int | None = None
     enforce_eager: bool | None = None
     trust_remote_code: bool = False
-    prefix_caching: bool = False  # worth its hashing only where windows share a beginning
-    head_bytes: int = 0  # bytes of float32 logits alive at once; 0: by device
+    prefix_caching: bool = False  # worth its hashing only if windows share a prefix
+    head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
     allow_untested: bool = False
     extra: dict[str, Any] = field(default_factory=dict)  # any other argument of vllm.LLM
 
     def arguments(self) -> dict[str, Any]:
-        """As arguments of ``vllm.LLM``, without those that score mode sets."""
+        """The arguments of ``vllm.LLM``, without those that score mode sets."""
         named = {
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size,
@@ -95,7 +95,7 @@ class EngineArguments:
 
     @staticmethod
     def of(given: VllmOptions, work: Work) -> EngineArguments:
-        """What a user asked for, with what is known of the work."""
+        """The user's options, combined with what is known about the work."""
         check_kernel_name(given.head_kernel)
         if given.head_kernel and given.head == "as-served":
             raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")

@@ -1,8 +1,8 @@
-"""What vLLM loads from the entry point ``vllm.general_plugins`` in every process it starts.
+"""The plugin that vLLM loads from the entry point ``vllm.general_plugins`` in every process it starts.
 
 It runs in the front end, the engine core, every worker and the process that inspects model classes, several times
 each, and also in engines that have nothing to do with scoring. So it imports nothing heavy, may run any number of
-times, and does nothing unless ``SCOREMODE_VLLM=1`` is in the environment: our engine sets that around its own start.
+times, and does nothing unless ``SCOREMODE_VLLM=1`` is in the environment, which our engine sets while it starts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def asked_for() -> bool:
 
 
 def register() -> None:
-    """Let ``runner="pooling", convert="embed"`` build a model that scores instead of one that embeds.
+    """Make ``runner="pooling", convert="embed"`` build a model that scores instead of one that embeds.
 
-    And let this process end with the one that asked for scores: see ``guard``.
+    Also make this process end with the scoremode process: see ``guard``.
 
-    vLLM looks ``as_embedding_model`` up in its module at each call, so replacing that one attribute is enough. The
-    replacement asks for the switch again at each call: in a process that scores and later embeds, both work.
+    vLLM looks up ``as_embedding_model`` in its module at each call, so replacing that one attribute is enough. The
+    replacement checks the switch at each call, so a process can score and later embed.
     """
     if not asked_for():
         return
@@ -35,7 +35,7 @@ def register() -> None:
         adapters.as_embedding_model = _either(adapters.as_embedding_model)
 
 
-class _either:  # noqa: N801  (stands where a function stood)
+class _either:  # noqa: N801  (replaces a function)
     def __init__(self, stock: object) -> None:
         self.stock = stock
 

@@ -1,7 +1,7 @@
-"""The pooler that vLLM's workers call after each forward pass: hidden states in, a few numbers a row out.
+"""The pooler that vLLM's workers call after each forward pass: hidden states in, a few numbers per row out.
 
-Loaded only inside vLLM's processes. Rows of several requests are scored together; a request whose prompt is fed in
-chunks keeps the lines of its finished chunks (never hidden states) until the last one.
+Loaded only inside vLLM's processes. Rows of several requests are scored together. If a prompt is fed in chunks, the
+lines of its finished chunks (never hidden states) are kept until the last chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.vllm.states import StoredStates
 from scoremode.engines.vllm.tap import Shard, Tap
-from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, KL_WORDS, Question, pack_words, width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, KL_WORDS, Request, pack_words, width
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import keep_own
 from scoremode.head.definition import Columns, define_columns
@@ -30,17 +30,17 @@ from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, combine, finish, partials, target_logits
 from scoremode.head.precision import product_precision
 
-logger = logging.getLogger("vllm.scoremode")  # below vLLM's own logger, which is the one its workers print
-TASK = "token_classify"  # of vLLM's pooling tasks, the one that promises an answer a token
+logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, which is the one that its workers print
+TASK = "token_classify"  # the pooling task of vLLM that gives one answer per token
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What our engine tells its workers, through vLLM's ``additional_config``."""
+    """Settings that our engine passes to its workers through vLLM's ``additional_config``."""
 
     exact: bool = True
-    head_bytes: int = 0  # bytes of float32 logits alive at once; 0: by device
-    head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest that is right
+    head_bytes: int = 0  # bytes of float32 logits in memory at once; 0: depends on the device
+    head_kernel: str | None = None  # one of head.budget.KERNELS; None: the fastest kernel that passes its self-test
 
     @staticmethod
     def read(vllm_config: Any) -> Settings:
@@ -64,10 +64,10 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one request that this forward pass has, and what is asked of them."""
+    """The rows of one request that are in this forward pass, and what is requested for them."""
 
-    question: Question
-    first: int  # line of the question that the first of these rows answers
+    request: Request
+    first: int  # index, in the request, of the first of these rows
     index: np.ndarray[Any, np.dtype[np.int64]]  # (m,) rows in the batch's hidden states
     targets: np.ndarray[Any, np.dtype[np.int32]]  # (m, k)
     finished: bool
@@ -75,34 +75,34 @@ class Part:
     @property
     def kind(self) -> Kind:
         """Parts of one kind are scored together."""
-        q = self.question
+        q = self.request
         return Kind(self.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference)
 
     @property
     def reference_rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """(m,) where the baseline's states for these rows stand in the reference."""
-        return self.question.first + self.first + np.arange(len(self.index), dtype=np.int64)
+        """(m,) row numbers of the baseline's states in the reference."""
+        return self.request.first + self.first + np.arange(len(self.index), dtype=np.int64)
 
 
 class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyped here
-    """Prompt ids are copied at every step for every request that wants them: only those without a question do."""
+    """vLLM copies prompt ids at every step for every prompt that needs them: only those without a ``Request`` do."""
 
     def apply(self, params: Any) -> None:
         params.requires_token_ids = not (params.extra_kwargs or {}).get(KEY)
 
 
 class ScorePooler(Pooler):  # type: ignore[misc]
-    """Answers ``Question``s; a request without one has its own tokens scored."""
+    """Answers ``Request``s; if a prompt has none, its own tokens are scored."""
 
     def __init__(self, model: Any, settings: Settings) -> None:
         super().__init__()
-        self._tap = Tap(model, settings.exact)  # not a Module, so the model does not become its own child
+        self._tap = Tap(model, settings.exact)  # not a Module, so that the model does not become its own submodule
         self._settings = settings
         self._shard: Shard | None = None
-        self._rows = 0  # a step forced by lack of memory; 0: as the settings say
+        self._rows = 0  # rows per step, reduced after running out of memory; 0: as in the settings
         self._choice: Choice | None = None
         self._asks_for_logits = not settings.exact
-        self._baseline: StoredStates | None = None  # what KL is measured against
+        self._baseline: StoredStates | None = None  # the reference that KL is measured against
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -117,7 +117,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             members = [i for i, p in enumerate(parts) if p.kind == kind]
             if kind.extra == "head":
                 for i in members:
-                    lines[i] = self._head_rows(hidden_states[:1], parts[i].question)
+                    lines[i] = self._head_rows(hidden_states[:1], parts[i].request)
                 continue
             together = self._score(hidden_states, [parts[i] for i in members])
             sizes = [len(parts[i].index) for i in members]
@@ -127,7 +127,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return [keep(s.hidden_states_cache, p, own) for s, p, own in zip(states, parts, lines, strict=True)]
 
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
-        """Lines for the rows of parts of one kind, one after the other: int32 (rows, words)."""
+        """Lines for the rows of parts of one kind, concatenated: int32 (rows, words)."""
         kind = parts[0].kind
         rows = np.concatenate([p.index for p in parts])
         index = to_device(rows, hidden_states.device)
@@ -136,7 +136,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         if len(rows) == 0:
             return torch.empty(0, self._words(kind, hidden_states), dtype=torch.int32, device=hidden_states.device)
         if self._kernel_of(hidden_states) is not None and not kind.gather:
-            step = self._rows or len(rows)  # a kernel cuts its rows itself
+            step = self._rows or len(rows)  # a kernel splits its rows itself
         else:
             step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
         while True:
@@ -144,15 +144,15 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 blocks = [slice(i, i + step) for i in range(0, len(rows), step)]
                 return torch.cat([self._lines(hidden_states[index[b]], targets[b], kind, stored[b]) for b in blocks])
             except torch.OutOfMemoryError:
-                # ranks that disagree on the blocks would wait for each other for ever: only one alone may retry
+                # ranks that disagree on the blocks would wait for each other forever: only a single rank may retry
                 if step == 1 or self._shard_of(hidden_states).ranks > 1:
                     raise
                 step = self._rows = (min(step, len(rows)) + 1) // 2
-                logger.warning("scoremode: out of memory, head now takes %d rows at a time", step)
+                logger.warning("scoremode: out of memory; the head now takes %d rows at a time", step)
                 torch.accelerator.empty_cache()
 
     def _words(self, kind: Kind, hidden_states: Tensor) -> int:
-        """In a line of this kind. A step may hold no row that was asked for, and its lines are joined to others."""
+        """Words per line of this kind, also for a step without requested rows, whose lines are joined to others."""
         if kind.self_test:
             return 2 * width(kind.k) + 3 + KERNEL_WORDS
         if kind.extra == "states":
@@ -170,7 +170,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def _matrix_of(self, hidden: Tensor) -> tuple[Tensor, Head, Shard]:
         found = self._tap.matrix(hidden)
         if found is None:
-            raise RuntimeError("scoremode: the head of this model is no plain matrix, so its states cannot be kept")
+            raise RuntimeError("scoremode: the head of this model is not a plain matrix, so its states cannot be kept")
         return found
 
     def _shard_of(self, hidden_states: Tensor) -> Shard:
@@ -179,14 +179,14 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return self._shard
 
     def _kernel_of(self, hidden_states: Tensor) -> Choice | None:
-        """The kernel for this model's head; None where its head is no matrix, and logits are asked for."""
+        """The kernel for this head; None if the head is not a plain matrix and the model computes the logits."""
         if self._choice is None and not self._asks_for_logits:
             found = self._tap.matrix(self._probe(hidden_states))
             if _every_rank(found is not None and self._is_all(hidden_states)) and found is not None:
                 self._choice = self._same_everywhere(found[1])
             else:
                 if self._settings.head_kernel:
-                    logger.warning("scoremode: this model's head is no plain matrix, its logits are used")
+                    logger.warning("scoremode: this model's head is not a plain matrix, so its own logits are used")
                 self._asks_for_logits = True
         return self._choice
 
@@ -196,7 +196,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
 
     def _is_all(self, like: Tensor) -> bool:
-        """Is the matrix, with its scale and cap, all that the model does to make logits?"""
+        """Does the model compute its logits with nothing but this matrix, its scale and its cap?"""
         probe = self._probe(like)
         found = self._tap.matrix(probe)
         if found is None:
@@ -206,7 +206,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return x.shape == ours.shape and bool(((ours - x).abs() <= 1e-3 * (1 + x.abs())).all())
 
     def _same_everywhere(self, head: Head) -> Choice:
-        """Ranks must run the same kernel, or their exchanges do not match."""
+        """Choose the same kernel on every rank, because the exchanges between ranks must match."""
         choice = choose(head, self._settings.head_kernel)
         if _every_rank(choice.kernel.name == "fused") or not _any_rank(choice.kernel.name == "fused"):
             return choice
@@ -226,7 +226,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
             )
         else:
             x, shard = self._tap.logits(hidden, gather)
-            if vocabulary:  # of the tokenizer: what the head has behind it is padding
+            if vocabulary:  # size of the tokenizer's vocabulary: the ids after it are padding
                 x = x[:, : max(0, vocabulary - shard.first_id)]
             at_target = target_logits(x, targets, shard.first_id)
             if shard.ranks > 1:
@@ -236,7 +236,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return finish(whole, at_target)
 
     def _head_facts(self, hidden: Tensor) -> dict[str, str]:
-        """For whoever keeps the head: dtype, rows, width, scale, cap, bias; nothing where it is no matrix."""
+        """Facts needed to store the head: dtype, rows, width, scale, cap, bias; empty if it is not a plain matrix."""
         found = self._tap.matrix(hidden[:1])
         if found is None:
             return {}
@@ -246,7 +246,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return {"stored_head": " ".join(map(str, facts))}
 
     def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
-        """Lines with KL(baseline‖this model) in float64 behind them, from the reference's states for the same rows."""
+        """Lines, each followed by KL(baseline‖this model) in float64, from the reference's states for the same rows."""
         if self._baseline is None or str(self._baseline.folder) != kind.reference:
             self._baseline = StoredStates(kind.reference)
         states = self._baseline.rows(stored, hidden.device)
@@ -271,10 +271,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         made = finish_divergence(part, at_q)
         return torch.cat([to_words(made.q), made.kl.double()[:, None].contiguous().view(torch.int32)], dim=1)
 
-    def _head_rows(self, hidden: Tensor, question: Question) -> Tensor:
-        """Rows of the whole head's matrix as words, each with its bias in float32 behind it."""
+    def _head_rows(self, hidden: Tensor, request: Request) -> Tensor:
+        """Rows of the whole head's matrix as words, each followed by its bias in float32."""
         _, head, shard = self._matrix_of(hidden)
-        ids = torch.arange(question.first, question.first + question.count, device=hidden.device) - head.first_id
+        ids = torch.arange(request.first, request.first + request.count, device=hidden.device) - head.first_id
         own = (ids >= 0) & (ids < head.weight.shape[0] if shard.ranks == 1 else ids < head.vocabulary)
         local = torch.where(own, ids, 0)
         bias = torch.zeros(len(ids), device=hidden.device) if head.bias is None else head.bias[local].float()
@@ -292,13 +292,13 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         """Our line; that of ``compute_logits`` as served, in float64; largest |logit|; exact?; vocabulary; kernel."""
         ours = self._answer(hidden, targets, gather, vocabulary)
         served = self._tap.served_logits(hidden)
-        if served is None:  # only one rank is given the gathered logits, and only its answer is read
+        if served is None:  # only one rank gets the gathered logits, and only its answer is read
             blank = 2 * ours.shape[1] + 3 + KERNEL_WORDS
             return torch.zeros(len(hidden), blank, dtype=torch.int32, device=hidden.device)
         theirs = to_words(define_columns(served, targets))
         size = served.float().nan_to_num(neginf=0.0).abs().amax(1, keepdim=True)
         shard = self._shard_of(hidden)
-        products = {"float32_products": product_precision(hidden.device.type)}  # of the layers
+        products = {"float32_products": product_precision(hidden.device.type)}  # in the layers
         used = describe_kernel(None if gather else self._kernel_of(hidden))
         kernel = pack_words(used | products | self._head_facts(hidden))
         facts = torch.tensor([[shard.exact, shard.vocabulary, *kernel]], dtype=torch.int32, device=hidden.device)
@@ -306,28 +306,28 @@ class ScorePooler(Pooler):  # type: ignore[misc]
 
 
 def read_parts(metadata: Any) -> Iterator[Part]:
-    """Where each request of the batch stands, in the order of its hidden states."""
+    """The part of each request in this batch, in the order of the hidden states."""
     cursor = metadata.get_pooling_cursor()
     counts, ends = cursor.num_scheduled_tokens_cpu.tolist(), cursor.seq_lens_cpu.tolist()
     lengths = cursor.prompt_lens_cpu.tolist()
     offset = 0
     for i, (count, end, length, params) in enumerate(zip(counts, ends, lengths, metadata.pooling_params, strict=True)):
-        question = Question.from_kwargs(params.extra_kwargs)
-        if question is None:  # vLLM's memory profiling comes here with fewer ids than the prompt has
-            question = Question.own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy())
+        request = Request.from_kwargs(params.extra_kwargs)
+        if request is None:  # vLLM's memory profiling calls this with fewer ids than the prompt has
+            request = Request.own_tokens(metadata.prompt_token_ids_cpu[i, :length].numpy())
         begin = end - count
-        low, high = np.searchsorted(question.rows, (begin, end)).tolist()
-        index = question.rows[low:high].astype(np.int64) + (offset - begin)
-        yield Part(question, low, index, question.targets[low:high], finished=end == length)
+        low, high = np.searchsorted(request.rows, (begin, end)).tolist()
+        index = request.rows[low:high].astype(np.int64) + (offset - begin)
+        yield Part(request, low, index, request.targets[low:high], finished=end == length)
         offset += count
 
 
 def keep(kept: list[Any], part: Part, lines: Tensor) -> Tensor | None:
-    """Add a chunk's lines to those kept for its request; hand them all over when the prompt has been fed.
+    """Add a chunk's lines to those kept for its request; return all of them when the whole prompt has been fed.
 
-    A preempted request is fed again from an earlier token, perhaps in other chunks: what it says again replaces what
-    was kept. Where it starts behind what was kept (its prefix was found in the cache meanwhile), the lines before the
-    hole are worthless: only the unbroken run up to the end is handed over, and the engine asks for the rest again.
+    A preempted request is fed again from an earlier token, perhaps in different chunks: repeated lines replace the kept
+    ones. If it restarts after the end of the kept lines (its prefix was found in the cache meanwhile), there is a gap:
+    only the lines after the gap are returned, and the engine requests the rest again.
     """
     pieces: list[tuple[int, Tensor]] = [(a, old[: part.first - a]) for a, old in kept if a < part.first]
     pieces.append((part.first, lines))
@@ -347,7 +347,7 @@ def to_device(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)  # from pinned memory, or the host would wait
+    return tensor.pin_memory().to(device, non_blocking=True)  # pinned memory, so that the host does not wait
 
 
 def bits(floats: Tensor) -> Tensor:
@@ -355,14 +355,14 @@ def bits(floats: Tensor) -> Tensor:
 
 
 def to_words(columns: Columns) -> Tensor:
-    """Columns as int32 lines, laid out as ``wire`` says."""
+    """Columns as int32 lines, in the layout of ``wire``."""
     ints, top = columns.rank.to(torch.int32), columns.top.to(torch.int32)[:, None]
     entropy, top_logprob = bits(columns.entropy[:, None]), bits(columns.top_logprob[:, None])
     return torch.cat([bits(columns.logprob), ints, entropy, top, top_logprob], dim=1)
 
 
 def as_words(x: Tensor) -> Tensor:
-    """Rows of floats as int32 words, bit for bit; an odd number of half-precision ones is padded."""
+    """Rows of floats as int32 words, bit for bit; an odd number of half-precision floats is padded."""
     x = x.contiguous()
     if x.shape[1] * x.element_size() % 4:
         x = torch.nn.functional.pad(x, (0, 1))
@@ -370,7 +370,7 @@ def as_words(x: Tensor) -> Tensor:
 
 
 def pack_divergence(d: DivergencePartials) -> Tensor:
-    """All of it in float64, which holds ids and counts exactly, seen as float32 because gathering only copies."""
+    """All fields in float64, which is exact for ids and counts, viewed as float32; gathering only copies the bits."""
     columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
     return torch.cat([*columns, d.q.before.double()], dim=1).view(torch.float32)
 
@@ -385,7 +385,7 @@ def unpack_divergence(words: Tensor) -> DivergencePartials:
 def pack_partials(p: Partials) -> Tensor:
     floats = torch.stack([p.largest, p.total, p.weighted], dim=1)
     ints = torch.cat([p.where[:, None], p.before], dim=1).to(torch.int32)
-    # carried as float32 because some of vLLM's collectives know no other 32-bit type; gathering only copies
+    # sent as float32 because some of vLLM's collectives support no other 32-bit type; gathering only copies bits
     return torch.cat([floats.view(torch.int32), ints], dim=1).view(torch.float32)
 
 
@@ -395,14 +395,14 @@ def unpack_partials(words: Tensor) -> Partials:
 
 
 def across_ranks(own: Tensor) -> list[Tensor]:
-    """The same (n, c) tensor of every tensor-parallel rank, in rank order: a few numbers a row, never logits."""
+    """The same (n, c) tensor of every tensor-parallel rank, in rank order: a few numbers per row, never logits."""
     group = get_tp_group()
     gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
     return list(torch.split(gathered, len(own)))
 
 
 def largest_of_ranks(at_target: Tensor) -> Tensor:
-    """The targets' logits, known to the rank that holds them, for every rank."""
+    """The targets' logits on every rank; each is known only to the rank that has its id."""
     return torch.stack(across_ranks(at_target)).amax(0)
 
 
@@ -419,11 +419,11 @@ def _any_rank(mine: bool) -> bool:
 
 
 def as_score_model(model_class: type) -> type:
-    """The class, with its head and a pooler that scores. vLLM's own adapter for embeddings drops the head."""
+    """The class with its head and a pooler that scores. vLLM's own adapter for embeddings removes the head."""
     if getattr(model_class, "scores_tokens", False):
         return model_class
     if getattr(model_class, "is_pooling_model", False):
-        raise ValueError(f"{model_class.__name__} has a pooler of its own, it is not a causal language model")
+        raise ValueError(f"{model_class.__name__} has its own pooler: it is not a causal language model")
 
     class ForScoring(model_class):  # type: ignore[misc]
         is_pooling_model = True

@@ -1,4 +1,4 @@
-"""The processes that vLLM starts for an engine: which they are, and how they end."""
+"""The processes that vLLM starts for an engine: how they are found, and how they are ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from scoremode.engines import leftovers
 from scoremode.engines.vllm.guard import is_tracker
 
-NAMES = ("EngineCore", "VllmWorker")  # that vLLM gives to its children
+NAMES = ("EngineCore", "VllmWorker")  # names that vLLM gives to its child processes
 SHUTDOWN_SECONDS = 20.0
 
 
@@ -30,7 +30,7 @@ class Interruption(BaseException):
 
 
 class Processes:
-    """vLLM's children and all that descends from them; nothing else that this process may have started."""
+    """vLLM's child processes and all their descendants; no other process that this process may have started."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -40,14 +40,14 @@ class Processes:
         _running.add(self)
 
     def started(self, llm: Any) -> None:
-        """vLLM has started: take its own word for which processes are its."""
+        """vLLM has started: use its own list of its processes."""
         manager = getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_manager", None)
         listed = getattr(manager, "processes", None)
         self._children = self._named() if listed is None else list(listed)
         self.all()
 
     def children(self) -> list[BaseProcess]:
-        """Those that are children of this process."""
+        """Those that are direct children of this process."""
         return self._named() if self._children is None else self._children
 
     def _named(self) -> list[BaseProcess]:
@@ -57,9 +57,9 @@ class Processes:
     def all(self) -> list[Any]:
         """Children and their descendants, as psutil knows them.
 
-        A worker whose engine process was killed descends from nobody here any more: it is known from before.
+        A worker whose engine process was killed is no longer a descendant, but it is remembered from before.
         """
-        import psutil  # vLLM needs it, so it is there
+        import psutil  # a dependency of vLLM, so it is installed
 
         for child in self.children():
             with contextlib.suppress(psutil.Error):
@@ -70,8 +70,8 @@ class Processes:
         return [process for process in self._known.values() if _lives(process)]
 
     def kill(self) -> None:
-        """End them now."""
-        if os.getpid() != self._pid:  # a forked process has none of these
+        """Kill them now."""
+        if os.getpid() != self._pid:  # a forked process has no such children
             return
         import psutil
 
@@ -80,19 +80,19 @@ class Processes:
                 process.kill()
 
     def wait(self, seconds: float) -> list[Any]:
-        """Wait for their end; those that are still there."""
+        """Wait for them to end; return those that are still running."""
         deadline = time.monotonic() + seconds
         for child in self.children():
             with contextlib.suppress(ValueError):  # closed by vLLM
-                child.join(timeout=seconds)  # by multiprocessing's own hand, or it would count the dead as living
+                child.join(timeout=seconds)  # through multiprocessing, or it would count dead processes as alive
         while (alive := self.all()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return alive
 
     def watch(self, llm: Any) -> None:
-        """Tell whoever waits for answers when an engine process is gone.
+        """Raise an error in the waiting client when an engine process is gone.
 
-        vLLM's own client waits for ever for a process that was killed outright and so could not say that it died.
+        vLLM's own client waits forever for a process that was killed with SIGKILL and could not report its end.
         """
         queue = getattr(llm.llm_engine.engine_core, "outputs_queue", None)
         sentinels = [child.sentinel for child in self.children() if child.name.startswith("EngineCore")]
@@ -102,17 +102,17 @@ class Processes:
         def wait() -> None:
             connection.wait(sentinels)
             with contextlib.suppress(Exception):
-                queue.put_nowait(RuntimeError("its engine process ended without a word: killed, or out of memory"))
+                queue.put_nowait(RuntimeError("its engine process ended without a message: killed, or out of memory"))
 
         threading.Thread(target=wait, name="scoremode-watch", daemon=True).start()
 
     @contextlib.contextmanager
     def killed_by_signals(self) -> Iterator[None]:
-        """While vLLM starts: a signal that ends this process ends vLLM's first.
+        """While vLLM starts: a signal that ends this process first kills vLLM's processes.
 
-        They answer to no signal then, and vLLM's own clean-up would wait for them. What happens to this process is for
-        the handlers that were there before, but vLLM swallows a KeyboardInterrupt that is raised while it waits for its
-        processes, and then waits on: so the exception passes through vLLM as another one.
+        During the start they do not react to signals, and vLLM's own clean-up would wait for them. The previous
+        handlers then decide what happens to this process. But vLLM swallows a KeyboardInterrupt that is raised while it
+        waits for its processes, and keeps waiting: so the exception passes through vLLM wrapped in a different one.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -134,7 +134,7 @@ class Processes:
         except Interruption as passed:
             raise passed.error from None
         finally:
-            for number, handler in taken.items():  # whatever vLLM and its libraries have put there meanwhile
+            for number, handler in taken.items():  # replaces whatever vLLM and its libraries have installed meanwhile
                 signal.signal(number, handler)
 
 
@@ -142,7 +142,7 @@ _running: weakref.WeakSet[Processes] = weakref.WeakSet()
 
 
 def _lives(process: Any) -> bool:
-    """A zombie does not: it may wait for long to be counted out by a parent that is not this process."""
+    """Is it running? A zombie is not: its parent, another process, may take long to reap it."""
     import psutil
 
     try:
@@ -152,14 +152,14 @@ def _lives(process: Any) -> bool:
 
 
 def kill_all() -> None:
-    """End the processes of every engine, from any thread; never raises."""
+    """Kill the processes of every engine, from any thread; never raises."""
     for processes in list(_running):
         with contextlib.suppress(Exception):
             processes.kill()
 
 
 def stop(llm: Any, processes: Processes, *, at_once: bool = False) -> None:
-    """Shut vLLM down and wait for its processes, and for no other; never raises."""
+    """Shut vLLM down and wait for its processes, but for no others; never raises."""
     import gc
 
     processes.all()
@@ -177,7 +177,7 @@ def stop(llm: Any, processes: Processes, *, at_once: bool = False) -> None:
 
 
 def _within(seconds: float, action: Callable[[], object]) -> None:
-    """Try something for so long: a client whose engine is dying may wait for it without end."""
+    """Run an action with a time limit: a client whose engine is dying may wait for it forever."""
 
     def attempt() -> None:
         with contextlib.suppress(BaseException):

@@ -1,4 +1,4 @@
-"""The self-test at start: our rows against those of the model's own ``compute_logits``."""
+"""The self-test at the start: our scores against those of the model's own ``compute_logits``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEST_TOKENS, TEST_TARGETS = 12, 3
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What workers say of their head's matrix."""
+    """Facts about the head's matrix, as reported by the workers."""
 
     dtype: str
     rows: int
@@ -45,10 +45,10 @@ class HeadFacts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the self-test found."""
+    """The result of the self-test."""
 
-    error: float  # nats between our rows and the model's own logits
-    allowed: float  # what their rounding explains
+    error: float  # largest difference in nats between our scores and those from the model's own logits
+    allowed: float  # what rounding explains
     exact: bool  # are logits kept in float32?
     vocabulary: int
     kernel: dict[str, str]  # for the run's settings
@@ -61,13 +61,13 @@ class Verdict:
         return [*found, UNIFORM] if self.uniform else found
 
 
-def compare(words: Words, dtype: str) -> Verdict:
-    """What the words of a self-test say."""
+def judge_answers(words: Words, dtype: str) -> Verdict:
+    """Read the answer to a self-test request: our scores and the model's own, line by line."""
     line = width(TEST_TARGETS)
     if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
         raise EngineError(
             f"self-test failed: vLLM answered with {words.dtype} {words.shape} instead of scores",
-            fix="this architecture has a pooler of its own; use --engine transformers",
+            fix="this architecture has its own pooler; use --engine transformers",
         )
     ours, theirs = unpack(words[:, :line], TEST_TARGETS), unpack(words[:, line : 2 * line], TEST_TARGETS)
     size = float(np.ascontiguousarray(words[:, 2 * line : 2 * line + 1]).view(np.float32).max())
@@ -77,7 +77,7 @@ def compare(words: Words, dtype: str) -> Verdict:
     step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
     error = float(np.max(gaps))
     allowed = 2e-3 + 4 * step * size
-    # NaN compares false, and a NaN gap must fail
+    # a NaN gap must fail, but NaN compares false: it becomes infinity below
     exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
     uniform = bool((theirs.logprob == measured(theirs.top_logprob)[:, None]).all()) and vocabulary > 1
     return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel, uniform)

@@ -1,4 +1,4 @@
-"""Starting vLLM in score mode: its arguments, its environment, its traps."""
+"""Starting vLLM in score mode: its arguments, its environment, its pitfalls."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from scoremode.errors import ModelError, ScoremodeError
 def start(
     model: str, arguments: dict[str, Any], options: EngineArguments, tokenizer: bool, log: VllmLog
 ) -> tuple[Any, Processes]:
-    """``vllm.LLM`` in score mode and the processes that it started; an error of one line where vLLM refuses."""
+    """``vllm.LLM`` in score mode and the processes that it started; a one-line error if vLLM refuses to start."""
     processes = Processes()
-    leftovers.hanging.append("vllm")  # its sockets may wait at exit for an engine that died
+    leftovers.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
     try:
         with processes.killed_by_signals():
             llm = _start(model, arguments, options, tokenizer, log)
@@ -37,7 +37,7 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONWARNINGS": "ignore::FutureWarning",  # of the processes that vLLM starts
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # in the processes that vLLM starts
     }
     marks = {plugin.SWITCH: "1", guard.PARENT: guard.identity(os.getpid()) or ""}
     switches = support.environment(marks | support.plugin_filter(), defaults)
@@ -46,7 +46,7 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
         from vllm.config import PoolerConfig
         from vllm.platforms import current_platform
 
-        plugin.register()  # this process may have loaded its plugins before score mode was asked for
+        plugin.register()  # this process may have loaded its plugins before score mode was turned on
         _forget_model_classes()
         on_cpu = current_platform.is_cpu()
         if on_cpu:
@@ -54,10 +54,10 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
         hf_overrides = {"head_dtype": "model"} | dict(arguments.pop("hf_overrides", {}))
         arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
         if on_cpu:
-            # compiling takes longer than most CPU runs; but only its warm-up makes the buffers between pipeline stages
+            # compiling takes longer than most CPU runs, but pipeline stages need the buffers that its warm-up makes
             arguments.setdefault("enforce_eager", options.pipeline_parallel_size == 1)
         elif can_plan_ahead(arguments):
-            # vLLM plans the next batch while this one runs, for all but pooling models: there it must be asked for
+            # vLLM plans the next batch while this one runs, except for pooling models: there it must be turned on
             arguments.setdefault("async_scheduling", True)
         with support.environment({}, _device_defaults(on_cpu, options)), guard.guarded_start():
             try:
@@ -89,7 +89,7 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
 
 
 def can_plan_ahead(arguments: dict[str, Any]) -> bool:
-    """Does the executor that vLLM will choose allow asynchronous scheduling? It refuses to start where not."""
+    """Does the executor that vLLM will choose support asynchronous scheduling? If not, vLLM would refuse to start."""
     ranks = int(arguments.get("tensor_parallel_size", 1)) * int(arguments.get("pipeline_parallel_size", 1))
     backend = arguments.get("distributed_executor_backend")
     return backend == "mp" or (ranks == 1 and backend is None)
@@ -98,14 +98,14 @@ def can_plan_ahead(arguments: dict[str, Any]) -> bool:
 def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
     """The dtype that vLLM would serve this checkpoint with.
 
-    Left to itself the pooling runner turns float32 checkpoints into float16, the serving runner into bfloat16. On a CPU
-    float32 stays: most have no fast bfloat16, and exactness is the point there.
+    By default the pooling runner casts float32 checkpoints to float16, but the serving runner casts them to bfloat16.
+    On a CPU float32 stays: most CPUs have no fast bfloat16, and float32 is more exact.
     """
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except Exception:  # not for us to judge: vLLM knows more formats, and says better what is wrong
+    except Exception:  # vLLM knows more formats, and gives a better error message
         return "float32" if on_cpu else "bfloat16"
     if on_cpu:
         return "bfloat16" if _needs_bfloat16_on_cpu(config) else "float32"
@@ -115,7 +115,7 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
 
 
 def quantization_of(model: str, trust_remote_code: bool) -> Any:
-    """The ``quantization_config`` of a checkpoint; None where it has none, or no config that Transformers knows."""
+    """The ``quantization_config`` of a checkpoint; None if it has none, or no config that Transformers knows."""
     from transformers import AutoConfig
 
     try:
@@ -126,7 +126,7 @@ def quantization_of(model: str, trust_remote_code: bool) -> Any:
 
 
 def _needs_bfloat16_on_cpu(config: Any) -> bool:
-    """vLLM's kernel for packed int4 weights takes no float32; with AMX neither does that for int8 activations."""
+    """vLLM's kernel for packed int4 weights does not support float32; with AMX, nor does that for int8 activations."""
     import torch
 
     quantization = getattr(config, "quantization_config", None) or {}
@@ -142,20 +142,20 @@ def _device_defaults(on_cpu: bool, options: EngineArguments) -> dict[str, str]:
     defaults = {}
     found = support.installed_version().split(".")
     if (int(found[0]), int(found[1])) < (0, 32):
-        # the second model runner of older versions can only embed, and never calls a pooler
+        # in older versions the V2 model runner can only embed, and never calls a pooler
         defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if on_cpu:
-        defaults["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GiB; left alone vLLM takes a large part of the machine
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GiB; by default vLLM takes a large part of the memory
         ranks = options.tensor_parallel_size * options.pipeline_parallel_size
         if ranks > 1:
             defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # binding fails with fewer cores than it wants
-            # ranks wait for each other by spinning: more threads than cores would mostly watch each other wait
+            # ranks spin while they wait for each other: more threads than cores would waste most of the time
             defaults["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
     return defaults
 
 
 def _forget_model_classes() -> None:
-    """vLLM remembers the class it made of a model by path alone: a scoring one must not embed later, nor back."""
+    """vLLM caches model classes by path alone: a class made for scoring must not be used to embed, or vice versa."""
     with contextlib.suppress(ImportError):
         from vllm.model_executor.model_loader import utils
 

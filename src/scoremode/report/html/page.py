@@ -1,12 +1,12 @@
-"""The report as one HTML page: no network, nothing to install, every word on it escaped.
+"""The report as one HTML page: no network access, nothing to install, all text escaped.
 
-The page is text that Python wrote, charts that Python drew (charts.py), and one script (assets/report.js) that shows
-the scored text. Its numbers travel as base64 of typed arrays: a hundred thousand tokens are some megabytes, and the
-browser holds spans for one page of them at a time.
+Python writes the text and draws the charts (charts.py); one script (assets/report.js) shows the scored text. Its
+numbers are stored as base64 of typed arrays: a hundred thousand tokens take a few megabytes, and the browser keeps
+elements for only one page of them at a time.
 
-Texts, names and paths come from anybody's files. They pass through ``escaped`` into HTML, through ``_script_json`` into
-data, and the script writes them with textContent only; the page's policy allows our own script by its hash and nothing
-else.
+Texts, names and paths come from untrusted files. They are written to HTML through ``escaped`` and to the script's data
+through ``_script_json``; the script writes them with textContent only. The page's content security policy allows this
+one script, by its hash, and nothing else.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def render(
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
 ) -> str:
-    """The page. ``statistics[i]`` belongs to ``comparisons[i]``; plain ``runs`` are shown beside them or alone."""
-    assert len(comparisons) == len(statistics), "one record of statistics a comparison"
+    """The page. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone."""
+    assert len(comparisons) == len(statistics), "one record of statistics per comparison"
     alone = [
         run for run in runs if not any(same_run(run, own) for c in comparisons for own in (c.baseline, c.candidate))
     ]
@@ -79,9 +79,9 @@ def write(
     text_targets: int = TEXT_TARGETS,
     flag: str = "-o",
 ) -> Path:
-    """The page as a file: the whole of it or nothing. An older report is replaced, any other file is refused.
+    """Write the page to a file, all of it or nothing. An older report is replaced; any other file is refused.
 
-    ``flag`` is what the file was named with, for error messages.
+    ``flag`` is the option that named the file, for error messages.
     """
     output = check_report(path, flag)
     output.write(render(comparisons, statistics, runs=runs, text_targets=text_targets).encode())
@@ -100,12 +100,12 @@ def report(path: str | Path, *found: Comparison | Run) -> Path:
 
 
 def asset(name: str) -> str:
-    """A file of the page that is kept beside this module, with the line ends that a browser hashes."""
+    """A file from the assets folder, with the line endings that a browser hashes."""
     return files("scoremode.report.html").joinpath("assets", name).read_text("utf-8").replace("\r\n", "\n")
 
 
 def policy(script: str) -> str:
-    """What the page may do: its own style, this one script, pictures inside itself. Nothing from elsewhere."""
+    """The content security policy: inline style, this one script, embedded images. Nothing from elsewhere."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
@@ -114,7 +114,7 @@ def policy(script: str) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON that nothing in it can end or turn into markup: ASCII, and no <, > or & anywhere."""
+    """JSON that cannot end its script element or become markup: ASCII, without <, > and &."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -145,5 +145,5 @@ def _header(title: str, lead: str) -> str:
 
 
 def _footer() -> str:
-    said = f"Written by scoremode {__version__}. Nothing on this page was loaded from a network."
+    said = f"Written by scoremode {__version__}. This page loads nothing from the network."
     return f"<footer><p>{escaped(said)}</p></footer>\n"

@@ -1,4 +1,4 @@
-"""How to get the numbers of the page again: facts about each run, and the commands."""
+"""How to reproduce the numbers of the page: facts about each run, and the commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scoremode.store.run import Run
 
 
 def run_facts(run: Run) -> dict[str, str]:
-    """What another person needs to get the same numbers, in words; what a manifest does not say is left out."""
+    """What another person needs to reproduce the numbers; facts that the manifest lacks are left out."""
     m = run.manifest
     settings = m.get("engine_settings") or {}
     speed = usable(m.get("tokens_per_second"))
@@ -69,7 +69,7 @@ def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) 
         return ""
     facts = [run_facts(run) for _, run in named]
     shared = {k: v for k, v in facts[0].items() if len(facts) > 1 and all(f.get(k) == v for f in facts)}
-    parts = [f"<h3>The same for all</h3>{_facts_list(shared)}"] if shared else []
+    parts = [f"<h3>Same for all runs</h3>{_facts_list(shared)}"] if shared else []
     for (name, _), own in zip(named, facts, strict=True):
         rest = {k: v for k, v in own.items() if k not in shared}
         parts.append(f"<details><summary>{escaped(name)}</summary>{_facts_list(rest)}</details>")
@@ -85,12 +85,12 @@ def _facts_list(facts: Mapping[str, str]) -> str:
 
 
 def commands_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Exact commands as they are typed, from one line, a list of lines, or the words of one command."""
+    """Exact commands as typed, given as one line, a list of lines, or the words of one command."""
     given = manifest.get("command") or []
     if isinstance(given, str):
         return [given]
     if len(given) > 1 and isinstance(given[0], str) and not any(c.isspace() for c in given[0]):
-        return [shlex.join(map(str, given))]  # its first word is a program's name alone: sys.argv, not lines
+        return [shlex.join(map(str, given))]  # the first item is only a program name: sys.argv, not lines
     return [line if isinstance(line, str) else shlex.join(map(str, line)) for line in given]
 
 
@@ -99,10 +99,10 @@ def _commands(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> str:
     lines = list(dict.fromkeys(line for manifest in manifests for line in commands_of(manifest)))
     if not lines:
         return ""
-    # what is copied is what was typed: only characters that would deceive the eye are made visible
+    # the copied text is what was typed; only deceptive invisible characters are made visible
     text = html.escape("\n".join(visible(line) for line in lines), quote=True)
     return (
-        '<h3 id="commands-title">To get these numbers again</h3><div class="commands">'
+        '<h3 id="commands-title">Commands that reproduce these numbers</h3><div class="commands">'
         f'<pre id="commands" tabindex="0" aria-labelledby="commands-title">{text}</pre>'
         '<button type="button" id="copy" hidden>Copy</button></div>'
     )

@@ -1,4 +1,4 @@
-"""Which runs a page shows, how they are told apart, and the order that their text is read in."""
+"""Which runs a page shows, how they are named, and the order in which their text is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def distinct_baselines(
 
 
 def run_name(run: Run, among: Sequence[Run] = ()) -> str:
-    """The model; with the text, the engine or the folder where the model alone would not tell runs apart."""
+    """The model's name, with the text, engine or folder added if the model alone would not tell the runs apart."""
     m = run.manifest
     parts = [str(m.get("model", "run"))]
     for name in ("corpus", "engine", "dtype", "method"):
@@ -47,7 +47,7 @@ def run_name(run: Run, among: Sequence[Run] = ()) -> str:
 
 
 def positions(run: Run) -> Ints:
-    """How many tokens of its window stand between each target and the first one that the window scores."""
+    """The distance of each target from the first token that its window scores."""
     window, token = run.facts.window, run.facts.token
     if not len(window):
         return np.zeros(0, np.int64)
@@ -57,14 +57,14 @@ def positions(run: Run) -> Ints:
 
 
 def delta_logprob(comparison: Comparison) -> Floats:
-    """Nats by which the text's own token became likelier; NaN where both models give it nothing."""
+    """Nats by which the text's own token became likelier; NaN if both models give it probability zero."""
     with np.errstate(invalid="ignore"):
         return np.asarray(comparison.candidate.scores.logprob - comparison.baseline.scores.logprob)
 
 
 def reading_order(run: Run, limit: int) -> Ints:
-    """Targets as a reader meets their tokens, each token once, at most ``limit`` of them.
+    """Targets in the order of the text, each token once, at most ``limit`` of them.
 
-    Where windows overlap and score a token again, its first score stays: the one with the most context.
+    If overlapping windows score a token more than once, its first score is kept: the one with the most context.
     """
     return np.asarray(np.unique(run.facts.token, return_index=True)[1][:limit], dtype=np.int64)

@@ -9,9 +9,9 @@ from typing import Literal
 
 from scoremode.report.html import charts
 from scoremode.report.html.charts import escaped
-from scoremode.report.html.numbers import Statistics, file_size, usable, with_error
+from scoremode.report.html.numbers import Statistics, cell_with_error, file_size, usable
 from scoremode.report.html.runs import distinct_baselines, run_name
-from scoremode.report.text import NOT_MEASURED, noise_words, top_words
+from scoremode.report.text import NOT_MEASURED, counted, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
@@ -27,30 +27,30 @@ class Measure:
     name: str  # in the statistics
     label: str
     about: str
-    better: Literal["low", "high", "one", "none"] = "low"  # one: the nearer to 1, the better
+    better: Literal["low", "high", "one", "none"] = "low"  # one: closer to 1 is better
     percent: bool = False
 
     def cell(self, statistics: Statistics) -> str:
         value = statistics.get(self.name)
         if isinstance(value, bool):
             return "yes" if value else "no"
-        return with_error(value, statistics.get(f"{self.name}_stderr"), percent=self.percent)
+        return cell_with_error(value, statistics.get(f"{self.name}_stderr"), percent=self.percent)
 
 
 MEASURES = (
     Measure("ppl_candidate", "Perplexity", "exponential of the mean surprise", "none"),
     Measure("ppl_ratio", "PPL ratio", "perplexity divided by the baseline's", "one"),
-    Measure("kl_mean", "KL mean", "mean KL(baseline‖candidate), nats a token"),
+    Measure("kl_mean", "KL mean", "mean KL(baseline‖candidate), nats per token"),
     Measure("kl_median", "KL median", "half of the tokens moved less"),
     Measure("kl_p99", "KL 99%", "99% of the tokens moved less"),
     Measure("kl_p999", "KL 99.9%", "99.9% of the tokens moved less"),
     Measure("kl_max", "KL max", "the token that moved most"),
     Measure(
-        "delta_p_rms", "Δp RMS", "root mean square of the change of the text's own token's probability", percent=True
+        "delta_p_rms", "Δp RMS", "root mean square change in the probability of the text's own token", percent=True
     ),
     Measure("same_top", "Same top", "share of tokens with the same first choice", "high", percent=True),
     Measure("worse", "Worse", "share of the text's tokens that became less likely", "none", percent=True),
-    Measure("bits_per_byte_candidate", "Bits/byte", "bits a byte of the text", "none"),
+    Measure("bits_per_byte_candidate", "Bits/byte", "bits per byte of the text", "none"),
 )
 
 RUN_MEASURES = (
@@ -75,7 +75,7 @@ def summary_section(comparisons: Sequence[Comparison], statistics: Sequence[Stat
 
 
 def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    """A row a candidate, under the baseline and the noise of the baseline itself."""
+    """One row per candidate, below the baseline and its noise floor."""
     shown = [m for m in MEASURES if any(s.get(m.name) is not None for s in statistics)]
     marks = {m.name: _best_and_worst(m, statistics) for m in shown}
     sized = [size_of(c) for c in comparisons]
@@ -88,28 +88,29 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         cells += "".join(_marked_cell(m, s, marks[m.name].get(i)) for m in shown)
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(c.name)}</th>{cells}</tr>')
     marked = any(marks[m.name] for m in shown)
-    legend = '<span class="best key">best</span> <span class="worst key">worst</span> of a column. ' if marked else ""
+    legend = '<span class="best key">best</span> <span class="worst key">worst</span> in its column. ' if marked else ""
     floors = dict.fromkeys(noise_words(c, s) for c, s in distinct_baselines(comparisons, statistics))
     missing = dict.fromkeys(map(top_words, comparisons))
     said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing) if words)
-    rests_on = escaped(_rests_on(comparisons, statistics))
-    note = f"{legend}± is one standard error over {rests_on}. KL is in nats per token.{said}"
+    errors = escaped(_about_errors(comparisons, statistics))
+    note = f"{legend}{errors}. KL is in nats per token.{said}"
     return _table(head, rows, f'<p class="note">{note}</p>')
 
 
-def _rests_on(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    """The groups behind the errors of a table, in words."""
+def _about_errors(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """What the errors of a table are based on, or why there are none, in words."""
     found = []
     for c, s in distinct_baselines(comparisons, statistics):
         kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
         groups = int(usable(s.get("groups")) or 0)
         known = s.get("worse_stderr") is not None
-        found.append(f"{groups:,} {kind}" if known else f"nothing here: {too_few(groups, kind)}")
+        error = f"± is one standard error over {counted(groups, kind)}"
+        found.append(error if known else f"No ±: {too_few(groups, kind)}")
     return "; ".join(dict.fromkeys(found))
 
 
 def _table(head: str, rows: Iterable[str], after: str = "") -> str:
-    # the table scrolls sideways by itself where it is wider than the page: reachable by keyboard, so it has a tabindex
+    # a table wider than the page scrolls sideways; the tabindex makes it reachable by keyboard
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Summary table">'
         f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{after}'
@@ -117,26 +118,26 @@ def _table(head: str, rows: Iterable[str], after: str = "") -> str:
 
 
 def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measure], with_size: bool) -> str:
-    """The baseline, and what its own noise looks like in the same columns."""
+    """The baseline, and its noise floor in the same columns."""
     model = escaped(comparison.baseline.manifest.get("model", "baseline"))
     baseline = {
-        "ppl_candidate": with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr")),
-        "bits_per_byte_candidate": with_error(s.get("bits_per_byte_baseline")),
+        "ppl_candidate": cell_with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr")),
+        "bits_per_byte_candidate": cell_with_error(s.get("bits_per_byte_baseline")),
     }
     noise = {
-        "kl_mean": with_error(s.get("noise_floor_kl_mean")),
-        "kl_p99": with_error(s.get("noise_floor_kl_p99")),
+        "kl_mean": cell_with_error(s.get("noise_floor_kl_mean")),
+        "kl_p99": cell_with_error(s.get("noise_floor_kl_p99")),
     }
     size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
     rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
     if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
-        again = 'noise floor <span class="tag">baseline computed otherwise</span>'
+        again = 'noise floor <span class="tag">baseline against itself</span>'
         rows += _reference_row(again, noise, shown, "" if with_size else None)
     return rows
 
 
 def _reference_row(name: str, cells: Mapping[str, str], shown: Sequence[Measure], size: str | None) -> str:
-    """``size`` is None where the table has no such column."""
+    """``size`` is None if the table has no such column."""
     own = ""
     if size is not None:
         own = f'<td data-label="Size">{size}</td>' if size else '<td class="none"></td>'
@@ -148,7 +149,7 @@ def _reference_row(name: str, cells: Mapping[str, str], shown: Sequence[Measure]
 
 
 def _best_and_worst(measure: Measure, statistics: Sequence[Statistics]) -> dict[int, str]:
-    """Which rows hold a column's best and worst value; none where all are equal."""
+    """Which rows have a column's best and worst value; none if all are equal."""
     known = [(float(v), i) for i, s in enumerate(statistics) if (v := usable(s.get(measure.name))) is not None]
     if measure.better == "one":
         known = [(abs(math.log(value)) if value > 0 else math.inf, i) for value, i in known]
@@ -166,12 +167,12 @@ def _marked_cell(measure: Measure, statistics: Statistics, mark: str | None) -> 
 
 
 def size_of(comparison: Comparison) -> str:
-    """The candidate's."""
+    """The size of the candidate."""
     return size_cell(*(comparison.manifest.get(name) for name in ("bits_per_weight", "bytes")))
 
 
 def size_cell(bits_per_weight: object, stored_bytes: object) -> str:
-    """Bits per weight over the size of the files, as HTML; '' where neither is known."""
+    """Bits per weight above the size of the files, as HTML; '' if neither is known."""
     bits, count = usable(bits_per_weight), usable(stored_bytes)
     if bits is None:
         return escaped(file_size(count)) if count is not None else ""
@@ -190,17 +191,17 @@ def runs_table(alone: Sequence[Run]) -> str:
             stored = metrics.get(name)
             estimate = Estimate.from_json(stored) if stored else None
             nothing = f'<span title="{NOT_MEASURED}">–</span>' if name in NEEDS else "–"
-            cell = with_error(estimate.value, estimate.stderr, percent=percent) if estimate else nothing
+            cell = cell_with_error(estimate.value, estimate.stderr, percent=percent) if estimate else nothing
             cell += groups_line(estimate, run) if estimate else ""
             cells += f'<td data-label="{escaped(label)}">{cell}</td>'
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(run_name(run, alone))}</th>{cells}</tr>')
     said = "".join(f" {escaped(words)}" for words in _not_measured(alone))
-    note = f'<p class="note">± is one standard error, over the groups that stand behind it.{said}</p>'
+    note = f'<p class="note">± is one standard error over the groups in parentheses.{said}</p>'
     return _table(head, rows, note)
 
 
 def _not_measured(alone: Sequence[Run]) -> list[str]:
-    """Which numbers an engine did not give, a sentence per run."""
+    """Which numbers an engine did not measure, one sentence per run."""
     found = []
     for run in alone:
         metrics = run.manifest.get("metrics", {})
@@ -215,5 +216,5 @@ def _not_measured(alone: Sequence[Run]) -> list[str]:
 
 def groups_line(estimate: Estimate, run: Run) -> str:
     kind = str(run.manifest.get("stderr_groups", "groups"))
-    said = too_few(estimate.groups, kind) if estimate.stderr is None else f"{estimate.groups:,} {kind}"
+    said = too_few(estimate.groups, kind) if estimate.stderr is None else counted(estimate.groups, kind)
     return f' <span class="error">({escaped(said)})</span>' if math.isfinite(estimate.value) else ""

@@ -15,15 +15,15 @@ from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ints
 
-TEXT_TARGETS = 250_000  # of one text; more would make a page that a phone cannot open
+TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone
 
 SENSITIVITY_QUANTILE = 0.99
 
-FIRST_STEP = 0.1  # nats: the palest colour of Δ logprob and KL begins here, as report.js draws it
+FIRST_STEP = 0.1  # nats: the palest colour of Δ logprob and KL starts here, as in report.js
 
 
 class PageData:
-    """What the script gets: columns as base64, words once."""
+    """The data for the script: columns as base64, each distinct word once."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -34,7 +34,7 @@ class PageData:
         self._known: list[tuple[Run, int]] = []
 
     def text_of(self, run: Run) -> tuple[int, Ints]:
-        """The text that a run scored, and the order in which its targets are read; one a plan."""
+        """The text that a run scored, and the order in which its targets are read; one per plan."""
         if run.plan_digest not in self._orders:
             order = reading_order(run, self.limit)
             facts = run.facts
@@ -47,7 +47,7 @@ class PageData:
                 {
                     "count": len(order),
                     "word": self._words(facts.text[order]),
-                    # stretches without a gap: where each begins, its first position and its document
+                    # runs of consecutive tokens: where each starts, its first position and its document
                     "begin": column(np.flatnonzero(begins)),
                     "beginToken": column(token[begins]),
                     "beginDocument": column(document[begins]),
@@ -83,7 +83,7 @@ class PageData:
 
 
 def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: int) -> dict[str, Any]:
-    """Everything that the script draws; texts are made visible here, so that the script shows them as they are."""
+    """All data for the script; invisible characters are made visible here, so that the script shows texts unchanged."""
     made = PageData(limit)
     views: list[dict[str, Any]] = []
     for c in comparisons:
@@ -127,14 +127,14 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
 
 
 def _sensitivity(values: Sequence[Floats]) -> int:
-    """1, 10 or 100: so that of the candidate that moved most about one token in a hundred has a colour."""
+    """1, 10 or 100, so that about one token in a hundred is coloured for the candidate that moved most."""
     sizes = [np.abs(v[np.isfinite(v)]) for v in values]
     high = max((float(np.quantile(s, SENSITIVITY_QUANTILE)) for s in sizes if len(s)), default=1.0)
     return 1 if high >= FIRST_STEP else 10 if high >= FIRST_STEP / 10 else 100
 
 
 def column(values: npt.NDArray[Any]) -> dict[str, str]:
-    """Numbers as base64 of the smallest little-endian type that holds them; float32 is enough to look at."""
+    """Numbers as base64 of the smallest little-endian type that fits; float32 is enough for display."""
     if values.dtype.kind == "f":
         kind = "f4"
     else:
@@ -157,12 +157,12 @@ def text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit:
         for name, text, known in [*measures, ("surprise", "Surprise", True)]
         if known
     )
-    # runs alone have one measure: nothing to choose
+    # with runs only, there is one measure and nothing to choose
     colour_by = f'<div class="choice" role="group" aria-label="Colour by">{buttons}</div>' if comparisons else ""
     scales = "".join(f'<option value="{n}">{text}</option>' for n, text in ((1, "normal"), (10, "×10"), (100, "×100")))
     notes = "".join(f'<p class="note">{escaped(note)}</p>' for note in _text_notes(comparisons, alone, limit))
     return f"""<section id="text" aria-labelledby="text-title"><h2 id="text-title">The text</h2>
-<noscript><p class="note">The text is drawn by a script, and scripts are switched off here.</p></noscript>{notes}
+<noscript><p class="note">The text is shown by a script, and scripts are disabled here.</p></noscript>{notes}
 <div class="tools" hidden>
 <label>{label} <select id="view">{options}</select></label>
 {colour_by}
@@ -186,10 +186,10 @@ def text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit:
 <input id="page" type="range" min="1" max="1" value="1" step="1" aria-label="Page of the text"></div>
 <div class="reading" hidden>
 <div><div id="tokens" class="tokens" role="listbox" aria-orientation="horizontal" tabindex="0" dir="auto"
- aria-label="Tokens of the text. Left and right move, n and p jump to the worst."></div>
+ aria-label="Tokens of the text. Use the left and right arrow keys to move, n and p to jump to the worst tokens."></div>
 <div class="pager"><button type="button" id="previous-page">‹ Previous page</button><span id="page-number"></span>
 <button type="button" id="next-page">Next page ›</button></div></div>
-<aside id="details" class="details" aria-label="The chosen token" aria-live="polite"></aside>
+<aside id="details" class="details" aria-label="The selected token" aria-live="polite"></aside>
 </div>
 </section>
 """
@@ -200,8 +200,8 @@ def _text_notes(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: 
     for run in [*(c.baseline for c in comparisons), *alone]:
         unique = len(np.unique(run.facts.token))
         if unique > limit:
-            notes[f"The text shows its first {limit:,} of {unique:,} tokens; the numbers and charts count all."] = None
+            notes[f"Only the first {limit:,} of {unique:,} tokens are shown; numbers and charts include all."] = None
         if unique < len(run.scores):
             again = len(run.scores) - unique
-            notes[f"{again:,} targets score a token again; the text shows each token with its first score."] = None
+            notes[f"{again:,} targets score a token again; each token is shown with its first score."] = None
     return list(notes)

@@ -51,7 +51,7 @@ def _what(entry: dict[str, Any]) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    """A fingerprint's beginning; names are shown whole."""
+    """The start of a fingerprint; names are shown in full."""
     hexadecimal = text is not None and len(text) > LONGEST_ID and not set(text.split(":")[-1]) - set("0123456789abcdef")
     return f"{text[:LONGEST_ID]}…" if text is not None and hexadecimal else text
 

@@ -1,4 +1,4 @@
-"""Comparisons as a table for a terminal, and as facts for machines."""
+"""Comparisons as a table for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.report.text import NOT_MEASURED, noise_words, shown, top_words
+from scoremode.report.text import NOT_MEASURED, counted, noise_words, shown, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.ranking import rank
 from scoremode.store.run import Run
 
-NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title: the numbers beside it need the room
+NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title, to leave room for the other columns
 
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _missing(comparison: Comparison) -> dict[str, str]:
 
 
 def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
-    """The table, the noise floor, and who cannot be told apart."""
+    """The table, the noise floor, and which candidates cannot be told apart."""
     baseline, m = found[0].baseline, found[0].baseline.manifest
     table = Table(box=None, pad_edge=False, header_style="bold")
     longest = max(len(shown(name)) for name in (m["model"], *(s["name"] for s in statistics)))
@@ -50,8 +50,8 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
         table.add_row(
             Text(shown(s["name"])),
             _number(s["ppl_candidate"], 4),
-            _with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
-            _with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
+            _fixed_with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
+            _fixed_with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
             *(_number(s[name], digits) for name, digits in (("kl_median", 5), ("kl_p99", 4), ("kl_max", 2))),
             NARROW if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
             f"{s['groups']:,}",
@@ -63,7 +63,7 @@ def _method_line(m: Any, s: dict[str, Any]) -> Text:
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in m["method_settings"].items())
     kind = m["stderr_groups"]
     rests_on = f"± over {s['groups']:,} {kind}" if s["worse_stderr"] is not None else too_few(s["groups"], kind)
-    return Text(shown(f"{m['method']} ({settings}), {s['targets']:,} targets, {rests_on}"), "dim")
+    return Text(shown(f"{m['method']} ({settings}), {counted(s['targets'], 'targets')}, {rests_on}"), "dim")
 
 
 def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Text]:
@@ -83,7 +83,7 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
 
 
 def _of_model(run: Run) -> list[str]:
-    """What a reader must know of a model as it was loaded; a run of another version may not say."""
+    """What a reader must know about a model as it was loaded; runs of other versions may not have it."""
     notes = run.manifest.get("model_notes")
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
@@ -92,5 +92,5 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _with_error(value: float | None, error: float | None, digits: int) -> str:
+def _fixed_with_error(value: float | None, error: float | None, digits: int) -> str:
     return _number(value, digits) + ("" if error is None or value is None else f" ± {error:.{digits}f}")

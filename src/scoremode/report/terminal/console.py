@@ -12,14 +12,14 @@ from rich.text import Text
 
 
 class PlainConsole(Console):
-    """A console that leaves a closed pipe to the command line's edge instead of ending the process itself."""
+    """A console that raises BrokenPipeError for the command line to handle, instead of ending the process."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def console() -> Console:
-    """Standard output; at least 100 columns wide where it is not a terminal, so that files are not folded."""
+    """Standard output; 100 columns wide if it is not a terminal, so that lines in files are not folded."""
     width = None if sys.stdout.isatty() else 100
     return PlainConsole(width=width, highlight=False, emoji=False, markup=False)
 
@@ -32,7 +32,7 @@ def listing(rows: Iterable[tuple[str, str]]) -> list[Any]:
 
 
 class Facts(Table):
-    """Labels and values, two columns; a plain string is shown as it is, never read as markup."""
+    """Labels and values in two columns; a plain string is shown literally, never read as markup."""
 
     def __init__(self) -> None:
         super().__init__(box=None, show_header=False, padding=(0, 3, 0, 0))

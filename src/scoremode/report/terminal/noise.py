@@ -8,12 +8,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.report.text import shown
+from scoremode.report.text import counted, shown
 from scoremode.verbs.noise import Noise, SettingNoise
 
 
 def noise_table(noise: Noise) -> list[Any]:
-    """What ``scoremode noise`` prints: drift a target, then perplexity, whole sequences and repeats."""
+    """What ``scoremode noise`` prints: drift per target, then perplexity, whole sequences and repeats."""
     names = list(noise.settings[0].settings)
     header = ", ".join(name.replace("_", "-") for name in names) or "setting"
     first = _table(header, "head", "mean", "mean |d|", "rms", "99.9%", "max")
@@ -27,9 +27,10 @@ def noise_table(noise: Noise) -> list[Any]:
         numbers = (_size(d.sequence_rms), _size(d.sequence_max), *again)
         second.add_row(label, f"{s.perplexity:,.5f}", ratio, *numbers)
     plan = noise.plan
-    about = f"{plan.targets:,} targets in {len(plan):,} windows of {noise.corpus}, {noise.model}; {noise.repeat} passes"
+    scored = f"{counted(plan.targets, 'targets')} in {counted(len(plan), 'windows')} of {noise.corpus}"
+    about = f"{scored}, {noise.model}; {noise.repeat} {'pass' if noise.repeat == 1 else 'passes'}"
     return [
-        Text("drift of log-probabilities against the first setting, nats a target", "bold"),
+        Text("drift of log-probabilities against the first setting, nats per target", "bold"),
         first,
         Text(),
         Text(f"perplexity; drift of whole {noise.sequences}; drift of the same setting when repeated", "bold"),

@@ -1,4 +1,4 @@
-"""Numbers with their errors, written to the digits that the errors allow."""
+"""Numbers with their errors, rounded to the digits that the errors justify."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Estimate
 
-DUST = 1e-9  # of a value: an error below that is what rounding left
+DUST = 1e-9  # relative to the value: a smaller error is rounding noise
 
 
 def with_error(estimate: Estimate, percent: bool = False) -> str:
-    """``12.74 ± 0.31``: the value to the digits that its error allows.
+    """``12.74 ± 0.31``: the value to the digits that its error justifies.
 
     >>> with_error(Estimate(12.7412, 0.3149, 100, 10))
     '12.74 ± 0.31'
@@ -36,7 +36,7 @@ def digits_of(error: float) -> int:
 
 
 def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
-    """What an error rests on: its groups, and the bounds that they allow.
+    """What an error is based on: its groups, and the bounds that follow.
 
     >>> basis(Estimate(12.7412, 0.3149, 100, 10, 9.0, 12.0288, 13.4536), "documents")
     '10 documents, 95%: 12.03 to 13.45'

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from scoremode.report.terminal.console import Facts
 from scoremode.report.terminal.run import method_line
-from scoremode.report.text import shown
+from scoremode.report.text import counted, shown
 
 
 def plan_table(plan: dict[str, Any]) -> list[Any]:
@@ -16,7 +16,8 @@ def plan_table(plan: dict[str, Any]) -> list[Any]:
     table.line("method", method_line(plan))
     for note in plan["notes"]:
         table.line("", Text(note, "yellow"))
-    table.line("text", shown(f"{plan['corpus']}, {plan['documents']:,} documents, {plan['tokens']:,} tokens"))
+    size = f"{counted(plan['documents'], 'documents')}, {counted(plan['tokens'], 'tokens')}"
+    table.line("text", shown(f"{plan['corpus']}, {size}"))
     table.line("windows", f"{plan['windows']:,}")
     table.line("targets", f"{plan['targets']:,} ({100 * plan['coverage']:.1f}% of the tokens covered)")
     table.line("forward tokens", f"{plan['forward_tokens']:,}")
@@ -28,10 +29,11 @@ def plan_table(plan: dict[str, Any]) -> list[Any]:
     line = ", ".join(
         f"{name.replace('_', ' ')} {in_bytes(memory[name])}" for name in ("weights", "activations", "logits")
     )
-    table.line("memory, about", f"{line} (logits whole would be {in_bytes(memory['logits_if_whole'])})")
+    whole = in_bytes(memory["logits_if_whole"])
+    table.line("memory, about", f"{line} (all logits at once would take {whole})")
     if kept := plan["reference"]:
         logits = in_bytes(kept["logits_fp16"])
-        table.line("as a reference", f"{in_bytes(kept['total'])} on disk (float16 logits would be {logits})")
+        table.line("as a reference", f"{in_bytes(kept['total'])} on disk (float16 logits would take {logits})")
     table.line("plan digest", plan["plan_digest"])
     return [table]
 

@@ -47,4 +47,4 @@ def _boundary_notes(results: Iterable[SequenceScore]) -> list[Text]:
         Text(f"a token spans the end of the prompt: scored given that it begins with {shown(part)!r}", "yellow")
         for part in spanning
     ]
-    return notes + [Text("a leading space was added where a target had none (--leading-space add)", "yellow")] * added
+    return notes + [Text("a leading space was added to targets without one (--leading-space add)", "yellow")] * added

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from scoremode.report.terminal.console import Facts
 from scoremode.report.terminal.numbers import basis, with_error
-from scoremode.report.text import NOT_MEASURED, context_before, shown, worst_targets
+from scoremode.report.text import NOT_MEASURED, context_before, counted, shown, worst_targets
 from scoremode.store.run import NEEDS, Run
 from scoremode.values import Estimate
 
@@ -24,7 +24,7 @@ NUMBERS = (
     ("mean_entropy", "entropy (nats)"),
 )
 
-WIDEST = 28  # characters of a number that others are lined up with
+WIDEST = 28  # characters of the longest number that the other numbers are aligned with
 
 
 def run_table(run: Run, worst: int = 8) -> list[Any]:
@@ -48,7 +48,7 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
         table.line("", Text(basis(first, m["stderr_groups"]), "yellow"))
     table.line("", "")
     covered = f"{100 * m['coverage']:.1f}% of the {m['tokens']:,} tokens covered"
-    scored = f"{m['targets']:,} in {m['windows']:,} windows, {covered}"
+    scored = f"{m['targets']:,} in {counted(m['windows'], 'windows')}, {covered}"
     table.line("tokens scored", scored)
     table.line("method", method_line(m))
     for note in m["notes"]:

@@ -1,8 +1,8 @@
 "use strict";
 // Shows the scored text. Data is decoded when it is first needed, and only one page of tokens is in the document.
-// Every word comes from somebody's file: it is written with textContent, never as markup.
+// All words come from untrusted files: they are written with textContent, never as markup.
 (() => {
-  const PAGE = 1200; // tokens a page: quick to draw on a phone, long enough to read
+  const PAGE = 1200; // tokens per page: quick to draw on a phone, long enough to read
   const MAP_BARS = 150;
   const WORST_SHOWN = 8;
   const MEASURES = {
@@ -25,7 +25,7 @@
       const bytes = new Uint8Array(text.length);
       for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
       column.array = new ARRAYS[column.type](bytes.buffer);
-      column.data = ""; // the browser may forget the text
+      column.data = ""; // lets the browser free the text
     }
     return column.array;
   }
@@ -37,7 +37,7 @@
   const word = (i) => data.words[numbers(text().word)[i]];
   const topWord = (scores, i) => data.words[numbers(scores.topWord)[i]];
 
-  /** What an engine did not give is null; nothing is shown in its place. */
+  /** A column that the engine did not measure is null. */
   const measured = (column, write) => (column === null ? make("span", "error", "not measured") : write());
 
   /** How bad each token is by a measure: positive is worse. */
@@ -67,7 +67,7 @@
     return v.order[measure];
   }
 
-  /** The last index whose value is at most the wanted one: stretches begin there. */
+  /** The last index whose value is at most the wanted one: the stretch that contains it. */
   function stretchOf(begins, wanted) {
     let low = 0;
     let high = begins.length - 1;
@@ -89,7 +89,7 @@
     };
   }
 
-  /** The shown token at a position of the text, or the next one that was scored. */
+  /** The token at a position of the text, or the next token that was scored. */
   function tokenAt(position) {
     const t = text();
     const tokens = numbers(t.beginToken);
@@ -125,7 +125,7 @@
     return element;
   }
 
-  /** A token's text; a line end is a token too, and would have no colour if nothing were drawn for it. */
+  /** A token's text. A line end gets a visible sign: without one it would show no colour. */
   function drawToken(className, token) {
     const lines = (token === "" ? "∅" : token).split("\n");
     const span = make("span", className, lines[0]);
@@ -164,7 +164,7 @@
     drawHere();
   }
 
-  /** Where the text does not go on from the token before: another document, or tokens that were not scored. */
+  /** A gap in the text: a new document starts, or tokens in between were not scored. */
   function drawBreak(stretch) {
     const t = text();
     const documents = numbers(t.beginDocument);
@@ -186,7 +186,7 @@
     return element;
   }
 
-  /** The whole text at a glance: the mean of each stretch, worse upwards. */
+  /** An overview of the whole text: the mean of each stretch; up is worse. */
   function drawMap() {
     const means = stretchMeans(badness(view(), state.measure));
     const top = Math.max(...means.map(Math.abs), 1e-12);
@@ -250,7 +250,7 @@
     byId("legend").replaceChildren(make("span", "", before), line, make("span", "", after));
   }
 
-  // ── the chosen token ──────────────────────────────────────────────────────────────────────────────────────────────
+  // ── the selected token ─────────────────────────────────────────────────────────────────────────────────────────────
 
   function probability(logprob) {
     const p = Math.exp(logprob);
@@ -278,7 +278,7 @@
     const details = byId("details");
     if (i < 0) {
       details.classList.remove("open");
-      details.replaceChildren(make("p", "", "Point at a token, or press n for the worst one."));
+      details.replaceChildren(make("p", "", "Point at a token, or press n to jump to the worst one."));
       return;
     }
     const sides = candidate() ? [baseline(), candidate()] : [baseline()];
@@ -321,7 +321,7 @@
     drawDetails(i);
   }
 
-  /** Turn to the token's page, choose it and bring it into sight. */
+  /** Open the token's page, select the token and scroll to it. */
   function show(i, { focus = true } = {}) {
     const page = Math.floor(i / PAGE);
     if (page !== state.page) {
@@ -398,7 +398,7 @@
 
   // ── finding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-  /** The whole text in one string, with the place where each token begins in it. */
+  /** The whole text as one string, with the offset of each token in it. */
   function joined(t) {
     if (!t.joined) {
       const starts = new Uint32Array(t.count);
@@ -410,7 +410,7 @@
         at += parts[i].length;
       }
       t.joined = { text: parts.join("").toLowerCase(), starts };
-      if (t.joined.text.length !== at) t.joined.text = parts.join(""); // some letters change their length
+      if (t.joined.text.length !== at) t.joined.text = parts.join(""); // lower case changes the length of some letters
     }
     return t.joined;
   }
@@ -428,17 +428,17 @@
       return;
     }
     show(stretchOf(all.starts, at), { focus: false });
-    say(again ? "found, from the beginning again" : "found");
+    say(again ? "found after continuing from the beginning" : "found");
   }
 
-  // ── what people do ────────────────────────────────────────────────────────────────────────────────────────────────
+  // ── user actions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
   function available(measure) {
     if (measure === "delta") return view().candidate !== null;
     return measure === "surprise" || view().kl !== null;
   }
 
-  /** Draw all that depends on the candidate and the measure. */
+  /** Draw everything that depends on the candidate and the measure. */
   function draw() {
     if (!available(state.measure)) state.measure = available("delta") ? "delta" : "surprise";
     for (const button of document.querySelectorAll("[data-measure]")) {
@@ -474,7 +474,7 @@
       const i = tokenOf(event);
       if (i >= 0) mark(i);
     });
-    // a look in passing; a phone has no pointer that passes
+    // hovering shows details; a touch screen has no hover
     tokens.addEventListener("pointerover", (event) => {
       const i = tokenOf(event);
       if (i >= 0 && event.pointerType === "mouse") drawDetails(i);
@@ -528,7 +528,7 @@
       const i = tokenAt(position);
       show(i);
       const found = placeOf(i).position;
-      say(found === position ? "" : `position ${position} was not scored; this is ${found}`);
+      say(found === position ? "" : `position ${position} was not scored; showing position ${found}`);
     });
     byId("search").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -578,7 +578,7 @@
         await navigator.clipboard.writeText(commands.textContent);
         button.textContent = "Copied";
       } catch (refused) {
-        // no clipboard here (an old browser, a page inside another): the text is at least selected
+        // no clipboard access (an old browser, an embedded page): at least select the text
         getSelection().selectAllChildren(commands);
         button.textContent = "Selected";
       }
