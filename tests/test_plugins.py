@@ -182,7 +182,11 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
         ENGINE.format(contract=99, name="bad"),
         "it was written for version 99 of the engine contract, and this is version 1",
     ),
-    "has two names": ({"bad": "bad_engine:Other"}, ENGINE.format(contract=1, name="good"), "calls it 'bad'"),
+    "has two names": (
+        {"bad": "bad_engine:Other"},
+        ENGINE.format(contract=1, name="good"),
+        "its entry point is named 'bad'",
+    ),
     "has a name of ours": (
         {"table": "bad_engine:Other"},
         ENGINE.format(contract=1, name="table"),

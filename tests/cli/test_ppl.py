@@ -75,7 +75,7 @@ def test_a_counting_text_has_perplexity_1_for_the_successor(command: Command) ->
 def test_an_infinite_perplexity_is_null_and_said_in_a_note(command: Command) -> None:
     """JSON has no infinity."""
     found = command("ppl", "table:successor", "--text", "abd", "--json").json
-    assert (found["perplexity"], found["notes"]) == (None, ["1 targets have probability zero"])
+    assert (found["perplexity"], found["notes"]) == (None, ["1 target has probability zero"])
 
 
 def test_an_infinite_perplexity_is_infinite_in_python() -> None:

@@ -209,4 +209,4 @@ def test_infinite_perplexity_survives_the_journey_through_json(tmp_path: Path) -
     assert run.perplexity.value == float("inf")
     assert sm.load(tmp_path / "run").perplexity.value == float("inf")
     assert run.summary()["perplexity"] is None
-    assert "1 targets have probability zero" in run.manifest["notes"]
+    assert "1 target has probability zero" in run.manifest["notes"]

@@ -104,7 +104,7 @@ def test_documents_of_a_corpus_never_see_each_other(tiny: Path, tmp_path: Path) 
     together = sm.ppl(str(tiny), corpus=str(tmp_path / "d.jsonl"))
     alone = [sm.ppl(str(tiny), text=t).scores.logprob for t in texts[:2]]
     assert np.allclose(together.scores.logprob, np.concatenate(alone), atol=2e-5)
-    assert "1 documents too short to have a target" in together.manifest["notes"]
+    assert "1 document too short to have a target" in together.manifest["notes"]
 
 
 def test_only_the_assistants_tokens_are_targets_when_asked(tiny: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def _accepted(name: str, loaded: Any) -> EnginePlugin:
             "update it, or install the scoremode that it was written for"
         )
     if getattr(loaded, "name", None) != name:
-        raise ValueError(f"its entry point calls it '{name}' and the engine itself '{getattr(loaded, 'name', None)}'")
+        raise ValueError(f"its entry point is named '{name}' but the engine itself '{getattr(loaded, 'name', None)}'")
     return loaded()
 
 

@@ -121,7 +121,7 @@ def _notes(method: Method, tokens: Tokens, sizes: Sizes, total: int, kept: int) 
         yield f"{kept} of {total} windows scored"
     short = int((np.diff(tokens.doc_starts) < (1 if method.arrangement in ("pages", "texts") else 2)).sum())
     if short:
-        yield f"{short} documents too short to have a target"
+        yield f"{short} document{'s' if short > 1 else ''} too short to have a target"
     if method.arrangement == "texts":
         cut = int((np.diff(tokens.doc_starts) > sizes.context - 1).sum())
         if cut:

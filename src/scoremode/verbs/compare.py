@@ -340,7 +340,7 @@ def of_runs(baseline: str, candidate: str) -> Comparison:
     if run_p.plan_digest != run_q.plan_digest:
         what = [n for n in ("tokenizer", "corpus_sha256", "method") if run_p.manifest[n] != run_q.manifest[n]]
         raise RunError(
-            f"{baseline} and {candidate} scored different plans ({', '.join(what) or 'other windows'} differ)",
+            f"{baseline} and {candidate} scored different plans (different {', '.join(what) or 'windows'})",
             fix="score both on the same text with the same method",
         )
     kl, missing = divergence_between(run_p, run_q)

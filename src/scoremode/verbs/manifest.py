@@ -27,9 +27,11 @@ def make_manifest(
     plan, subject = asked.plan, asked.subject
     zero = sum(int(np.isneginf(logprob).sum()) for logprob in logprobs_of(plan, scores))
     of_model = [*engine.notes, *_unnamed_ids(asked, engine)]
-    notes = [*plan.notes, *of_model] + ([f"{zero} targets have probability zero"] if zero else [])
-    if passed_over := engine.settings.get("head_kernel_note"):
-        notes.append(f"head kernel {engine.settings['head_kernel']}: {passed_over}")
+    notes = [*plan.notes, *of_model] + (
+        [f"{zero} target{'s have' if zero > 1 else ' has'} probability zero"] if zero else []
+    )
+    if kernel_note := engine.settings.get("head_kernel_note"):
+        notes.append(f"head kernel {engine.settings['head_kernel']}: {kernel_note}")
     notes += subject.notes
     missing = not_measured(plan, scores)
     return {

@@ -81,10 +81,17 @@ def questions_table(found: Sequence[Run]) -> list[Any]:
         row = (shown(run.manifest["corpus"]), method_line(run.manifest), *numbers, f"{run.manifest['targets']:,}")
         table.add_row(*map(Text, row))
     model = shown(f"{first['model']} on {first['engine']}, {first['dtype']}, head {first['head']}, {first['device']}")
-    notes = [
-        Text(shown(f"{run.manifest['corpus']}: {note}"), "yellow") for run in found for note in run.manifest["notes"]
-    ]
+    notes = [Text(shown(line), "yellow") for line in _shared_notes(found)]
     return [Text(model, "dim"), Text(), table, *([Text(), *notes] if notes else [])]
+
+
+def _shared_notes(found: Sequence[Run]) -> list[str]:
+    """Each note once; with the questions that it is about, unless it is about all of them."""
+    about: dict[str, list[str]] = {}
+    for run in found:
+        for note in dict.fromkeys(run.manifest["notes"]):
+            about.setdefault(note, []).append(f"{run.manifest['corpus']} by {run.manifest['method']}")
+    return [note if len(named) == len(found) else f"{', '.join(named)}: {note}" for note, named in about.items()]
 
 
 def method_line(manifest: dict[str, Any] | Any) -> str:
