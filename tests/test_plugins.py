@@ -185,7 +185,7 @@ BROKEN: dict[str, tuple[dict[str, str], str, str]] = {
     "has two names": (
         {"bad": "bad_engine:Other"},
         ENGINE.format(contract=1, name="good"),
-        "its entry point is named 'bad'",
+        "entry point is named 'bad'",
     ),
     "has a name of ours": (
         {"table": "bad_engine:Other"},
