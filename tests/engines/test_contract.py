@@ -22,6 +22,7 @@ from scoremode.engines.registry import all_options, choose, known_engines, read_
 from scoremode.engines.table import TablePlugin
 from scoremode.errors import EngineError, OptionError
 from scoremode.text.plugins import Plugins
+from scoremode.verbs.question import QUESTION
 from tests.house import HOUSE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,6 +144,12 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     assert all(parameter.annotation is not inspect.Parameter.empty for parameter in found.parameters.values())
     (rest,) = [p for p in found.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     assert str(rest.annotation).startswith("Unpack[")
+    assert set(EngineArguments.__annotations__) <= found.parameters.keys()
+
+
+@pytest.mark.parametrize("method", [sm.Model.ppl, sm.Model.reference, sm.Model.compare, sm.Model.noise])
+def test_methods_of_a_session_name_the_arguments_of_a_question(method: Any) -> None:
+    assert set(QUESTION) <= inspect.signature(method).parameters.keys()
 
 
 # ── capabilities ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -31,7 +31,7 @@ from scoremode.store.reference import Reference, require_comparable
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
 from scoremode.values import Bools, Floats
-from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold, in_memory
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
@@ -41,6 +41,7 @@ from scoremode.verbs.scoring import Answered, check_answers, check_fits, score_i
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
 
+@spelled_out(AllArguments)
 def compare(
     baseline: str,
     *candidates: str,

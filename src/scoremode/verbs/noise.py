@@ -29,7 +29,7 @@ from scoremode.statistics.run import all_metrics
 from scoremode.store.journal import Journal
 from scoremode.store.scores import Scores
 from scoremode.values import Floats
-from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, library_versions, split_arguments
@@ -116,6 +116,7 @@ def _key(prefix: str, name: str) -> str:
     return f"{prefix}_{name}"
 
 
+@spelled_out(AllArguments)
 def noise(
     model: str,
     *,

@@ -10,13 +10,14 @@ from scoremode.plan.plan import Plan
 from scoremode.store.reference import estimate_bytes
 from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import BLOCK
-from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import check_fits
 
 
+@spelled_out(AllArguments)
 def plan(
     model: str,
     *,

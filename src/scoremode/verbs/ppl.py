@@ -10,13 +10,14 @@ from typing import Any, Unpack
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.store.run import Run
-from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold, in_memory
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import score_into
 
 
+@spelled_out(AllArguments)
 def ppl(
     model: str,
     *,

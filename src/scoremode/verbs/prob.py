@@ -31,6 +31,7 @@ from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, jo
 from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import is_text
 from scoremode.values import Ids
+from scoremode.verbs.arguments import spelled_out
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import numbers_version, split_arguments
@@ -117,6 +118,7 @@ class SequenceProbability:
     -11.090355
     """
 
+    @spelled_out(EngineArguments)
     def __init__(
         self,
         model: str | HeldModel,
@@ -389,6 +391,7 @@ def paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterat
     yield from zip(left, right, strict=True)
 
 
+@spelled_out(EngineArguments)
 def prob(
     model: str,
     *,

@@ -19,13 +19,14 @@ from scoremode.store.reference_writer import StatesWriter
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.values import Bools
-from scoremode.verbs.arguments import AllArguments
+from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import Answered, check_fits, score_into
 
 
+@spelled_out(AllArguments)
 def reference(
     model: str,
     out: str | Path | None = None,

@@ -15,6 +15,7 @@ from scoremode.store import runs
 from scoremode.store.outputs import check_output
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
+from scoremode.verbs.arguments import spelled_out
 from scoremode.verbs.compare import Folders, against_reference, lockstep
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.noise import Noise, combinations, noise_of, prepare_settings
@@ -53,6 +54,7 @@ class Model:
         return f"Model({self.name!r}, engine={self.engine!r}{', open' if self._held.is_open else ''})"
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+    @spelled_out(QuestionArguments)
     def ppl(
         self,
         *,
@@ -89,6 +91,7 @@ class Model:
             score_to_file(lm, list(paired(prompt, targets)), output, fresh=fresh, progress=progress)
             return [SequenceScore.from_json(row) for row in read_results(output.path)]
 
+    @spelled_out(QuestionArguments)
     def reference(
         self,
         out: str | Path | None = None,
@@ -102,6 +105,7 @@ class Model:
         with self._asking():
             return reference_of(self._held, asked, out, tokenizer=self._tokenizer, fresh=fresh, progress=progress)
 
+    @spelled_out(QuestionArguments)
     def compare(
         self,
         baseline: str | Path | Run | Model,
@@ -127,6 +131,7 @@ class Model:
         with self._asking():
             return against_reference(folder, self._held, asked, folders)
 
+    @spelled_out(QuestionArguments)
     def noise(
         self,
         *,
@@ -173,6 +178,7 @@ class Model:
         self.close()
 
 
+@spelled_out(EngineArguments)
 def open(
     model: str,
     *,
