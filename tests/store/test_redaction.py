@@ -30,3 +30,14 @@ def test_a_command_keeps_all_but_its_secrets() -> None:
     shown = command_without_secrets([*words, "--text", "a = b", "--fail-if", "kl_mean > 1"])
     assert "S" not in "".join(shown)
     assert shown[-4:] == ["--text", "a = b", "--fail-if", "kl_mean > 1"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--token", "hf_secret"], ["--token=hf_secret"], ["--api-key", "hf_secret", "--json"]]
+)
+def test_the_value_of_a_secret_flag_is_hidden(words: list[str]) -> None:
+    """Reports and model cards show the command that made them."""
+    kept = command_without_secrets(["compare", "a", "b", *words])
+    assert "hf_secret" not in " ".join(kept)
+    assert kept[:3] == ["compare", "a", "b"]
+    assert command_without_secrets(["--tokenizer", "folder"]) == ["--tokenizer", "folder"]

@@ -35,12 +35,16 @@ def without_secrets(value: Any) -> Any:
 
 
 def command_without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with the values of secret ``--engine-arg NAME=VALUE`` hidden.
+    """The words of a command line, with the values of secret flags and of secret ``--engine-arg NAME=VALUE`` hidden.
 
-    >>> command_without_secrets(["--engine-arg", "hf_token=hf_x", "--engine-arg=seed=1"])
-    ['--engine-arg', 'hf_token=(not kept)', '--engine-arg=seed=1']
+    >>> command_without_secrets(["--engine-arg", "hf_token=hf_x", "--engine-arg=seed=1", "--token", "hf_y"])
+    ['--engine-arg', 'hf_token=(not kept)', '--engine-arg=seed=1', '--token', '(not kept)']
     """
-    return [_hidden_word(word) for word in words]
+    found, hides_next = [], False
+    for word in words:
+        found.append(HIDDEN if hides_next else _hidden_word(word))
+        hides_next = word.startswith("--") and "=" not in word and is_secret(word)
+    return found
 
 
 def _hidden_word(word: str) -> str:
@@ -48,6 +52,8 @@ def _hidden_word(word: str) -> str:
     if word.startswith("--") and "=" in word:
         flag, _, name = word.partition("=")
         flag += "="
+        if is_secret(flag[:-1]):
+            return flag + HIDDEN
     name, equals, rest = name.partition("=")
     if not equals:
         return word
