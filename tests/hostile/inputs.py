@@ -240,9 +240,17 @@ def _a_foreign_folder(path: Path) -> None:
     (path / "thesis.txt").write_text("years of work")
 
 
+def _mixed_folder(path: Path) -> None:
+    """A text and a conversation, which cannot be one corpus."""
+    path.mkdir()
+    (path / "good.txt").write_text("a good text")
+    (path / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
+
+
 PLACES: dict[str, Damage] = {
     "nothing-here": lambda path: None,
     "empty-folder": lambda path: path.mkdir(),
+    "mixed-folder": _mixed_folder,
     "foreign-folder": _a_foreign_folder,
     "link-to-nothing": a_link_to_nothing,
     "a-device": a_device,

@@ -290,7 +290,7 @@ def test_an_adapter_that_is_not_there_is_refused_before_anything_is_loaded(
     tiny: Path, tmp_path: Path, opened: list[Engine]
 ) -> None:
     pytest.importorskip("peft")
-    with pytest.raises(InputError, match=r"holds no adapter_config\.json"):
+    with pytest.raises(InputError, match=r"has no adapter_config\.json"):
         sm.open(str(tiny), adapter=str(tmp_path))
     assert opened == []
 
