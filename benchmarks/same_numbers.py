@@ -1,4 +1,4 @@
-"""Do all numbers stay the same? Two dozen commands, run before and after a change, compared bit for bit.
+"""Do all numbers stay the same? 29 commands, run before and after a change, compared bit for bit.
 
     python benchmarks/same_numbers.py record before/     # keeps the runs, references, caches and printed figures
     python benchmarks/same_numbers.py record after/
