@@ -134,7 +134,7 @@ def test_its_option_is_a_flag_with_help_and_a_part_of_the_identity(run: Run, tmp
     assert "--engine unigram" in refused.err
 
 
-def test_every_verb_works_with_it_or_refuses_before_it_is_opened(run: Run) -> None:
+def test_every_verb_works_with_it_or_refuses_before_it_is_opened(run: Run, tmp_path: Path) -> None:
     """An engine that cannot be opened shows that nothing tried to."""
     asked = ("unigram:seen.txt", "--corpus", "text.txt")
     assert run("plan", *asked, "--json").json["engine"] == "unigram"
@@ -142,11 +142,13 @@ def test_every_verb_works_with_it_or_refuses_before_it_is_opened(run: Run) -> No
     assert run("noise", *asked, "--repeat", "2", "--json").json[0]["repeat_drift_max"] == 0.0
     probs = run("prob", "unigram:seen.txt", "--prompt", "a", "--target", "b", "--json").json
     assert probs[0]["tokens"][0]["rank"] is None
-    for verb in (("reference", *asked, "--out", "ref"), ("compare", "unigram:seen.txt", *asked)):
+    candidate = ("compare", "table:uniform", *asked, "--out", "both")
+    for verb in (("reference", *asked, "--out", "ref"), ("compare", "unigram:seen.txt", *asked), candidate):
         refused = run(*verb)
         assert refused.code == 2
         assert "the unigram engine cannot" in refused.err
         assert refused.err.count("\n") == 1
+    assert not (tmp_path / "both").exists()  # the baseline was not scored for nothing
 
 
 def test_a_finished_run_of_it_can_be_compared_shown_and_reported(run: Run, tmp_path: Path) -> None:

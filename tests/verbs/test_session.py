@@ -119,6 +119,28 @@ def test_two_open_models_are_compared_side_by_side(opened: list[Engine]) -> None
     assert len(opened) == 2
 
 
+def test_runs_of_engines_that_were_given_name_no_folder_that_is_gone() -> None:
+    uniform, other = TableEngine(np.zeros((1, 256))), TableEngine(np.eye(256))
+    with sm.open("table:uniform", engine=uniform) as baseline, sm.open("table:uniform", engine=other) as candidate:
+        found = candidate.compare(baseline, text="one text")
+    assert (found.baseline.path, found.candidate.path) == (None, None)
+    assert len(found.baseline.scores.logprob) == len("one text") - 1
+
+
+def test_two_models_that_cannot_run_side_by_side_are_refused_before_they_are_opened(
+    tiny: Path, opened: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from scoremode.engines.transformers import TransformersPlugin
+
+    alone = replace(TransformersPlugin.capabilities, side_by_side=False)
+    monkeypatch.setattr(TransformersPlugin, "capabilities", alone)
+    with sm.open(str(tiny)) as baseline, sm.open(str(tiny)) as candidate, pytest.raises(EngineError, match="beside"):
+        candidate.compare(baseline, text=TEXT, **ASKED)
+    assert opened == []
+
+
 def test_varied_settings_close_the_engine_first(tiny: Path, opened: list[Engine]) -> None:
     with sm.open(str(tiny)) as model:
         model.ppl(text=TEXT, **ASKED)

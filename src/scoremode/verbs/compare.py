@@ -74,6 +74,9 @@ def compare(
     folders.require_a_folder_each(candidates)
     how = Settings(engine, options, tokenizer)
     its = Settings(baseline_engine or engine, {**options, **(baseline_options or {})}, tokenizer)
+    for name in candidates:  # before an hour is spent on the baseline
+        if not runs.is_run(name):
+            require(choose_engine(engine, name), "divergence", "be compared with a baseline")
     if (Path(baseline) / REFERENCE).exists():
         kept = Path(baseline)
     elif runs.is_run(baseline):
@@ -230,6 +233,8 @@ def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], fol
     """Two models that are held, side by side."""
     require(held_p.plugin, "hidden_states", "be the baseline of a comparison")
     require(held_q.plugin, "divergence", "be compared")
+    for held in (held_p, held_q):
+        require(held.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = held_p.ask(question, folders.progress)
     known = _outline(first)
     del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
@@ -250,6 +255,10 @@ def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], fol
             else:
                 sides = _Sides(asked_p, asked, worker_p, held_q, claim_p, claim_q)
                 run_p, run_q = _score_both(sides, folders.progress)
+        if not held_p.is_kept(folders.out):
+            run_p = in_memory(run_p)
+        if not held_q.is_kept(folders.out):
+            run_q = in_memory(run_q)
     return as_comparison(short(held_q.subject.name), run_p, run_q, run_q.kl)
 
 
