@@ -23,9 +23,11 @@ INTEGER_BITS = {"I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16
 DTYPE_BITS = FLOAT_BITS | INTEGER_BITS
 
 PACKED = ("weight_packed", "qweight")  # several weights in one integer: compressed-tensors; GPTQ and AWQ
+TRELLIS = "trellis"  # weights of EXL3
 BESIDE_WEIGHTS = {  # tensors of a quantized layer that are not weights
     *("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "weight_scale_inv"),
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
+    *("suh", "svh", "su", "sv", "mcg", "mul1"),  # EXL3
     *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point", "scales", "qzeros", "g_idx"),
 }
 BUFFERS = {
@@ -122,11 +124,20 @@ def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: ob
     tensor, (prefix, _, leaf) = tensors[name], name.rpartition(".")
     if leaf in PACKED:
         return _packed_weights(tensor, tensors.get(f"{prefix}.weight_shape"), _packed_bits(quantization))
+    if leaf == TRELLIS:
+        return _trellis_weights(tensor)
     if isinstance(quantization, dict) and leaf in BESIDE_WEIGHTS:
         return 0
     if tensor.dtype in FLOAT_BITS or (tensor.dtype == "I8" and f"{prefix}.weight_scale" in tensors):
         return tensor.size
     return 0 if tensor.dtype == "BOOL" or leaf in BUFFERS else None
+
+
+def _trellis_weights(tensor: StoredTensor) -> int | None:
+    """EXL3 stores tiles of 16 × 16 weights, (tiles, tiles, 16-bit words of a tile)."""
+    if tensor.dtype not in ("I16", "U16") or len(tensor.shape) != 3:
+        return None
+    return tensor.shape[0] * tensor.shape[1] * 256
 
 
 def _packed_weights(packed: StoredTensor, shape: StoredTensor | None, bits: int | None) -> int | None:
