@@ -55,8 +55,7 @@ def widen(model: Any) -> Any:
             "tie_word_embeddings": False,
         }
     )
-    with torch.device("meta"):
-        made = LlamaForCausalLM(wide)
+    made = LlamaForCausalLM(wide)
     old = model.state_dict()
     old.setdefault("lm_head.weight", old["model.embed_tokens.weight"])
     state = {}
@@ -66,7 +65,7 @@ def widen(model: Any) -> Any:
             state[name] = padded(weight[None] * math.sqrt(shrink), 1, hidden)[0]
         else:
             state[name] = padded(weight, *target.shape)
-    made.load_state_dict(state, assign=True)
+    made.load_state_dict(state)
     return made
 
 

@@ -102,8 +102,6 @@ MORE = {  # in some manifests
     "model_files": mapping(sha256),
     "weight_bytes": optional(count),
     "bits_per_weight": optional(number(0, 1024)),
-    "format": line,
-    "sizes": mapping(record({"bytes": count, "weights": count}, closed=True)),
     "engine_settings": mapping(),
     "versions": mapping(text),
     "hardware": mapping(line),

@@ -77,7 +77,7 @@ def make_manifest(
 
 def _stored_as(subject: Subject) -> dict[str, Any]:
     """The format of the weights, and the sizes of their parts, where they are known."""
-    found = {"format": subject.format, "sizes": subject.sizes.as_json() if subject.sizes else None}
+    found = {"model_format": subject.format, "sizes": subject.sizes.as_json() if subject.sizes else None}
     return {name: value for name, value in found.items() if value is not None}
 
 
