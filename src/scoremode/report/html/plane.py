@@ -105,10 +105,8 @@ def mark(group: int, x: float = 0, y: float = 0) -> str:
 
 def mark_key(group: int) -> str:
     """The mark, for legends and tables."""
-    return (
-        f'<svg class="swatch mark-key" viewBox="-8 -8 16 16" width="14" height="14" aria-hidden="true" role="presentation">'
-        f"{mark(group)}</svg>"
-    )
+    size = 'viewBox="-8 -8 16 16" width="14" height="14"'
+    return f'<svg class="swatch mark-key" {size} aria-hidden="true">{mark(group)}</svg>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +229,7 @@ class Plane:
         """The noise floor, as an area; the baseline, as a line."""
         right, bottom = frame.x(1), frame.y(0)
         if self.measure.better == "one":
-            return [_level(frame, frame.y(up.height(1.0)), "the baseline: 1")]
+            return [_level(frame, frame.y(up.height(1.0)), "the baseline: 1", below=True)]
         if self.floor is None:
             return []
         y = frame.y(up.height(self.floor))
@@ -242,9 +240,9 @@ class Plane:
         return [f'{area}height="{bottom - y:.1f}"/>', _level(frame, y, words)]
 
 
-def _level(frame: Frame, y: float, words: str) -> str:
+def _level(frame: Frame, y: float, words: str, *, below: bool = False) -> str:
     line = f'<path class="mark" d="M{frame.left:g} {y:.1f}H{frame.x(1):.1f}"/>'
-    return line + _note(frame, y - 4 if y - 4 > frame.top else y + frame.text, words)
+    return line + _note(frame, y + frame.text if below else y - 4, words)
 
 
 def _note(frame: Frame, y: float, words: str) -> str:

@@ -101,8 +101,8 @@ class _View:
         what = f"{measure.choice} against {self.plane.size_label.partition(',')[0]}"
         scale = " The vertical axis is logarithmic." if up.log else ""
         bars = " Bars are one standard error, as in the table." if any(p.stderr for p in self.plane.points) else ""
-        front = f" Dashed, the Pareto front: no other candidate is {BEATS[measure.better]} in at most the same size."
-        text = f"{BETTER[measure.better]}{bars}{scale}{front} Errors do not move it."
+        front = f" Dashed, the Pareto front: no candidate of the same or a smaller size is {BEATS[measure.better]}."
+        text = f"{BETTER[measure.better]}{bars}{scale}{front} It is drawn from the values, without their errors."
         drawn = "".join(self.plane.drawing(frame, f"{what}. {text}") for frame in FRAMES)
         return (
             f'<figure class="chart plane-view of-{measure.name}"><figcaption><strong>{escaped(what)}</strong> '

@@ -87,13 +87,15 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     head = f'<th scope="col">Model</th>{size.head if size else ""}{head}'
     bodies = ["".join(_reference_rows(c, s, shown, size) for c, s in distinct_baselines(comparisons, statistics))]
     groups, columns = in_groups(facts), 1 + bool(size) + len(shown)
-    for number, (name, members) in enumerate(groups.items()):
-        rows = [_group_row(number, name, columns)] if len(groups) > 1 else []
+    for number, (group, members) in enumerate(groups.items()):
+        rows = [_group_row(number, group, columns)] if len(groups) > 1 else []
         for i in members:
             cells = size.cell(size_cell(facts[i])) if size else ""
             cells += "".join(_marked_cell(m, statistics[i], marks[m.name].get(i)) for m in shown)
             name = f'<th scope="row">{charts.swatch(i)} {escaped(comparisons[i].name)}</th>'
-            rows.append(f'<tr class="candidate">{name}{cells}</tr>{_how_row(i, comparisons[i], facts[i], columns)}')
+            whole = f'<p><a href="#run-{i}">everything about this run</a></p>'
+            how = _how_row(comparisons[i].candidate, facts[i], columns, whole)
+            rows.append(f'<tr class="described">{name}{cells}</tr>{how}')
         bodies.append("".join(rows))
     marked = any(marks[m.name] for m in shown)
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> in its column. ' if marked else ""
@@ -131,12 +133,11 @@ def _group_row(number: int, name: str, columns: int) -> str:
     return f'<tr class="group"><th scope="rowgroup" colspan="{columns}">{heading}</th></tr>'
 
 
-def _how_row(i: int, comparison: Comparison, its: Served, columns: int) -> str:
-    """How the candidate above was served: one line, and behind a click everything that makes up that line."""
-    facts = facts_list(served_facts(comparison.candidate, its))
-    whole = f'<p><a href="#run-{i}">everything about this run</a></p>'
+def _how_row(run: Run, its: Served, columns: int, after: str = "") -> str:
+    """How the model above was served: one line, and behind a click all of its facts."""
+    facts = facts_list(served_facts(run, its))
     summary = f"<summary>{escaped(its.line or 'how it was served')}</summary>"
-    return f'<tr class="how"><td colspan="{columns}"><details>{summary}{facts}{whole}</details></td></tr>'
+    return f'<tr class="how"><td colspan="{columns}"><details>{summary}{facts}{after}</details></td></tr>'
 
 
 def _about_errors(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
@@ -171,8 +172,10 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
         "kl_mean": cell_with_error(s.get("noise_floor_kl_mean")),
         "kl_p99": cell_with_error(s.get("noise_floor_kl_p99")),
     }
-    own = size_cell(served_run(comparison.baseline)) if size else ""
-    rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size, own)
+    its = served_run(comparison.baseline)
+    own = size_cell(its) if size else ""
+    rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size, own, kind="described ")
+    rows += _how_row(comparison.baseline, its, 1 + bool(size) + len(shown))
     if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
         again = 'noise floor <span class="tag">baseline against itself</span>'
         rows += _reference_row(again, noise, shown, size, "")
@@ -180,14 +183,20 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
 
 
 def _reference_row(
-    name: str, cells: Mapping[str, str], shown: Sequence[Measure], size: SizeColumn | None, own_size: str
+    name: str,
+    cells: Mapping[str, str],
+    shown: Sequence[Measure],
+    size: SizeColumn | None,
+    own_size: str,
+    *,
+    kind: str = "",
 ) -> str:
     own = (size.cell(own_size) if own_size else '<td class="none"></td>') if size else ""
     rest = "".join(
         f'<td data-label="{escaped(m.label)}">{cells[m.name]}</td>' if m.name in cells else '<td class="none"></td>'
         for m in shown
     )
-    return f'<tr class="reference"><th scope="row">{name}</th>{own}{rest}</tr>'
+    return f'<tr class="{kind}reference"><th scope="row">{name}</th>{own}{rest}</tr>'
 
 
 def _best_and_worst(measure: Measure, statistics: Sequence[Statistics]) -> dict[int, str]:
