@@ -41,6 +41,11 @@ class Measure:
     better: Literal["low", "one", "high"]
     factor: float = 1.0
 
+    def has_place(self, value: float) -> bool:
+        """Can this be a value at all, and be drawn?"""
+        least, most = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1.0)}[self.better]
+        return least <= value <= most
+
     def cost(self, value: float) -> float:
         """What less of is better."""
         if self.better == "one":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scoremode.report.html.charts import escaped
 from scoremode.report.html.numbers import Statistics, usable, written
-from scoremode.report.html.plane import FRAMES, MEASURES, Measure, Plane, Point, mark_key
+from scoremode.report.html.plane import FRAMES, LARGEST, MEASURES, Measure, Plane, Point, mark_key
 from scoremode.report.served import Served, in_groups, served
 from scoremode.report.text import counted, without_common_start
 from scoremode.statistics.comparison import Comparison
@@ -57,11 +57,11 @@ def plane_of(
         value = usable(s.get(measure.name))
         if size is None:
             missing.append(f"{c.name}: {'bits per weight' if by_bits else 'size'} not known")
-        elif value is None or not math.isfinite(value):
+        elif value is None or not measure.has_place(value):
             missing.append(f"{c.name}: {_why_missing(measure, c, s)}")
         else:
             error = usable(s.get(f"{measure.name}_stderr"))
-            stderr = measure.factor * error if error is not None and 0 < error < math.inf else None
+            stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None
             said = _said(measure, c.name, f, s, by_bits)
             points.append(Point(c.name, name, said, groups[f.group], size, measure.factor * value, stderr))
     known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if measure.name == "kl_mean" else []
@@ -71,13 +71,17 @@ def plane_of(
 
 def _why_missing(measure: Measure, c: Comparison, s: Statistics) -> str:
     if measure.name == "same_top":
-        return "first choices were not measured"
+        return "no share of first choices was measured"
     if measure.name == "ppl_ratio":
-        return "its perplexity ratio is not finite"
+        return "its perplexity ratio is not a number that can be drawn"
     if c.kl is None:
         return str(c.manifest.get("kl_missing") or "no KL")
     infinite = usable(s.get("kl_infinite")) or 0
-    return f"KL is infinite on {counted(int(infinite), 'tokens')}" if infinite else "its KL is not finite"
+    return (
+        f"KL is infinite on {counted(int(infinite), 'tokens')}"
+        if infinite
+        else "its KL is not a number that can be drawn"
+    )
 
 
 def _said(measure: Measure, name: str, f: Served, s: Statistics, by_bits: bool) -> str:
