@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -49,7 +49,12 @@ def test_the_front_has_whom_nobody_beats(made: Made, measure: Any) -> None:
     comparisons, statistics = made
     bits = [bits for _, _, bits, *_ in FORMATS]
     values = [s[measure.name] for s in statistics]
-    cost = {"kl_mean": lambda v: v, "ppl_ratio": lambda v: abs(math.log(v)), "same_top": lambda v: 1 - v}[measure.name]
+    costs: dict[str, Callable[[float], float]] = {
+        "kl_mean": lambda v: v,
+        "ppl_ratio": lambda v: abs(math.log(v)),
+        "same_top": lambda v: 1 - v,
+    }
+    cost = costs[measure.name]
     unbeaten = {
         comparisons[i].name
         for i in range(len(bits))

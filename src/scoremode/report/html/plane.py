@@ -277,5 +277,5 @@ def _grid(frame: Frame, along: Axis, up: Axis) -> list[str]:
         parts.append(f'<text x="{x:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{escaped(label)}</text>')
     parts.append(f'<path class="axis" d="M{frame.left:g} {bottom:.1f}H{right:.1f}"/>')
     middle = (frame.left + right) / 2
-    place = f'x="{middle:.1f}" y="{frame.height - 6:g}" text-anchor="middle"'
-    return [*parts, f'<text class="label" {place}>{escaped(along.label)}</text>']
+    below = f'x="{middle:.1f}" y="{frame.height - 6:g}" text-anchor="middle"'
+    return [*parts, f'<text class="label" {below}>{escaped(along.label)}</text>']

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -74,8 +75,8 @@ class BlockTable:
             shorter = self.names
         table.add_column("", no_wrap=False, overflow="fold", min_width=name_width, max_width=name_width)
         for column in columns:
-            justify = "right" if column.number else "left"
-            table.add_column(column.title, justify=justify, no_wrap=True, min_width=column.width)
+            side: Literal["left", "right"] = "right" if column.number else "left"
+            table.add_column(column.title, justify=side, no_wrap=True, min_width=column.width)
         for i, name in enumerate(shorter):
             table.add_row(Text(name), *(Text(column.cells[i]) for column in columns))
         return table
