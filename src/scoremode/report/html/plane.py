@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scoremode.report.html.charts import SERIES, Axis, escaped, linear, logarithmic, plain
-from scoremode.report.html.labels import Box, Spot, place_names
+from scoremode.report.html.labels import Box, Spot, place_names, text_width
 from scoremode.report.text import middle_cut
 from scoremode.statistics.front import front
 
@@ -183,7 +183,7 @@ class Plane:
         up = self.up
         places = [(frame.x(float(self.along.place(p.size))), frame.y(up.height(p.value))) for p in self.points]
         spots = self.names(frame)
-        parts = [*_grid(frame, self.along, up.axis), *self._levels(frame, up), self._steps(frame, places)]
+        parts = [*_grid(frame, self.along, up.axis), *self._levels(frame), self._steps(frame, places)]
         parts += [self._bar(frame, up, p, x) for p, (x, _) in zip(self.points, places, strict=True)]
         for p, at, spot in zip(self.points, places, spots, strict=True):
             name = _name(middle_cut(p.label, frame.longest), at, spot) if spot else ""
@@ -205,7 +205,8 @@ class Plane:
             ends = [frame.y(up.height(p.value + sign * (p.stderr or 0.0))) for sign in (1, -1)]
             bars.append(Box(x - 4, ends[0], x + 4, ends[1]))
         names = [middle_cut(p.label, frame.longest) for p in self.points]
-        return place_names(names, places, frame.text, frame.inside, [*bars, *self._along_steps(frame, places)])
+        taken = [*bars, *self._along_steps(frame, places), *self._note(frame)[1]]
+        return place_names(names, places, frame.text, frame.inside, taken)
 
     def _bar(self, frame: Frame, up: Upwards, p: Point, x: float) -> str:
         if not p.stderr:
@@ -230,28 +231,41 @@ class Plane:
             found.append(Box(right - 2, min(y, below), right + 2, max(y, below)))
         return found
 
-    def _levels(self, frame: Frame, up: Upwards) -> list[str]:
-        """The noise floor, as an area; the baseline, as a line."""
-        right, bottom = frame.x(1), frame.y(0)
+    def _level(self, frame: Frame) -> tuple[float, str] | None:
+        """The height of the baseline or of the noise floor, and what is written beside its line."""
+        up = self.up
         if self.measure.better == "one":
-            return [_level(frame, frame.y(up.height(1.0)), "the baseline: 1", below=True)]
+            return frame.y(up.height(1.0)), "the baseline: 1"
         if self.floor is None:
-            return []
-        y = frame.y(up.height(self.floor))
+            return None
         words = f"noise floor{', at most' if min(self.floors) < self.floor else ''} {plain(self.floor)}"
-        if y >= bottom - 0.5:  # at the edge or below it
-            return [_note(frame, bottom - 5, words + (", below this chart" if up.log and self.floor > 0 else ""))]
-        area = f'<rect class="noise" x="{frame.left:g}" y="{y:.1f}" width="{right - frame.left:.1f}" '
-        return [f'{area}height="{bottom - y:.1f}"/>', _level(frame, y, words)]
+        y = frame.y(up.height(self.floor))
+        unseen = up.log and self.floor > 0 and y > frame.y(0) - 0.5
+        return y, words + (", below this chart" if unseen else "")
 
+    def _note(self, frame: Frame) -> tuple[str, list[Box]]:
+        """The words beside that line, and the place that they take."""
+        level = self._level(frame)
+        if level is None:
+            return "", []
+        y = level[0] + frame.text if self.measure.better == "one" else level[0] - 4
+        x = frame.x(1) - 3
+        box = Box(x - text_width(level[1], frame.text), y - frame.text, x, y + 3)
+        return f'<text class="note" x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escaped(level[1])}</text>', [box]
 
-def _level(frame: Frame, y: float, words: str, *, below: bool = False) -> str:
-    line = f'<path class="mark" d="M{frame.left:g} {y:.1f}H{frame.x(1):.1f}"/>'
-    return line + _note(frame, y + frame.text if below else y - 4, words)
-
-
-def _note(frame: Frame, y: float, words: str) -> str:
-    return f'<text class="note" x="{frame.x(1) - 3:.1f}" y="{y:.1f}" text-anchor="end">{escaped(words)}</text>'
+    def _levels(self, frame: Frame) -> list[str]:
+        """The noise floor, as an area; the baseline, as a line."""
+        level = self._level(frame)
+        if level is None:
+            return []
+        y, right, bottom = level[0], frame.x(1), frame.y(0)
+        found = []
+        if self.measure.better == "low" and y < bottom - 0.5:
+            area = f'<rect class="noise" x="{frame.left:g}" y="{y:.1f}" width="{right - frame.left:.1f}" '
+            found.append(f'{area}height="{bottom - y:.1f}"/>')
+        if y < bottom - 0.5:
+            found.append(f'<path class="mark" d="M{frame.left:g} {y:.1f}H{right:.1f}"/>')
+        return [*found, self._note(frame)[0]]
 
 
 def _name(text: str, at: tuple[float, float], spot: Spot) -> str:
