@@ -27,7 +27,7 @@ def made() -> Made:
     return make_formats(400)
 
 
-def plane(made: Made, measure: Any = KL, **changes: Mapping[str, Any]) -> tuple[Plane, list[str]]:
+def plane(made: Made, measure: Any = KL, **changes: Mapping[str, Any]) -> tuple[Plane, dict[str, list[str]]]:
     """``changes`` are made to the statistics of candidates: ``_0={"kl_mean": None}``."""
     comparisons, statistics = made
     changed = [{**s, **changes.get(f"_{i}", {})} for i, s in enumerate(statistics)]
@@ -91,6 +91,13 @@ def test_a_large_range_is_logarithmic_and_a_small_one_is_not() -> None:
     assert float(Plane(points((4, 0.1), (8, 0.05)), KL, "bits").up.axis.place(0)) == 0
 
 
+def test_the_baseline_is_in_every_chart_of_the_ratio() -> None:
+    for places in (((4, 2.0), (8, 30.0)), ((4, 1.01), (8, 1.02)), ((4, 0.5), (8, 0.9))):
+        drawn = Plane(points(*places), RATIO, "bits")
+        assert 0 < float(drawn.up.axis.place(1.0)) < 1
+        assert "the baseline: 1" in drawn.drawing(FRAMES[0], "t")
+
+
 def test_the_noise_floor_is_an_area_or_said_to_be_below(made: Made) -> None:
     near = Plane(points((4, 0.1), (8, 0.001)), KL, "bits", [1e-4])
     assert 'class="noise"' in near.drawing(FRAMES[0], "t")
@@ -105,7 +112,7 @@ def test_the_noise_floor_is_an_area_or_said_to_be_below(made: Made) -> None:
 
 def test_a_divergence_of_zero_is_drawn_on_the_edge_and_said(made: Made) -> None:
     drawn, missing = plane(made, _0={"kl_mean": 0.0, "kl_mean_stderr": 0.0})
-    assert missing == []
+    assert missing == {}
     assert drawn.up.height(0.0) == 0.0
     assert drawn.points[drawn.front[-1]].name == FORMATS[0][0]
     words = f"On the lower edge, because a logarithmic axis has no 0: {FORMATS[0][0]}."
@@ -124,7 +131,7 @@ def test_a_divergence_of_zero_is_drawn_on_the_edge_and_said(made: Made) -> None:
 )
 def test_who_is_not_drawn_is_named(made: Made, change: dict[str, Any], why: str) -> None:
     drawn, missing = plane(made, _3=change)
-    assert missing == [f"{FORMATS[3][0]}: {why}"]
+    assert missing == {why: [FORMATS[3][0]]}
     assert len(drawn.points) == len(FORMATS) - 1
     assert f"Not drawn: {FORMATS[3][0]}: {why}." in section(made, _3=change)
     assert len(plane(made, RATIO, _3=change)[0].points) == len(FORMATS), "the ratio is known"
@@ -153,12 +160,15 @@ def test_only_measures_with_values_are_offered(made: Made) -> None:
     nothing: dict[str, Mapping[str, Any]] = {f"_{i}": {"kl_mean": None} for i in range(len(FORMATS))}
     page = section(made, **nothing)
     assert "plane-kl_mean" not in page
+    assert "No chart of KL, which needs two candidates. Not drawn: " in page
     assert re.findall(r'id="(plane-\w+)" checked', page) == ["plane-ppl_ratio"]
 
 
 def test_two_candidates_are_needed(made: Made) -> None:
     assert quality_section(made[0][:1], made[1][:1]) == ""
-    assert "A chart needs two candidates" in section((made[0][:2], made[1][:2]), _0={n.name: None for n in MEASURES})
+    page = section((made[0][:2], made[1][:2]), _0={n.name: None for n in MEASURES})
+    assert page.count("which needs two candidates. Not drawn: Qwen3-4B-Instruct-2507-Q8_0.gguf: ") == 3
+    assert "<svg" not in page
 
 
 def test_hostile_words_stay_words(made: Made) -> None:

@@ -165,6 +165,8 @@ class Plane:
         if self.floor is not None and low * FAR_BELOW <= self.floor < low:
             low = self.floor
         high = max(p.value + (p.stderr or 0.0) for p in self.points)
+        if self.measure.better == "one":  # the baseline is at 1
+            low, high = min(low, 1.0), max(high, 1.0)
         return logarithmic(low / 1.8, min(high * 1.8, LARGEST), self.measure.label)
 
     def _linear(self) -> Axis:

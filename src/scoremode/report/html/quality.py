@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from scoremode.report.html.charts import escaped
@@ -12,7 +11,9 @@ from scoremode.report.served import Served, in_groups, served
 from scoremode.report.text import counted, without_common_start
 from scoremode.statistics.comparison import Comparison
 
+Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
 TITLE = "Quality against size"
+CANNOT = "not a number that can be drawn"
 HINT = "Point at a mark, or tap it, to read its figures here."
 BEATS = {"low": "lower", "one": "closer to 1", "high": "higher"}
 BETTER = {
@@ -28,16 +29,15 @@ def quality_section(comparisons: Sequence[Comparison], statistics: Sequence[Stat
         return ""
     facts = [served(c) for c in comparisons]
     groups = list(in_groups(facts))
-    views = []
+    views, inside = [], ""
     for measure in MEASURES:
         plane, missing = plane_of(measure, comparisons, statistics, facts)
         if len(plane.points) > 1:
             views.append(_View(plane, missing))
-    if not views:
-        _, missing = plane_of(MEASURES[0], comparisons, statistics, facts)
-        inside = f'<p class="note">Not drawn: {escaped("; ".join(missing))}. A chart needs two candidates.</p>'
-    else:
-        inside = _switched(views, groups)
+        else:
+            words = f"No chart of {measure.choice}, which needs two candidates. {_not_drawn(missing)}"
+            inside += f'<p class="note">{escaped(words)}</p>'
+    inside = (_switched(views, groups) if views else "") + inside
     return (
         f'<section id="quality" aria-labelledby="quality-title"><h2 id="quality-title">{TITLE}</h2>{inside}</section>\n'
     )
@@ -45,43 +45,45 @@ def quality_section(comparisons: Sequence[Comparison], statistics: Sequence[Stat
 
 def plane_of(
     measure: Measure, comparisons: Sequence[Comparison], statistics: Sequence[Statistics], facts: Sequence[Served]
-) -> tuple[Plane, list[str]]:
-    """The chart of one measure, and why candidates are not in it."""
+) -> tuple[Plane, Missing]:
+    """The chart of one measure; the candidates that are not in it, by the reason for that."""
     by_bits = any(f.bits_per_weight is not None for f in facts)
     label = "bits per weight" if by_bits else "size, GiB"
     groups = {name: number for number, name in enumerate(in_groups(facts))}
     labels = without_common_start([c.name for c in comparisons])
-    points, missing = [], []
+    points: list[Point] = []
+    missing: Missing = {}
     for c, s, f, name in zip(comparisons, statistics, facts, labels, strict=True):
         size = f.bits_per_weight if by_bits else f.stored_bytes / 2**30 if f.stored_bytes else None
         value = usable(s.get(measure.name))
         if size is None:
-            missing.append(f"{c.name}: {'bits per weight' if by_bits else 'size'} not known")
+            missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(c.name)
         elif value is None or not measure.has_place(value):
-            missing.append(f"{c.name}: {_why_missing(measure, c, s)}")
+            missing.setdefault(_why_missing(measure, c, s), []).append(c.name)
         else:
             error = usable(s.get(f"{measure.name}_stderr"))
             stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None
             said = _said(measure, c.name, f, s, by_bits)
             points.append(Point(c.name, name, said, groups[f.group], size, measure.factor * value, stderr))
     known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if measure.name == "kl_mean" else []
-    floors = [floor for floor in known if floor is not None and 0 <= floor < math.inf]
+    floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
     return Plane(points, measure, label, floors), missing
+
+
+def _not_drawn(missing: Missing) -> str:
+    reasons = [f"{', '.join(names)}: {why}" for why, names in missing.items()]
+    return f"Not drawn: {'; '.join(reasons)}."
 
 
 def _why_missing(measure: Measure, c: Comparison, s: Statistics) -> str:
     if measure.name == "same_top":
         return "no share of first choices was measured"
     if measure.name == "ppl_ratio":
-        return "its perplexity ratio is not a number that can be drawn"
+        return f"its perplexity ratio is {CANNOT}"
     if c.kl is None:
         return str(c.manifest.get("kl_missing") or "no KL")
-    infinite = usable(s.get("kl_infinite")) or 0
-    return (
-        f"KL is infinite on {counted(int(infinite), 'tokens')}"
-        if infinite
-        else "its KL is not a number that can be drawn"
-    )
+    infinite = int(usable(s.get("kl_infinite")) or 0)
+    return f"KL is infinite on {counted(infinite, 'tokens')}" if infinite else f"its KL is {CANNOT}"
 
 
 def _said(measure: Measure, name: str, f: Served, s: Statistics, by_bits: bool) -> str:
@@ -93,7 +95,7 @@ def _said(measure: Measure, name: str, f: Served, s: Statistics, by_bits: bool) 
 class _View:
     """One chart, with what is written around it."""
 
-    def __init__(self, plane: Plane, missing: Sequence[str]) -> None:
+    def __init__(self, plane: Plane, missing: Missing) -> None:
         self.plane, self.missing = plane, missing
 
     @property
@@ -119,7 +121,7 @@ class _View:
         if zero:
             notes.append(f"On the lower edge, because a logarithmic axis has no 0: {', '.join(zero)}.")
         if self.missing:
-            notes.append(f"Not drawn: {'; '.join(self.missing)}.")
+            notes.append(_not_drawn(self.missing))
         found = [f'<p class="note">{escaped(note)}</p>' for note in notes]
         for frame in FRAMES:
             unnamed = sum(spot is None for spot in self.plane.names(frame))
