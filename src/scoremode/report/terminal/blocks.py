@@ -14,7 +14,7 @@ from rich.text import Text
 
 from scoremode.report.text import middle_cut
 
-SHORTEST_NAME = 16  # names are cut to this width before a table is broken into two
+SHORTEST_NAME = 12  # names are cut to this width before a table is broken into two
 GAP = 2  # spaces between two columns
 
 
