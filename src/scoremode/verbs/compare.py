@@ -445,6 +445,6 @@ def noise_of(run: Run) -> tuple[Floats | None, str | None]:
 
 
 def _sizes(run: Run) -> dict[str, Any]:
-    """What the report draws against divergence."""
-    keys = (("bytes", "weight_bytes"), ("bits_per_weight", "bits_per_weight"))
-    return {name: run.manifest[key] for name, key in keys if run.manifest.get(key)}
+    """What the report groups candidates by, and draws against divergence; runs of other versions may not have it."""
+    keys = {"bytes": "weight_bytes"} | {key: key for key in ("bits_per_weight", "model_format", "sizes", "engine")}
+    return {name: run.manifest[key] for name, key in keys.items() if run.manifest.get(key)}
