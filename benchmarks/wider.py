@@ -2,7 +2,7 @@
 
     python benchmarks/wider.py smollm2-135m runs/models/smollm2-768
 
-ExLlamaV3 wants hidden sizes that are multiples of 128, and SmolLM2 has 576. Zeros are added to every matrix, heads whose
+ExLlamaV3 wants hidden sizes that are multiples of 128; SmolLM2 has 576. Zeros are added to every matrix, heads whose
 output is zero to attention, and the norms are rescaled, because they average over more numbers now. So the new model
 gives the logits of the old one, up to rounding.
 """
