@@ -6,17 +6,15 @@ so that a quantized head is seen. What cannot be compared is refused, never cut 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-
 from scoremode.engines.arguments import EngineArguments
-from scoremode.engines.base import Baseline, Engine, Want
+from scoremode.engines.base import Engine
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose_engine, require
@@ -27,18 +25,19 @@ from scoremode.plan.windows import Answers
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.journal import Journal
+from scoremode.store.kld import is_kld
 from scoremode.store.reference import Reference, require_comparable
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
-from scoremode.values import Bools, Floats
+from scoremode.values import Floats
 from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.base_logits import against_file, require_models, require_no_question
+from scoremode.verbs.comparing import NOISE, Folders, as_comparison, score_against, short
 from scoremode.verbs.model import HeldModel, hold, in_memory
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.reference import reference_of
-from scoremode.verbs.scoring import Answered, check_answers, check_fits, score_into
-
-NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
+from scoremode.verbs.scoring import check_answers, check_fits, score_into
 
 
 @spelled_out(AllArguments)
@@ -54,9 +53,10 @@ def compare(
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> list[Comparison]:
-    """Candidates against a baseline: models, a reference, or finished runs.
+    """Candidates against a baseline: models, a reference, a file of base logits (``.kld``), or finished runs.
 
-    ``arguments`` are those of a question, and options of the candidates' engine. A reference brings its own question.
+    ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
+    their own question.
     The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
     baseline runs beside a single candidate if both engines allow that; else its states are kept first.
 
@@ -75,8 +75,14 @@ def compare(
     how = Settings(engine, options, tokenizer)
     its = Settings(baseline_engine or engine, {**options, **(baseline_options or {})}, tokenizer)
     for name in candidates:  # before an hour is spent on the baseline
+        if is_kld(name):
+            raise InputError(f"{name} is a file of base logits, which can only be the baseline", fix="give it first")
         if not runs.is_run(name):
             require(choose_engine(engine, name), "divergence", "be compared with a baseline")
+    if is_kld(baseline):
+        require_no_question(baseline, {**question, **_own_settings(baseline_engine, baseline_options)})
+        require_models(baseline, candidates)
+        return [_named_against_file(baseline, name, how, folders) for name in candidates]
     if (Path(baseline) / REFERENCE).exists():
         kept = Path(baseline)
     elif runs.is_run(baseline):
@@ -110,6 +116,17 @@ def _side_by_side(baseline: str, its: Settings, candidate: str, how: Settings) -
     return all(choose_engine(side.engine, name).capabilities.side_by_side for side, name in sides)
 
 
+def _own_settings(engine: str | None, options: EngineArguments | None) -> dict[str, Any]:
+    """What was given for the baseline alone."""
+    given = {"engine": engine, **(options or {})}
+    return {f"baseline_{name}": value for name, value in given.items() if value is not None}
+
+
+def _named_against_file(file: str, name: str, how: Settings, folders: Folders) -> Comparison:
+    with closing(how.hold(name)) as held:
+        return against_file(file, held, {}, folders)
+
+
 def _named(kept: Path, name: str, how: Settings, question: dict[str, Any], folders: Folders) -> Comparison:
     """A candidate by its name: a finished run, or a model that is scored now."""
     if runs.is_run(name):
@@ -119,40 +136,6 @@ def _named(kept: Path, name: str, how: Settings, question: dict[str, Any], folde
         how = replace(how, tokenizer=stored["tokenizer"])
     with closing(how.hold(name)) as held:
         return against_reference(kept, held, question, folders)
-
-
-def short(name: str) -> str:
-    """What a candidate is called in tables: the last part of a folder's path."""
-    return Path(name).name or name if Path(name).is_dir() else name
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where the runs of a comparison go."""
-
-    out: Path | None
-    fresh: bool
-    progress: Progress | None
-
-    def folder(self, name: str) -> Path | None:
-        """For the run of that name; a model's name may be a path, of which the last part is taken."""
-        return None if self.out is None else self.out / (Path(name).name or "candidate")
-
-    def require_a_folder_each(self, candidates: Sequence[str]) -> None:
-        """Refuse candidates whose runs would lie in one folder, before one of them is scored."""
-        names = ["baseline", *(Path(name).name or "candidate" for name in candidates)]
-        if self.out is not None and len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(
-                f"two runs of this comparison would lie in {self.out / twice}",
-                fix="leave --out out, or rename a candidate's folder",
-            )
-
-
-def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
-    if isinstance(baseline, LiveBaseline):
-        baseline.want(engine.computes(plan, done))
-    yield from engine.score(plan, done, Want(against=baseline))
 
 
 # ── a stored baseline ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +153,7 @@ def against_reference(folder: Path, held: HeldModel, question: dict[str, Any], f
         if run_q is None:
             worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
             baseline = StoredBaseline(stored, asked.plan)
-            run_q = _score(
+            run_q = score_against(
                 asked, worker, claim, baseline, run_p=lambda: run_p, progress=folders.progress, noise=lambda: noise
             )
             run_q = run_q if held.is_kept(out) else in_memory(run_q)
@@ -197,34 +180,6 @@ def _require_comparable(stored: Reference, asked: Question) -> None:
         method=asked.plan.method,
         method_settings=dict(asked.plan.settings),
         corpus_sha256=asked.corpus.sha256,
-    )
-
-
-def _score(
-    asked: Question,
-    worker: Engine,
-    claim: runs.Claim,
-    baseline: Baseline,
-    *,
-    run_p: Callable[[], Run],
-    progress: Progress | None,
-    noise: Callable[[], dict[str, Any]],
-) -> Run:
-    """Score a candidate; ``run_p`` and ``noise`` are asked for when all is scored and nothing is saved yet."""
-
-    def complete(manifest: dict[str, Any]) -> None:
-        of_p = run_p().manifest
-        manifest["against"] = {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}
-        manifest.update(noise())
-
-    return score_into(
-        asked,
-        worker,
-        claim,
-        progress,
-        answered=partial(_against, baseline),
-        with_kl=True,
-        before_saving=complete,
     )
 
 
@@ -302,7 +257,7 @@ def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
     try:
         noise = partial(_noise_facts_of, worker_p, plan)
         asked, claim = sides.asked_q, sides.claim_q
-        run_q = _score(asked, worker_q, claim, live, run_p=finish_p, progress=progress, noise=noise)
+        run_q = score_against(asked, worker_q, claim, live, run_p=finish_p, progress=progress, noise=noise)
     finally:
         if own is not None:
             own.close()
@@ -382,34 +337,3 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         elif a != b:
             found.append(name)
     return found
-
-
-def as_comparison(
-    name: str, baseline: Run, candidate: Run, kl: Floats | None, kl_missing: str | None = None
-) -> Comparison:
-    """Two runs of one plan, whose groups and weights are kept with each. ``kl_missing`` says why there is no KL."""
-    floor, words = noise_of(candidate) if kl is not None else (None, None)
-    return Comparison(
-        name,
-        baseline,
-        candidate,
-        baseline.facts.group,
-        baseline.facts.weight,
-        kl,
-        floor,
-        {**_sizes(candidate), **({} if kl_missing is None else {"kl_missing": kl_missing})},
-        candidate.path,
-        words,
-    )
-
-
-def noise_of(run: Run) -> tuple[Floats | None, str | None]:
-    """The noise floor that a run was given, and the words that say how it was measured, or why it was not."""
-    kl, words = (run.manifest.get(name) for name in NOISE)
-    return None if kl is None else np.array(kl), words
-
-
-def _sizes(run: Run) -> dict[str, Any]:
-    """What the report draws against divergence."""
-    keys = (("bytes", "weight_bytes"), ("bits_per_weight", "bits_per_weight"))
-    return {name: run.manifest[key] for name, key in keys if run.manifest.get(key)}

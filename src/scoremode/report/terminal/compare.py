@@ -11,6 +11,7 @@ from rich.text import Text
 from scoremode.report.text import NOT_MEASURED, counted, noise_words, shown, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
+from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import rank
 from scoremode.store.run import Run
 
@@ -29,6 +30,14 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
             for c, s in zip(found, statistics, strict=True)
         ],
     }
+
+
+def llamacpp_layout(found: Sequence[Comparison]) -> str:
+    """What ``--llamacpp`` prints: for each candidate the lines of llama.cpp's own tool."""
+    texts = [llamacpp_text(llamacpp_statistics(c)).rstrip("\n") for c in found]
+    if len(found) == 1:
+        return texts[0]
+    return "\n\n".join(f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True))
 
 
 def _missing(comparison: Comparison) -> dict[str, str]:
