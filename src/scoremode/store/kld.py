@@ -189,13 +189,16 @@ class Coarseness:
 
     def notes(self) -> tuple[str, ...]:
         """In words, for whoever reads numbers that were made with the file."""
-        on_floor = f"{self.ids_on_floor / max(1, self.ids):.1%} of all entries lie there"
-        targets = f"{self.targets_on_floor:,} of {self.rows:,} targets"
+        floor = "none lies that low"
+        if self.ids_on_floor:
+            floor = f"{self.ids_on_floor / self.ids:.1%} of the entries lie on that floor"
+        if self.targets_on_floor:
+            floor += f", and {self.targets_on_floor:,} of {self.rows:,} targets, which makes its perplexity too low"
         return (
-            f"16-bit baseline: log-probabilities in steps of {self.largest_step:.3g} nats, and none lower than "
-            f"{FLOOR:g} nats below the largest ({on_floor}, and {targets}: its perplexity is too low by that)",
+            f"16-bit baseline: log-probabilities in steps of {self.largest_step:.3g} nats, cut off {FLOOR:g} nats below "
+            f"the largest; {floor}",
             f"KL by llama.cpp's rule: probabilities as stored (they sum to {self.smallest_sum:.4f} … "
-            f"{self.largest_sum:.4f}), without ids below e^{LEFT_OUT:g}; it may be slightly negative",
+            f"{self.largest_sum:.4f}), without those below e^{LEFT_OUT:g}; it may be slightly negative",
         )
 
 
@@ -216,6 +219,8 @@ def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> St
         block, wanted = records[begin : begin + step], targets[begin : begin + step]
         scale, lowest = steps_and_lowest(block)
         _require_sound_floats(file, chunk, begin, scale, lowest)
+        if block[:, 4 + vocabulary :].any():
+            raise _damaged(file.path, f"the word after the {vocabulary:,} ids of a row in chunk {chunk} is not zero")
         codes = block[:, 4 : 4 + vocabulary]
         rows = np.arange(len(block))
         top = codes.argmax(axis=1)
