@@ -37,10 +37,9 @@ def tool() -> Tool:
         reason = "llama.cpp's programs are not here: set SCOREMODE_LLAMACPP, or put them on the PATH"
         print(reason)
         pytest.skip(reason)
-    where = os.environ.get("SCOREMODE_LLAMACPP_CWD")  # a build that looks for its backends there
 
     def run(*words: object) -> str:
-        done = subprocess.run([*launcher, *map(str, words)], capture_output=True, text=True, check=False, cwd=where)
+        done = subprocess.run([*launcher, *map(str, words)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout + done.stderr
 

@@ -92,6 +92,12 @@ def test_a_file_is_known_by_its_name_or_its_beginning(good: Path, tmp_path: Path
     assert not is_kld("a\0b")
 
 
+def read_all(path: Path) -> None:
+    file = KldFile(path)
+    for chunk in range(file.layout.chunks):
+        read_scores(file, chunk, file.tokens[chunk, CONTEXT // 2 + 1 :], Coarseness())
+
+
 def header(context: int = CONTEXT, vocabulary: int = VOCABULARY, chunks: int = CHUNKS) -> Callable[[bytes], bytes]:
     return lambda data: HEADER.pack(b"_logits_", context, vocabulary, chunks) + data[20:]
 
@@ -139,9 +145,7 @@ def float_at(offset: int, value: float) -> Callable[[bytes], bytes]:
 def test_a_bad_file_is_refused(good: Path, damage: Callable[[bytes], bytes], says: str) -> None:
     good.write_bytes(damage(good.read_bytes()))
     with pytest.raises(InputError) as refused:
-        file = KldFile(good)
-        for chunk in range(file.layout.chunks):
-            read_scores(file, chunk, file.tokens[chunk, CONTEXT // 2 + 1 :], Coarseness())
+        read_all(good)
     assert any(words in str(refused.value) for words in says.split("|")), refused.value
 
 

@@ -102,7 +102,7 @@ def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBloc
 
 
 def llamacpp_stderr(logprob: Floats) -> float | None:
-    """The error that llama.cpp prints with its perplexity, as if every token were independent; None if it is infinite."""
+    """The error that llama.cpp prints with its perplexity, as if tokens were independent; None if it is infinite."""
     n = len(logprob)
     if n < 2:
         return None

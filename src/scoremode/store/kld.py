@@ -195,8 +195,8 @@ class Coarseness:
         if self.targets_on_floor:
             floor += f", and {self.targets_on_floor:,} of {self.rows:,} targets, which makes its perplexity too low"
         return (
-            f"16-bit baseline: log-probabilities in steps of {self.largest_step:.3g} nats, cut off {FLOOR:g} nats below "
-            f"the largest; {floor}",
+            f"16-bit baseline: log-probabilities in steps of {self.largest_step:.3g} nats, cut off {FLOOR:g} nats "
+            f"below the largest; {floor}",
             f"KL by llama.cpp's rule: probabilities as stored (they sum to {self.smallest_sum:.4f} … "
             f"{self.largest_sum:.4f}), without those below e^{LEFT_OUT:g}; it may be slightly negative",
         )
