@@ -454,7 +454,7 @@ REFERENCES: dict[str, Damage] = {
 
 # ── files of base logits ─────────────────────────────────────────────────────────────────────────────────────────────
 def _header_of_kld(context: int, vocabulary: int, chunks: int) -> Damage:
-    return lambda path: path.write_bytes(struct.pack("<8s3i", b"_logits_", context, vocabulary, chunks) + b"\0" * 999)
+    return holding(struct.pack("<8s3i", b"_logits_", context, vocabulary, chunks) + b"\0" * 999)
 
 
 def _patched(offset: int, layout: str, value: float) -> Damage:

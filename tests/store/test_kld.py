@@ -31,7 +31,8 @@ LOGITS = random_logits(CHUNKS * CONTEXT, VOCABULARY, size=4.5)
 
 
 def logits_of(chunk: int, row: int) -> Logits:
-    return LOGITS[chunk * CONTEXT + row]
+    found: Logits = LOGITS[chunk * CONTEXT + row]
+    return found
 
 
 @pytest.fixture

@@ -18,9 +18,11 @@ import scoremode as sm
 from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
-from scoremode.plan.windows import Answers
+from scoremode.plan.windows import Answers, measured
+from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics
 from scoremode.store.kld import KldFile
+from scoremode.values import Floats
 from tests.kld_files import kl_longhand, log_p, random_logits, record, write_file
 from tests.makers import OBEY_INTERRUPTS
 
@@ -35,7 +37,12 @@ def table_file(path: Path, lines: Any = LINES, text: str = TEXT) -> Path:
     return write_file(path, tokens, 256, lambda chunk, row: lines[tokens[chunk * CONTEXT + row]], CONTEXT)
 
 
-def compared(path: Path, lines: Any, **more: Any) -> Any:
+def kl_of(comparison: Comparison) -> Floats:
+    assert comparison.kl is not None
+    return comparison.kl
+
+
+def compared(path: Path, lines: Any, **more: Any) -> Comparison:
     with sm.open("table:uniform", engine=TableEngine(lines.astype(np.float64))) as model:
         return model.compare(path, **more)
 
@@ -49,19 +56,21 @@ def test_kl_of_every_target_is_that_of_the_longhand(tmp_path: Path) -> None:
     for chunk, ids in enumerate(tokens):
         for i, row in enumerate(range(CONTEXT // 2, CONTEXT - 1)):
             stored, codes = log_p(path, chunk, i)
-            assert found.kl[at] == pytest.approx(kl_longhand(stored, OTHER[ids[row]]), rel=1e-9, abs=1e-12)
+            assert kl_of(found)[at] == pytest.approx(kl_longhand(stored, OTHER[ids[row]]), rel=1e-9, abs=1e-12)
             assert found.baseline.scores.logprob[at] == pytest.approx(stored[ids[row + 1]], abs=1e-12)
-            assert found.baseline.scores.top[at] == codes.index(max(codes))
+            assert measured(found.baseline.scores.top)[at] == codes.index(max(codes))
             assert found.candidate.facts.id[at] == ids[row + 1]
             at += 1
-    assert at == len(found.kl) > 100
+    assert at == len(kl_of(found)) > 100
 
 
 def test_a_model_against_its_own_file_may_be_negative_and_says_why(tmp_path: Path) -> None:
     found = compared(table_file(tmp_path / "base.kld"), LINES)
-    assert found.kl.min() < 0 < found.kl.max()
-    assert abs(found.kl).max() < 1e-4
-    assert llamacpp_statistics(found)["kld_min"] < 0
+    assert kl_of(found).min() < 0 < kl_of(found).max()
+    assert abs(kl_of(found)).max() < 1e-4
+    least = llamacpp_statistics(found)["kld_min"]
+    assert least is not None
+    assert least < 0
     notes = found.baseline.manifest["model_notes"]
     assert any("16-bit baseline" in note for note in notes)
     assert any("slightly negative" in note for note in notes)
@@ -80,7 +89,7 @@ def test_the_text_and_its_bytes_come_back_from_the_ids(tmp_path: Path) -> None:
 
 def test_one_chunk_is_enough(tmp_path: Path) -> None:
     found = compared(table_file(tmp_path / "base.kld", text=TEXT[:CONTEXT]), OTHER)
-    assert len(found.kl) == CONTEXT - 1 - CONTEXT // 2
+    assert len(kl_of(found)) == CONTEXT - 1 - CONTEXT // 2
 
 
 def test_candidates_by_name_resume_and_are_found_again(tmp_path: Path, tiny: Path) -> None:
@@ -91,10 +100,10 @@ def test_candidates_by_name_resume_and_are_found_again(tmp_path: Path, tiny: Pat
     assert not first.candidate.cached
     assert again.candidate.cached
     assert again.baseline.cached
-    assert np.array_equal(first.kl, again.kl)
+    assert np.array_equal(kl_of(first), kl_of(again))
     assert (out / "baseline" / "manifest.json").exists()
     runs = sm.compare(str(out / "baseline"), str(out / tiny.name))[0]
-    assert np.array_equal(runs.kl, first.kl), "finished runs still know their divergence"
+    assert np.array_equal(kl_of(runs), kl_of(first)), "finished runs still know their divergence"
     data = bytearray(path.read_bytes())
     data[-4] ^= 1  # the last code: another baseline, to which these runs do not belong
     path.write_bytes(bytes(data))
@@ -106,7 +115,7 @@ def test_several_candidates_and_their_report(tmp_path: Path) -> None:
     path = table_file(tmp_path / "base.kld")
     found = sm.compare(str(path), "table:uniform", "table:successor")
     assert [c.name for c in found] == ["table:uniform", "table:successor"]
-    assert found[1].statistics()["kl_infinite"] == len(found[1].kl)
+    assert found[1].statistics()["kl_infinite"] == len(kl_of(found[1]))
     page = sm.report(tmp_path / "report.html", *found).read_text()
     assert "16-bit baseline" in page
 
@@ -115,7 +124,7 @@ def test_bos_is_read_in_front_of_each_chunk(tmp_path: Path, tiny_bos: Path) -> N
     path = written(tiny_bos, tmp_path / "base.kld")
     file = KldFile(path)
     (found,) = sm.compare(str(path), str(tiny_bos))
-    assert abs(found.kl).max() < 1e-4, "the same model, which read BOS in both cases"
+    assert abs(kl_of(found)).max() < 1e-4, "the same model, which read BOS in both cases"
     assert int(file.tokens[0, 0]) == 0
     assert (file.tokens[1:, 0] != 0).any(), "the tokens as tokenized: BOS is not stored where it was only read"
     without = np.array(file.tokens)
@@ -158,7 +167,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, tiny: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         sm.compare(str(path), str(tiny), out=tmp_path / "out", dtype="bfloat16", batch_tokens=64, progress=stop)
     found = sm.compare(str(path), str(tiny), out=tmp_path / "out", dtype="bfloat16", batch_tokens=64)[0]
-    assert np.array_equal(found.kl, whole.kl)
+    assert np.array_equal(kl_of(found), kl_of(whole))
     assert found.baseline.manifest["model_notes"] == whole.baseline.manifest["model_notes"]
 
 
