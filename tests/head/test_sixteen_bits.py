@@ -22,6 +22,16 @@ def test_records_are_those_of_the_longhand_byte_for_byte(vocabulary: int, size: 
     assert encoded(logits) == b"".join(record(row) for row in logits)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("size", [1.0, 4.0, 30.0])
+def test_a_gpu_writes_the_same_bytes(size: float) -> None:
+    logits = torch.from_numpy(random_logits(64, 5003, seed=9, size=size))
+    there = encode_records(logits.cuda())
+    assert torch.equal(there.cpu(), encode_records(logits))
+    kl = kl_from_records(there, logits.cuda().roll(1, 0)).cpu()
+    assert kl.numpy() == pytest.approx(kl_from_records(there.cpu(), logits.roll(1, 0)).numpy(), rel=1e-12)
+
+
 def test_ties_go_to_the_even_code() -> None:
     # a range of 65535 / 4096 nats: a step is exactly 1 / 4096, so that halves of steps are exact
     step = np.float32(1 / 4096)

@@ -37,7 +37,8 @@ def _encode(x: Tensor, records: Tensor) -> None:
     # each exponential is rounded to float32 and their sum is not, as in llama.cpp
     exponentials = (x - largest[:, None]).double().exp_().float()
     log_sum = exponentials.sum(1, dtype=torch.float64).log().float()
-    scale = (largest - lowest) / LARGEST_CODE
+    # divided by a tensor: on a GPU, PyTorch multiplies by the reciprocal of a number, which rounds otherwise
+    scale = (largest - lowest) / torch.full_like(largest, LARGEST_CODE)
     records[:, :4] = torch.stack([scale, lowest - largest - log_sum], 1).view(torch.int16)
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
     codes = torch.round(inverse[:, None] * (x - lowest[:, None]))  # half to even

@@ -153,11 +153,11 @@ def _read_layout(path: Path, header: bytes, size: int) -> KldLayout:
             raise _damaged(path, f"its header gives {value} as the number of {what}")
     layout = KldLayout(context, vocabulary, chunks)
     if size != layout.size:
-        says = (
-            f"its header ({chunks:,} chunks of {context:,} tokens, {vocabulary:,} ids) asks for {layout.size:,} bytes"
+        sizes = f"{chunks:,} chunks of {context:,} tokens, {vocabulary:,} ids"
+        raise InputError(
+            f"{path} has {size:,} bytes, and its header ({sizes}) asks for {layout.size:,}",
+            fix=f"if its writer was interrupted, {AGAIN}" if size < layout.size else AGAIN,
         )
-        fix = f"if llama-perplexity was interrupted: {AGAIN}" if size < layout.size else AGAIN
-        raise InputError(f"{path} has {size:,} bytes and {says}", fix=fix)
     return layout
 
 
