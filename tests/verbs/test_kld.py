@@ -19,6 +19,9 @@ from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
 from scoremode.plan.windows import Answers, measured
+from scoremode.report.modelcard import markdown
+from scoremode.report.terminal.compare import comparison_json
+from scoremode.report.text import model_notes
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics
 from scoremode.store.kld import KldFile
@@ -117,7 +120,9 @@ def test_several_candidates_and_their_report(tmp_path: Path) -> None:
     assert [c.name for c in found] == ["table:uniform", "table:successor"]
     assert found[1].statistics()["kl_infinite"] == len(kl_of(found[1]))
     page = sm.report(tmp_path / "report.html", *found).read_text()
-    assert "16-bit baseline" in page
+    assert "Baseline: 16-bit baseline" in page, "in the note below the table, not only in the provenance"
+    assert "16-bit baseline" in markdown(found, [c.statistics() for c in found])
+    assert "16-bit" in " ".join(comparison_json(found, [c.statistics() for c in found])["baseline_notes"])
 
 
 def test_bos_is_read_in_front_of_each_chunk(tmp_path: Path, tiny_bos: Path) -> None:
@@ -133,6 +138,14 @@ def test_bos_is_read_in_front_of_each_chunk(tmp_path: Path, tiny_bos: Path) -> N
     (tmp_path / "no-bos.kld").write_bytes(bytes(data))
     with pytest.raises(InputError, match="puts BOS"):
         sm.compare(str(tmp_path / "no-bos.kld"), str(tiny_bos))
+
+
+def test_a_bos_that_only_the_file_has_is_noted(tmp_path: Path, tiny: Path, tiny_bos: Path) -> None:
+    path = written(tiny_bos, tmp_path / "base.kld")
+    (found,) = sm.compare(str(path), str(tiny))  # the same weights, but a tokenizer that adds no BOS
+    assert any("begins with BOS" in note for note in found.candidate.manifest["notes"])
+    assert any("begins with BOS" in note for note in model_notes(found.baseline)), "and is printed"
+    assert abs(kl_of(found)).max() > 1e-3, "and it matters"
 
 
 def test_what_does_not_belong_beside_a_file_is_refused(tmp_path: Path, tiny: Path) -> None:

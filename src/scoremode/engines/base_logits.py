@@ -32,8 +32,9 @@ class FileBaseline(StoredDistributions):
 class BaseLogitsEngine(Engine):
     """Scores as a file has them: log-probabilities and first choices. Ranks and entropies are not exact there."""
 
-    def __init__(self, file: KldFile) -> None:
-        self.file = file
+    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
+        """``notes`` are what a reader must know of the file, besides what is found in its records."""
+        self.file, self._notes = file, notes
         self.facts = EngineFacts(
             engine=NAME,
             dtype="uint16",
@@ -52,7 +53,7 @@ class BaseLogitsEngine(Engine):
             found = read_scores(self.file, index, window.targets[:, 0], seen)
             if not done[index]:
                 yield index, Answers(found.logprob[:, None], top=found.top, top_logprob=found.top_logprob)
-        self.facts = replace(self.facts, notes=seen.notes())
+        self.facts = replace(self.facts, notes=(*seen.notes(), *self._notes))
 
 
 class BaseLogitsPlugin(EnginePlugin):
@@ -63,11 +64,11 @@ class BaseLogitsPlugin(EnginePlugin):
     summary = "a file of base logits of llama.cpp"
     capabilities: ClassVar[Capabilities] = Capabilities(top=True)
 
-    def __init__(self, file: KldFile) -> None:
-        self.file = file
+    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
+        self.file, self.notes = file, notes
 
     def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
         raise AssertionError("a file is asked about with the tokenizer of a candidate")
 
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
-        return BaseLogitsEngine(self.file)
+        return BaseLogitsEngine(self.file, self.notes)

@@ -51,7 +51,8 @@ def against_file(name: str | Path, held: HeldModel, question: Mapping[str, Any],
         vocabulary=file.layout.vocabulary,
         files={file.path.name: sha256},
     )
-    held_p = HeldModel(Chosen(BaseLogitsPlugin(file), Options(), own))
+    doubts = (*_notes_on_start(file, held.subject), *asked.corpus.notes)
+    held_p = HeldModel(Chosen(BaseLogitsPlugin(file, doubts), Options(), own))
     asked_p = replace(asked, subject=own)
     with held_p.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh) as claim_p:
         run_p = claim_p.finished
@@ -93,11 +94,9 @@ def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
     announce(folders.progress, "reading the tokens of the file")
     if subject.vocabulary is not None:
         _require_vocabulary(file, subject.vocabulary)
-    _require_same_start(file, subject)
     corpus, document, tokens = text_of_ids(file.tokens.reshape(-1), subject.tokenizer, file.path.name)
     method = replace(find_method("llamacpp"), windows=llamacpp_chunks)
     plan = make_plan(method, tokens, context_length=file.layout.context, model_context=subject.context_length)
-    plan = replace(plan, notes=(*corpus.notes, *plan.notes))
     return Question(subject, corpus, method, [document], tokens, plan)
 
 
@@ -109,8 +108,12 @@ def _require_vocabulary(file: KldFile, vocabulary: int) -> None:
         )
 
 
-def _require_same_start(file: KldFile, subject: Subject) -> None:
-    """llama.cpp puts a BOS in front of the text, and feeds it in front of each chunk, or does neither."""
+def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:
+    """llama.cpp puts a BOS in front of the text, and feeds it at the start of each chunk, or does neither.
+
+    So the first token tells what the baseline read. A candidate that would read BOS where the baseline did not is
+    refused. The other way round is noted, because the text itself may begin with that token.
+    """
     facts, first = subject.tokenizer.facts, int(file.tokens[0, 0])
     if facts.adds_bos and first != facts.bos:
         raise InputError(
@@ -118,6 +121,12 @@ def _require_same_start(file: KldFile, subject: Subject) -> None:
             "the baseline read other tokens than the candidate would",
             fix="give the baseline's tokenizer with --tokenizer",
         )
+    if not facts.adds_bos and first == facts.bos:
+        return [
+            "the file begins with BOS, which the candidate's tokenizer does not add: unless the text begins with it, "
+            "the baseline read BOS at the start of each chunk, and the candidate did not"
+        ]
+    return []
 
 
 def require_models(name: str, candidates: tuple[str, ...]) -> None:

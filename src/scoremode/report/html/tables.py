@@ -11,7 +11,7 @@ from scoremode.report.html import charts
 from scoremode.report.html.charts import escaped
 from scoremode.report.html.numbers import Statistics, cell_with_error, file_size, usable
 from scoremode.report.html.runs import distinct_baselines, run_name
-from scoremode.report.text import NOT_MEASURED, counted, noise_words, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
@@ -91,7 +91,8 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> in its column. ' if marked else ""
     floors = dict.fromkeys(noise_words(c, s) for c, s in distinct_baselines(comparisons, statistics))
     missing = dict.fromkeys(map(top_words, comparisons))
-    said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing) if words)
+    notes = dict.fromkeys(f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline))
+    said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing, *notes) if words)
     errors = escaped(_about_errors(comparisons, statistics))
     note = f"{legend}{errors}. KL is in nats per token.{said}"
     return _table(head, rows, f'<p class="note">{note}</p>')

@@ -8,12 +8,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from scoremode.report.text import NOT_MEASURED, counted, noise_words, shown, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, shown, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import rank
-from scoremode.store.run import Run
 
 NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title, to leave room for the other columns
 
@@ -25,6 +24,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
         "baseline": baseline.manifest["model"],
         "method": baseline.manifest["method"],
         "plan_digest": baseline.plan_digest,
+        "baseline_notes": model_notes(baseline),
         "candidates": [
             {**s, "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None, **_missing(c)}
             for c, s in zip(found, statistics, strict=True)
@@ -79,7 +79,7 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     said = noise_words(found[0], statistics[0])
     notes = [Text(shown(said))] if said else []
     for run in dict.fromkeys([found[0].baseline, *(c.candidate for c in found)]):
-        notes += [Text(shown(f"{run.manifest['model']}: {note}"), "yellow") for note in _of_model(run)]
+        notes += [Text(shown(f"{run.manifest['model']}: {note}"), "yellow") for note in model_notes(run)]
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
     notes += [Text(shown(why)) for why in dict.fromkeys(map(top_words, found)) if why]
@@ -89,12 +89,6 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
                 others = ", ".join(entry.tied_with)
                 notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
     return notes
-
-
-def _of_model(run: Run) -> list[str]:
-    """What a reader must know about a model as it was loaded; runs of other versions may not have it."""
-    notes = run.manifest.get("model_notes")
-    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _number(value: float | None, digits: int) -> str:
