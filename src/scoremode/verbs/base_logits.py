@@ -43,6 +43,8 @@ def against_file(name: str | Path, held: HeldModel, question: Mapping[str, Any],
     require(held.plugin, "divergence", "be compared with a baseline")
     file = KldFile(name)
     asked = _question_of(file, held.subject, folders)
+    doubts = (*_notes_on_start(file, held.subject), *asked.corpus.notes)
+    announce(folders.progress, "checking the file")
     sha256 = remembered_sha256(file.path)
     own = Subject(
         name=str(name),
@@ -51,7 +53,6 @@ def against_file(name: str | Path, held: HeldModel, question: Mapping[str, Any],
         vocabulary=file.layout.vocabulary,
         files={file.path.name: sha256},
     )
-    doubts = (*_notes_on_start(file, held.subject), *asked.corpus.notes)
     held_p = HeldModel(Chosen(BaseLogitsPlugin(file, doubts), Options(), own))
     asked_p = replace(asked, subject=own)
     with held_p.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh) as claim_p:
