@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.hostile.inputs import JOURNALS, MODELS, QUESTION, REFERENCES, RUNS
+from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, REFERENCES, RUNS
 
 VALUES = {
     "empty": "",
@@ -297,6 +297,14 @@ PLACES = [
     (f"{PPL} <question> --out /proc/nothing/run", "/proc/nothing/run"),
     (f"{PPL} <question> --out {{link-to-nothing}}/x/../y", ""),
     (f"{PPL} <question> --out {{a-device}}", "a-device"),
+    ("reference {model:good} --text abc --kld {nothing-here}", "--context-length"),
+    ("reference {model:good} <question> --kld {nothing-here} --method gptq", "--method llamacpp"),
+    ("reference {model:good} <question> --kld {nothing-here}", "stride"),
+    ("reference {model:good} --corpus {good.txt} --kld {good.txt}", "exists"),
+    ("reference {model:good} --corpus {good.txt} --kld {empty-folder}", "is a folder"),
+    ("reference {model:good} --corpus {good.txt} --kld {nothing-here}/x.kld", "no folder"),
+    ("reference {model:good} --corpus {good.txt} --kld {stock:run}/x.kld", "inside a run"),
+    ("reference {model:good} --corpus {good.txt} --kld <nul>", "no file name"),
     ("reference {model:good} <question> --out {good.txt}", "good.txt"),
     ("reference {model:good} <question> --out {foreign-folder}", "thesis.txt"),
     ("reference {model:good} <question> --out {stock:run}", "another"),
@@ -355,6 +363,18 @@ COMPARE = [
     ("compare {stock:reference} {model:good} --text other", "text"),
     ("compare {stock:reference} {model:good} --method gptq", "method"),
     ("compare {stock:partial} {model:good}", ""),
+    ("compare {kld:good} {model:good} <question>", "--text"),
+    ("compare {kld:good} {model:good} --corpus {good.txt}", "--corpus"),
+    ("compare {kld:good} {model:good} --method llamacpp", "--method"),
+    ("compare {kld:good} {model:good} --baseline-dtype float32", "--baseline-dtype"),
+    ("compare {kld:good} {model:other-vocabulary}", "311 ids and the candidate 375"),
+    ("compare {kld:good} table:uniform", "311 ids and the candidate 256"),
+    ("compare {kld:good} {stock:run}", "finished run"),
+    ("compare {kld:good} {kld:good}", "only be the baseline"),
+    ("compare {kld:good}", "CANDIDATE"),
+    ("compare {model:good} {kld:good} <question>", "only be the baseline"),
+    ("compare {kld:good} {model:good} --out {good.txt}", "good.txt"),
+    ("compare {kld:good} {model:good} --json --llamacpp", "--llamacpp"),
     ("compare table:uniform table:successor --text abcdef --fail-if nonsense", "nonsense"),
     ("compare table:uniform table:successor --text abcdef --fail-if <empty>", "rule"),
     ("compare table:uniform table:successor --text abcdef --fail-if 'kl_men > 1'", "kl_mean"),
@@ -406,6 +426,7 @@ def all_cases() -> list[Case]:
     cases += [Case("runs", line % f"run:{name}", ()) for name in RUNS for line in RUN_COMMANDS]
     cases += [Case("runs", f"{PPL} <question> --out {{run:{name}}}", (), (0, 2)) for name in RUNS]
     cases += [Case("references", f"compare {{reference:{name}}} {{model:good}}", ()) for name in REFERENCES]
+    cases += [Case("base logits", f"compare {{kld:{name}}} {{model:good}}", ()) for name in KLDS]
     cases += [
         Case("journals", f"ppl {{stock:model}} <question> {FEW} --out {{journal:{name}}}", (), (0, 2), same=True)
         for name in JOURNALS

@@ -24,7 +24,7 @@ Damage = Callable[[Path], None]
 # ── the good ones ────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True)
 class Stock:
-    """A model, a run, an interrupted run and a reference that nothing is wrong with, made once."""
+    """A model, runs, an interrupted run, a reference and base logits that nothing is wrong with, made once."""
 
     model: Path
     run: Path  # finished: ppl table:uniform
@@ -33,6 +33,7 @@ class Stock:
     partial: Path  # the same question as model_run, interrupted
     reference: Path
     perplexity: float  # of model_run
+    kld: Path  # base logits of the model
 
     @staticmethod
     def make(folder: Path) -> Stock:
@@ -46,6 +47,8 @@ class Stock:
         scored = ppl(str(model), out=folder / "model-run", batch_tokens=48, **asked)
         interrupted(str(model), folder / "partial", asked)
         reference(str(model), folder / "reference", **asked)
+        kld = folder / "base.kld"
+        reference(str(model), kld=kld, text=TEXT, context_length=32)
         return Stock(
             model,
             folder / "run",
@@ -54,6 +57,7 @@ class Stock:
             folder / "partial",
             folder / "reference",
             scored.perplexity.value,
+            kld,
         )
 
 
@@ -446,6 +450,52 @@ REFERENCES: dict[str, Damage] = {
     "reference.json-deep": file_of("reference.json", holding(DEEP)),
     "reference.json-list": file_of("reference.json", holding("[]")),
 }
+
+
+# ── files of base logits ─────────────────────────────────────────────────────────────────────────────────────────────
+def _header_of_kld(context: int, vocabulary: int, chunks: int) -> Damage:
+    return holding(struct.pack("<8s3i", b"_logits_", context, vocabulary, chunks) + b"\0" * 999)
+
+
+def _patched(offset: int, layout: str, value: float) -> Damage:
+    """One number of the file replaced; behind its tokens, where ``offset`` is negative."""
+
+    def patch(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        context, _, chunks = struct.unpack_from("<3i", data, 8)
+        at = offset if offset >= 0 else 20 + 4 * context * chunks - offset - 1
+        struct.pack_into(layout, data, at, value)
+        path.write_bytes(bytes(data))
+
+    return patch
+
+
+KLDS: dict[str, Damage] = {
+    "removed": removed,
+    "emptied": emptied,
+    "halved": halved,
+    "lengthened": lengthened,
+    "folder": a_folder,
+    "text": holding("not logits"),
+    "gguf": holding(b"GGUF" + b"\0" * 999),
+    "magic-only": holding(b"_logits_"),
+    "context-zero": _header_of_kld(0, 311, 2),
+    "context-negative": _header_of_kld(-512, 311, 2),
+    "vocabulary-zero": _header_of_kld(32, 0, 2),
+    "vocabulary-negative": _header_of_kld(32, -311, 2),
+    "chunks-zero": _header_of_kld(32, 311, 0),
+    "chunks-negative": _header_of_kld(32, 311, -1),
+    "sizes-absurd": _header_of_kld(2**31 - 1, 2**31 - 1, 2**31 - 1),
+    "token-negative": _patched(20, "<i", -1),
+    "token-large": _patched(24, "<i", 311),
+    "step-nan": _patched(-1, "<f", float("nan")),
+    "step-infinite": _patched(-1, "<f", float("inf")),
+    "step-negative": _patched(-1, "<f", -1e-4),
+    "least-nan": _patched(-5, "<f", float("nan")),
+    "least-infinite": _patched(-5, "<f", float("-inf")),
+    "least-positive": _patched(-5, "<f", 1.0),
+    "not-a-distribution": _patched(-5, "<f", -0.1),
+}
 JOURNALS: dict[str, Damage] = {
     "emptied": emptied,
     "halved": halved,
@@ -470,9 +520,12 @@ def make_input(name: str, folder: Path, stock: Stock) -> Path:
         "run": (stock.run, RUNS),
         "reference": (stock.reference, REFERENCES),
         "journal": (stock.partial, JOURNALS),
+        "kld": (stock.kld, KLDS | {"good": lambda path: None}),
         "stock": (getattr(stock, which.replace("-", "_"), stock.run), {which: lambda folder: None}),
     }
     good, damages = kinds[kind]
-    shutil.copytree(good, path)
+    if kind == "kld":
+        path = path.with_suffix(".kld")
+    (shutil.copytree if good.is_dir() else shutil.copyfile)(good, path)
     damages[which](path / "partial.journal" if kind == "journal" else path)
     return path

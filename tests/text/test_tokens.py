@@ -432,5 +432,5 @@ def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.Monkey
     for text in ("", " ", "one", " one  two\n", "a\u2003b\x1fc", "日本 語\u3000です", "x" * 5 + "\t" * 5, "👩‍🔬 a\r\n"):
         assert tokens.count_words(text) == 1 + len(re.findall(r"\s+", text)), repr(text)
         encoding = ByteTokenizer().encode(text, special=False)
-        starts = tokens._word_starts(text, encoding)
+        starts = tokens.word_starts_of(text, encoding)
         assert int(starts.sum()) == len(re.findall(r"\S+", text)), repr(text)

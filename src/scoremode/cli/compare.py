@@ -10,12 +10,15 @@ from typing import Any
 
 from scoremode.cli import options
 
-EPILOG = "A BASELINE may also be a reference; both may be runs kept with --out. Exit code 1: a --fail-if rule holds."
+EPILOG = (
+    "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
+    "Exit code 1: a --fail-if rule holds."
+)
 GATE_FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("baseline", metavar="BASELINE", help="a model, a reference, or a run")
+    parser.add_argument("baseline", metavar="BASELINE", help="a model, a reference, a .kld file, or a run")
     parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="models, or runs of the same plan")
     options.add_question(parser)
     options.add_engine(parser)
@@ -32,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--markdown", action="store_true", help="print the table for a model card")
     shown.add_argument("--model-index", action="store_true", help="print the metadata block for the Hugging Face hub")
+    shown.add_argument("--llamacpp", action="store_true", help="print what llama.cpp's tool prints, by its formulas")
     shown.add_argument("--json", action="store_true", help="print the facts for machines, and nothing else")
 
 
@@ -78,12 +82,14 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _print(parsed: argparse.Namespace, found: list[Any], statistics: list[dict[str, Any]]) -> None:
     from scoremode.report.modelcard import markdown, model_index
-    from scoremode.report.terminal.compare import comparison_json, comparison_table
+    from scoremode.report.terminal.compare import comparison_json, comparison_table, llamacpp_layout
 
     if parsed.json:
         options.print_json(comparison_json(found, statistics))
     elif parsed.markdown:
         print(markdown(found, statistics))
+    elif parsed.llamacpp:
+        print(llamacpp_layout(found))
     elif parsed.model_index:
         print("\n".join(model_index(c, s) for c, s in zip(found, statistics, strict=True)))
     else:

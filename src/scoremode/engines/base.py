@@ -66,12 +66,26 @@ class Baseline(Protocol):
         """The final hidden states (m, d) of the rows that window ``index`` asks for."""
 
 
+class StoredDistributions(ABC):
+    """A baseline whose distributions were kept, in 16 bits, instead of its hidden states.
+
+    Its divergence has a rule of its own: ``head.sixteen_bits.kl_from_records``.
+    """
+
+    vocabulary: int
+
+    @abstractmethod
+    def records(self, index: int, window: Window) -> Raw:
+        """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/record_format.py."""
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """What is wanted of each window in addition to its scores."""
 
     states: bool = False  # the final hidden states of the rows asked for
-    against: Baseline | None = None  # KL(baseline‖this model) for each row, over the whole vocabulary
+    against: Baseline | StoredDistributions | None = None  # KL(baseline‖this model) for each row
+    records: bool = False  # the whole distribution of each row in 16 bits: head.sixteen_bits.encode_records
 
 
 SCORES = Want()

@@ -36,6 +36,7 @@ class Capabilities:
     any_target: bool = False  # tokens other than the one that follows, and several per row
     hidden_states: bool = False  # with the head: references, and baselines of comparisons
     divergence: bool = False  # KL against a reference
+    distributions: bool = False  # the whole distribution of a row in 16 bits, for llama.cpp's files of base logits
     side_by_side: bool = (
         False  # two of it, or it and another engine, can run in one process, window by window, without a reference
     )
@@ -49,6 +50,7 @@ EVERYTHING = Capabilities(
     any_target=True,
     hidden_states=True,
     divergence=True,
+    distributions=True,
     side_by_side=True,
     replicas=True,
 )

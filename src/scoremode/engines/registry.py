@@ -94,13 +94,10 @@ def engine_for(wanted: str | None, model: str) -> EnginePlugin:
         return owner
 
 
-def share_options(plugins: Sequence[EnginePlugin], given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Options for several engines: each gets those that it has. One that none of them has is left to be refused."""
-    used = {name for name in given if any(name in plugin.options.known() for plugin in plugins)}
-    return [
-        {name: value for name, value in given.items() if name in plugin.options.known() or name not in used}
-        for plugin in plugins
-    ]
+def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for one of several engines: those that it has. One that none of them has is left to be refused."""
+    used = {name for name in given if any(name in other.options.known() for other in all_used)}
+    return {name: value for name, value in given.items() if name in plugin.options.known() or name not in used}
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:

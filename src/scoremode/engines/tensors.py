@@ -55,23 +55,32 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
 
 
 class Against:
-    """A baseline on the device of the candidate."""
+    """A baseline with hidden states on the device of the candidate."""
 
     def __init__(self, baseline: Baseline, device: torch.device, vocabulary: int) -> None:
         stored = baseline.head
-        if stored.vocabulary != vocabulary:  # never cut to the smaller: the rest would be probability left out
-            raise ModelError(
-                f"the baseline has {stored.vocabulary} ids and the candidate {vocabulary}",
-                fix="compare models with one vocabulary",
-            )
+        require_one_vocabulary(stored.vocabulary, vocabulary)
         self.baseline, self.device = baseline, device
-        weight = from_raw(stored.weight, stored.dtype)
-        if device.type == "cpu":
-            weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
-        bias = None if stored.bias is None else from_raw(stored.bias, stored.bias_dtype).to(device)
-        self.head = Head(weight.to(device), stored.vocabulary, bias, stored.scale, stored.softcap)
+        self.head = loaded_head(stored, device)
 
     def states(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's hidden states for the rows of these windows, concatenated."""
         raw = [self.baseline.states(index, window) for index, window in windows]
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
+
+
+def require_one_vocabulary(baseline: int, candidate: int) -> None:
+    """Refuse different sizes. Never cut to the smaller: the rest would be probability that is left out."""
+    if baseline != candidate:
+        raise ModelError(
+            f"the baseline has {baseline} ids and the candidate {candidate}", fix="compare models with one vocabulary"
+        )
+
+
+def loaded_head(stored: StoredHead, device: torch.device) -> Head:
+    """A stored head on a device."""
+    weight = from_raw(stored.weight, stored.dtype)
+    if device.type == "cpu":
+        weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
+    bias = None if stored.bias is None else from_raw(stored.bias, stored.bias_dtype).to(device)
+    return Head(weight.to(device), stored.vocabulary, bias, stored.scale, stored.softcap)

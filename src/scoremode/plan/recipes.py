@@ -124,14 +124,20 @@ def llamacpp(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
     """
     if sizes.context < 3:
         raise MethodError("llamacpp scores nothing in a context below 3", fix="give --context-length 3 or more")
-    facts = tokens.tokenizer
-    bos = facts.bos if facts.adds_bos and facts.bos is not None else -1
     for begin, end in _documents(tokens):
         if end - begin < 2 * sizes.context:
             raise CorpusError(
                 f"llamacpp needs at least {2 * sizes.context} tokens (two contexts), the text has {end - begin}",
                 fix=f"give a longer text or --context-length {max(4, (end - begin) // 2)}",
             )
+    yield from llamacpp_chunks(tokens, sizes)
+
+
+def llamacpp_chunks(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+    """The windows of llamacpp, however short the text is: a stored chunk was cut from a text that is not known."""
+    facts = tokens.tokenizer
+    bos = facts.bos if facts.adds_bos and facts.bos is not None else -1
+    for begin, end in _documents(tokens):
         for start in range(begin, end - sizes.context + 1, sizes.context):
             stop, first = start + sizes.context, start + sizes.context // 2 + 1
             yield Span(start + (bos >= 0), stop, first, stop, lead=bos)

@@ -41,6 +41,7 @@ class Answers:
     top_logprob: Floats | None = None  # (m,) nats
     states: Raw | None = None  # (m, d) final hidden states, bit for bit; only if they were requested
     kl: Floats | None = None  # (m,) nats, KL(baseline‖this model); only if a baseline was given
+    records: Raw | None = None  # (m, words) uint16, the whole distributions in 16 bits; only if they were requested
 
     @property
     def columns(self) -> tuple[str, ...]:

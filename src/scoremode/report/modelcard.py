@@ -17,7 +17,7 @@ import numpy as np
 from scoremode.errors import RunError, harmless
 from scoremode.report.served import Served, engine_version, in_groups, served, served_run
 from scoremode.report.terminal.numbers import with_error
-from scoremode.report.text import noise_words, top_words
+from scoremode.report.text import model_notes, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 from scoremode.values import Estimate
@@ -132,6 +132,7 @@ def _method(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str,
     ]
     if said := noise_words(comparisons[0], s):
         parts.append(escaped_markdown(said[:1].upper() + said[1:]) + ".")
+    parts += [f"Baseline: {escaped_markdown(note)}." for note in model_notes(comparisons[0].baseline)]
     for why in dict.fromkeys(map(top_words, comparisons)):
         parts += [escaped_markdown(why[:1].upper() + why[1:]) + "."] if why else []
     commands = list(dict.fromkeys(_command(c) for c in comparisons))

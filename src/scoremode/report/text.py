@@ -95,6 +95,12 @@ def top_words(comparison: Comparison) -> str:
     return f"same top: {NOT_MEASURED} (no first choices from {' and '.join(names)})" if names else ""
 
 
+def model_notes(run: Run) -> list[str]:
+    """What a reader must know about a model as it was loaded; runs of other versions may not have it."""
+    notes = run.manifest.get("model_notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
+
+
 def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     """The noise floor in one line: its size and what was computed in a different way, or why it was not measured."""
     if comparison.kl is None:

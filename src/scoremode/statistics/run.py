@@ -102,11 +102,12 @@ def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBloc
 
 
 def llamacpp_stderr(logprob: Floats) -> float | None:
-    """The error that llama.cpp prints with its perplexity, as if every token were independent."""
+    """The error that llama.cpp prints with its perplexity, as if tokens were independent; None if it is infinite."""
     n = len(logprob)
     if n < 2:
         return None
     nll = -logprob
     mean = float(nll.mean())
     variance = float((nll**2).mean()) - mean**2
-    return math.exp(mean) * math.sqrt(max(0.0, variance) / (n - 1))
+    error = math.exp(mean) * math.sqrt(max(0.0, variance) / (n - 1)) if math.isfinite(mean) else math.inf
+    return error if math.isfinite(error) else None

@@ -61,9 +61,14 @@ class Journal:
         plan: Plan,
         *,
         with_kl: bool = False,
+        least_kl: float = 0.0,
         vocabulary: int | None = None,
     ) -> None:
-        """``vocabulary``: how many ids the engine has; a record with a larger id is refused."""
+        """``vocabulary``: how many ids the engine has; a record with a larger id is refused.
+
+        ``least_kl``: the least divergence that is possible; below 0 if the baseline was rounded.
+        """
+        self.least_kl = least_kl
         self.plan = plan
         self.path = path
         self.vocabulary = vocabulary
@@ -131,7 +136,7 @@ class Journal:
             return f"its record of window {window} has the wrong length"
         if not 0 <= SECONDS.unpack_from(body)[0] < math.inf:
             return f"window {window} took an impossible time"
-        problem = impossible_value(self._split(body, targets), self.vocabulary)
+        problem = impossible_value(self._split(body, targets), self.vocabulary, self.least_kl)
         return None if problem is None else f"in window {window} {problem}"
 
     def _split(self, body: bytes, targets: int) -> dict[str, Column]:
@@ -217,7 +222,7 @@ def _one_target(column: Column) -> Column:
     return column[:, 0] if column.ndim == 2 else column
 
 
-def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = None) -> str | None:
+def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = None, least_kl: float = 0.0) -> str | None:
     """The first value that no model can give, in words; None if all values are possible.
 
     Minus infinity is allowed, as a probability of zero; so is an infinite divergence.
@@ -229,7 +234,7 @@ def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = Non
         "entropy": (-ROUNDING, math.inf),
         "top": (0, highest - 1),
         "top_logprob": (-math.inf, ROUNDING),
-        "kl": (0.0, math.inf),
+        "kl": (least_kl, math.inf),
     }
     for name, column in columns.items():
         least, most = bounds[name]

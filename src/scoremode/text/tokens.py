@@ -72,7 +72,7 @@ def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special
         ids.append(encoding.ids)
         ends.append(encoding.char_end)
         byte_len.append(_byte_lengths(document.text, encoding))
-        word_starts.append(_word_starts(document.text, encoding))
+        word_starts.append(word_starts_of(document.text, encoding))
         masks.append(_inside(encoding, document.scored_spans))
         doc_bytes.append(document.source_bytes)
         doc_words.append(document.source_words)
@@ -153,7 +153,7 @@ def _byte_lengths(text: str, encoding: Encoding) -> Ids:
     return lengths
 
 
-def _word_starts(text: str, encoding: Encoding) -> Ids:
+def word_starts_of(text: str, encoding: Encoding) -> Ids:
     """How many words begin inside each token, one block of words at a time."""
     counts = np.zeros(len(encoding.ids), np.int32)
     for begin, space, after_space in _white_space(text):

@@ -6,7 +6,7 @@ so that a quantized head is seen. What cannot be compared is refused, never cut 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,29 +16,31 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.engines.arguments import EngineArguments
-from scoremode.engines.base import Baseline, Engine, Want
+from scoremode.engines.base import Engine
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
-from scoremode.engines.plugin import EnginePlugin, Work
-from scoremode.engines.registry import choose_engine, engine_for, require, share_options
-from scoremode.errors import InputError, OptionError, RunError, harmless
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import require
+from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import Outline, difference, first_difference
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.journal import Journal
+from scoremode.store.kld import is_kld
 from scoremode.store.reference import Reference, require_comparable
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
-from scoremode.values import Bools, Floats, Ids
+from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
-from scoremode.verbs.model import HeldModel, hold, in_memory
+from scoremode.verbs.base_logits import against_file, require_models, require_no_question
+from scoremode.verbs.comparing import NOISE, Folders, as_comparison, score_against, short
+from scoremode.verbs.model import HeldModel, in_memory
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.reference import reference_of
-from scoremode.verbs.scoring import Answered, check_answers, check_fits, score_into
-
-NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
+from scoremode.verbs.scoring import check_answers, check_fits, score_into
+from scoremode.verbs.sides import Settings, Wanted, divide
 
 
 @spelled_out(AllArguments)
@@ -54,10 +56,10 @@ def compare(
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> list[Comparison]:
-    """Candidates against a baseline: models, a reference, or finished runs.
+    """Candidates against a baseline: models, a reference, a file of base logits (``.kld``), or finished runs.
 
-    ``arguments`` are those of a question, and options of the candidates' engine. A reference brings its own question.
-    A file that only one engine opens is scored by that one; each engine gets the options that it has.
+    ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
+    their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
     The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
     baseline runs beside a single candidate if both engines allow that; else its states are kept first.
 
@@ -73,14 +75,12 @@ def compare(
     question, options = split_arguments(arguments)
     folders = Folders(Path(out) if out is not None else None, fresh, progress)
     folders.require_a_folder_each(candidates)
-    is_model = not runs.is_run(baseline)  # a reference is a run too
-    models = [*[baseline] * is_model, *(name for name in candidates if not runs.is_run(name))]
-    engines = [baseline_engine or engine] * is_model + [engine] * (len(models) - is_model)
-    settings = _settings(models, engines, options, tokenizer)
-    its = replace(settings[0], options={**settings[0].options, **(baseline_options or {})}) if is_model else None
-    how = dict(zip(models[is_model:], settings[is_model:], strict=True))
-    for name, its_own in how.items():  # before an hour is spent on the baseline
-        require(its_own.plugin(name), "divergence", "be compared with a baseline")
+    asked_for = Wanted(engine, options, baseline_engine or engine, {**options, **(baseline_options or {})}, tokenizer)
+    its, how = divide(baseline, candidates, asked_for)
+    if is_kld(baseline):
+        require_no_question(baseline, {**question, **_own_settings(baseline_engine, baseline_options)})
+        require_models(baseline, candidates)
+        return [_named_against_file(baseline, name, how[name], folders) for name in candidates]
     if (Path(baseline) / REFERENCE).exists():
         kept = Path(baseline)
     elif its is None:
@@ -96,45 +96,21 @@ def compare(
     return [_named(kept, name, how.get(name), question, folders) for name in candidates]
 
 
-def _settings(
-    models: Sequence[str], engines: Sequence[str | None], options: Mapping[str, Any], tokenizer: str | None
-) -> list[Settings]:
-    """How each model is scored: by the engine asked for, or the only one that can; with the options that it has."""
-    plugins = [engine_for(engine, model) for engine, model in zip(engines, models, strict=True)]
-    found = zip(engines, models, plugins, share_options(plugins, options), strict=True)
-    return [
-        Settings(engine if _fits(engine, model) else plugin.name, own, tokenizer)
-        for engine, model, plugin, own in found
-    ]
-
-
-def _fits(engine: str | None, model: str) -> bool:
-    try:
-        choose_engine(engine, model)
-    except OptionError:
-        return False
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a model is scored: the engine, its options, and another tokenizer than the model's own."""
-
-    engine: str | None
-    options: Mapping[str, Any]
-    tokenizer: str | None
-
-    def plugin(self, model: str) -> EnginePlugin:
-        return choose_engine(self.engine, model)
-
-    def hold(self, model: str) -> HeldModel:
-        return hold(model, self.engine, self.options, self.tokenizer)
-
-
 def _side_by_side(baseline: str, its: Settings, candidate: str, how: Mapping[str, Settings]) -> bool:
     """Can both models run in this process, window by window?"""
     sides = ((its, baseline), (how[candidate], candidate))
     return all(side.plugin(name).capabilities.side_by_side for side, name in sides)
+
+
+def _own_settings(engine: str | None, options: EngineArguments | None) -> dict[str, Any]:
+    """What was given for the baseline alone."""
+    given = {"engine": engine, **(options or {})}
+    return {f"baseline_{name}": value for name, value in given.items() if value is not None}
+
+
+def _named_against_file(file: str, name: str, how: Settings, folders: Folders) -> Comparison:
+    with closing(how.hold(name)) as held:
+        return against_file(file, held, {}, folders)
 
 
 def _named(kept: Path, name: str, how: Settings | None, question: dict[str, Any], folders: Folders) -> Comparison:
@@ -146,40 +122,6 @@ def _named(kept: Path, name: str, how: Settings | None, question: dict[str, Any]
         how = replace(how, tokenizer=stored["tokenizer"])
     with closing(how.hold(name)) as held:
         return against_reference(kept, held, question, folders)
-
-
-def short(name: str) -> str:
-    """What a candidate is called in tables: the last part of a folder's path."""
-    return Path(name).name or name if Path(name).is_dir() else name
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where the runs of a comparison go."""
-
-    out: Path | None
-    fresh: bool
-    progress: Progress | None
-
-    def folder(self, name: str) -> Path | None:
-        """For the run of that name; a model's name may be a path, of which the last part is taken."""
-        return None if self.out is None else self.out / (Path(name).name or "candidate")
-
-    def require_a_folder_each(self, candidates: Sequence[str]) -> None:
-        """Refuse candidates whose runs would lie in one folder, before one of them is scored."""
-        names = ["baseline", *(Path(name).name or "candidate" for name in candidates)]
-        if self.out is not None and len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(
-                f"two runs of this comparison would lie in {self.out / twice}",
-                fix="leave --out out, or rename a candidate's folder",
-            )
-
-
-def _against(baseline: Baseline, engine: Engine, plan: Plan, done: Bools) -> Answered:
-    if isinstance(baseline, LiveBaseline):
-        baseline.want(engine.computes(plan, done))
-    yield from engine.score(plan, done, Want(against=baseline))
 
 
 # ── a stored baseline ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -197,7 +139,7 @@ def against_reference(folder: Path, held: HeldModel, question: dict[str, Any], f
         if run_q is None:
             worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
             baseline = StoredBaseline(stored, asked.plan)
-            run_q = _score(
+            run_q = score_against(
                 asked, worker, claim, baseline, run_p=lambda: run_p, progress=folders.progress, noise=lambda: noise
             )
             run_q = run_q if held.is_kept(out) else in_memory(run_q)
@@ -227,34 +169,6 @@ def _require_comparable(run_p: Run, stored: Reference, asked: Question) -> None:
         where=lambda: first_difference(
             run_p.facts.token, run_p.facts.id, int(run_p.manifest["tokens"]), asked.tokens, asked.documents
         ),
-    )
-
-
-def _score(
-    asked: Question,
-    worker: Engine,
-    claim: runs.Claim,
-    baseline: Baseline,
-    *,
-    run_p: Callable[[], Run],
-    progress: Progress | None,
-    noise: Callable[[], dict[str, Any]],
-) -> Run:
-    """Score a candidate; ``run_p`` and ``noise`` are asked for when all is scored and nothing is saved yet."""
-
-    def complete(manifest: dict[str, Any]) -> None:
-        of_p = run_p().manifest
-        manifest["against"] = {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}
-        manifest.update(noise())
-
-    return score_into(
-        asked,
-        worker,
-        claim,
-        progress,
-        answered=partial(_against, baseline),
-        with_kl=True,
-        before_saving=complete,
     )
 
 
@@ -333,7 +247,7 @@ def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
     try:
         noise = partial(_noise_facts_of, worker_p, plan)
         asked, claim = sides.asked_q, sides.claim_q
-        run_q = _score(asked, worker_q, claim, live, run_p=finish_p, progress=progress, noise=noise)
+        run_q = score_against(asked, worker_q, claim, live, run_p=finish_p, progress=progress, noise=noise)
     finally:
         if own is not None:
             own.close()
@@ -417,34 +331,3 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         elif a != b:
             found.append(name)
     return found
-
-
-def as_comparison(
-    name: str, baseline: Run, candidate: Run, kl: Floats | None, kl_missing: str | None = None
-) -> Comparison:
-    """Two runs of one plan, whose groups and weights are kept with each. ``kl_missing`` says why there is no KL."""
-    floor, words = noise_of(candidate) if kl is not None else (None, None)
-    return Comparison(
-        name,
-        baseline,
-        candidate,
-        baseline.facts.group,
-        baseline.facts.weight,
-        kl,
-        floor,
-        {**_sizes(candidate), **({} if kl_missing is None else {"kl_missing": kl_missing})},
-        candidate.path,
-        words,
-    )
-
-
-def noise_of(run: Run) -> tuple[Floats | None, str | None]:
-    """The noise floor that a run was given, and the words that say how it was measured, or why it was not."""
-    kl, words = (run.manifest.get(name) for name in NOISE)
-    return None if kl is None else np.array(kl), words
-
-
-def _sizes(run: Run) -> dict[str, Any]:
-    """What the report groups candidates by, and draws against divergence; runs of other versions may not have it."""
-    keys = {"bytes": "weight_bytes"} | {key: key for key in ("bits_per_weight", "model_format", "sizes", "engine")}
-    return {name: run.manifest[key] for name, key in keys.items() if run.manifest.get(key)}

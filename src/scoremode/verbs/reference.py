@@ -20,6 +20,7 @@ from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.values import Bools
 from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.kld import check_kld, with_method, write_from_reference, write_kld
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question, split_arguments
@@ -31,6 +32,7 @@ def reference(
     model: str,
     out: str | Path | None = None,
     *,
+    kld: str | Path | None = None,
     engine: str | None = None,
     tokenizer: str | None = None,
     fresh: bool = False,
@@ -40,17 +42,39 @@ def reference(
     """Score a text with a baseline, and keep its final hidden states for later comparisons.
 
     ``arguments`` are those of a question, and the engine's options. Without ``out`` the reference lies in the cache
-    folder; the run's ``path`` says where.
+    folder; the run's ``path`` says where. ``kld`` names a file in the format of llama.cpp that the distributions are
+    written to, by the method llamacpp; without ``out``, nothing else is kept then.
 
     >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
     256 ± ?
     """
     question, options = split_arguments(arguments)
     with closing(hold(model, engine, options, tokenizer)) as held:
-        return reference_of(held, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
+        return reference_of(held, question, out, kld=kld, tokenizer=tokenizer, fresh=fresh, progress=progress)
 
 
 def reference_of(
+    held: HeldModel,
+    question: dict[str, Any],
+    out: str | Path | None = None,
+    *,
+    kld: str | Path | None = None,
+    tokenizer: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """A reference of a model that is held, a file of its distributions, or both."""
+    if kld is None:
+        return _reference_folder(held, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
+    question, output = with_method(question), check_kld(kld, fresh=fresh, made_later=out)
+    if out is None:
+        return write_kld(held, question, output, fresh=fresh, progress=progress)
+    run = _reference_folder(held, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
+    write_from_reference(Path(out), held.ask(question, progress), output, progress)
+    return run
+
+
+def _reference_folder(
     held: HeldModel,
     question: dict[str, Any],
     out: str | Path | None = None,
@@ -59,7 +83,6 @@ def reference_of(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """A reference of a model that is held."""
     require(held.plugin, "hidden_states", "give the hidden states that a reference keeps")
     if not held.is_kept(out):
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')

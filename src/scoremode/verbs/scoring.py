@@ -62,7 +62,7 @@ def score_plan(
     for index, answers in answered(engine, plan, journal.done.copy()):
         window = plan.window(index)
         check_answers(index, window, answers)
-        check_divergence(index, answers.kl)
+        check_divergence(index, answers.kl, journal.least_kl)
         now = time.perf_counter()
         journal.add(index, answers, now - before)
         before = now
@@ -77,9 +77,9 @@ def score_plan(
 PER_TARGET = ("logprob", "rank")  # columns of shape (m, k); the others are (m,)
 
 
-def check_divergence(index: int, kl: Floats | None) -> None:
-    """Infinite is a divergence, NaN and less than nothing are not."""
-    if kl is not None and not (kl >= 0).all():
+def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
+    """Infinite is a divergence; NaN is not, and neither is less than nothing, unless the baseline is not exact."""
+    if kl is not None and not (kl >= least).all():
         raise EngineError(f"the divergence in window {index} is not a number", fix="this is a fault of the engine")
 
 
@@ -118,6 +118,7 @@ def score_into(
     *,
     answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
     with_kl: bool = False,
+    least_kl: float = 0.0,
     more: dict[str, Any] | None = None,
     before_saving: Callable[[dict[str, Any]], None] | None = None,
     kept: Bools | None = None,
@@ -135,6 +136,7 @@ def score_into(
         claim.identity,
         asked.plan,
         with_kl=with_kl,
+        least_kl=least_kl,
         vocabulary=engine.facts.vocabulary,
     )
     try:

@@ -12,11 +12,14 @@ from scoremode.engines.base import Engine
 from scoremode.errors import InputError, OptionError
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
+from scoremode.store.kld import is_kld
 from scoremode.store.outputs import check_output
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import spelled_out
-from scoremode.verbs.compare import Folders, against_reference, lockstep
+from scoremode.verbs.base_logits import against_file
+from scoremode.verbs.compare import against_reference, lockstep
+from scoremode.verbs.comparing import Folders
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.noise import Noise, combinations, noise_of, prepare_settings
 from scoremode.verbs.ppl import ppl_of
@@ -96,14 +99,15 @@ class Model:
         self,
         out: str | Path | None = None,
         *,
+        kld: str | Path | None = None,
         fresh: bool = False,
         progress: Progress | None = None,
         **question: Unpack[QuestionArguments],
     ) -> Run:
         """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
-        asked = check_question(question)
+        asked, own = check_question(question), self._tokenizer
         with self._asking():
-            return reference_of(self._held, asked, out, tokenizer=self._tokenizer, fresh=fresh, progress=progress)
+            return reference_of(self._held, asked, out, kld=kld, tokenizer=own, fresh=fresh, progress=progress)
 
     @spelled_out(QuestionArguments)
     def compare(
@@ -115,15 +119,18 @@ class Model:
         progress: Progress | None = None,
         **question: Unpack[QuestionArguments],
     ) -> Comparison:
-        """This model against a baseline: a reference, by its folder or its run, or another open model.
+        """This model against a baseline: a reference, by its folder or its run, a ``.kld`` file, or another open model.
 
-        A reference brings its own question. See :func:`scoremode.compare`.
+        A reference and a file bring their own question. See :func:`scoremode.compare`.
         """
         asked = check_question(question)
         folders = Folders(Path(out) if out is not None else None, fresh, progress)
         if isinstance(baseline, Model):
             with self._asking(), baseline._asking():
                 return lockstep(baseline._held, self._held, asked, folders)
+        if not isinstance(baseline, Run) and is_kld(baseline):
+            with self._asking():
+                return against_file(baseline, self._held, asked, folders)
         folder = Path(str(baseline.path if isinstance(baseline, Run) else baseline))
         if not (folder / REFERENCE).exists():
             what = "a run without hidden states" if runs.is_run(folder) else "not a reference"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.exllamav3.options import ExllamaOptions
+from scoremode.engines.exllamav3.options import ExllamaOptions, kernel_switches
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
 from scoremode.errors import EngineError, ModelError
 
@@ -26,7 +25,7 @@ class ExllamaPlugin(EnginePlugin):
     name = "exllamav3"
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU: pip install 'scoremode[exl3]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True
+        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True, distributions=True
     )
     options = ExllamaOptions
     instead: ClassVar[dict[str, str]] = {
@@ -95,11 +94,6 @@ class ExllamaPlugin(EnginePlugin):
 
     def about(self) -> list[tuple[str, str, bool]]:
         return []
-
-
-def kernel_switches() -> dict[str, str]:
-    """Environment variables by which ExLlamaV3 chooses its kernels: a part of every run's identity."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("EXL3_", "EXLLAMA"))}
 
 
 PLUGIN = ExllamaPlugin

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -18,11 +17,10 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
-from scoremode.engines.exllamav3 import kernel_switches
-from scoremode.engines.exllamav3.options import ExllamaOptions
-from scoremode.engines.tensors import Against, IndexedWindow, split_columns
+from scoremode.engines.exllamav3.options import ExllamaOptions, kernel_switches
+from scoremode.engines.logits import LogitsReducer, Reduced
+from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.precision import full_float32
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
@@ -103,18 +101,22 @@ class ExllamaEngine(Engine):
                 "ExLlamaV3's head is quantized, so no reference can be kept",
                 fix="use an unquantized checkpoint as the baseline, with --baseline-engine transformers",
             )
-        width = min(source.vocabulary or self.vocabulary, self.vocabulary)
-        against = None if want.against is None else Against(want.against, self.device, self.vocabulary)
+        reducer = LogitsReducer(source, want, self.device, self.vocabulary)
+        waiting: tuple[IndexedWindow, list[Reduced]] | None = None
         for index in np.flatnonzero(~done).tolist():
-            yield index, self._answers((index, source.window(index)), width, against)
+            indexed = index, source.window(index)
+            parts = self._reduced(indexed, reducer)
+            if waiting is not None:  # read one window late: the GPU already has the next one to work on
+                yield _answered(waiting, reducer)
+            waiting = indexed, parts
+        if waiting is not None:
+            yield _answered(waiting, reducer)
 
-    def _answers(self, indexed: IndexedWindow, width: int, against: Against | None) -> Answers:
+    def _reduced(self, indexed: IndexedWindow, reducer: LogitsReducer) -> list[Reduced]:
         window = indexed[1]
         try:
             with full_float32(), torch.inference_mode():
-                rows = self._rows(window)
-                targets = torch.from_numpy(window.targets.astype(np.int64)).to(rows.device)
-                return _reduced(rows, targets, width, against, indexed)
+                return reducer.reduce(indexed, slice(0, len(window.rows)), self._rows(window))
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise EngineError(
@@ -127,17 +129,9 @@ class ExllamaEngine(Engine):
         torch.cuda.empty_cache()
 
 
-def _reduced(rows: Tensor, targets: Tensor, width: int, against: Against | None, indexed: IndexedWindow) -> Answers:
-    """Float16 logits as answers; float32 copies are made of a few rows at a time."""
-    ends = np.array([len(rows)])
-
-    def to_float32(x: Tensor) -> Tensor:
-        return x[:, :width].float()
-
-    if against is None:
-        return split_columns(score_rows(rows, to_float32, targets, width), ends)[0]
-    found = diverge_from_logits(against.states([indexed]), against.head.within(width), rows, to_float32, targets)
-    return replace(split_columns(found.q, ends)[0], kl=found.kl.double().cpu().numpy())
+def _answered(waiting: tuple[IndexedWindow, list[Reduced]], reducer: LogitsReducer) -> tuple[int, Answers]:
+    (index, window), parts = waiting
+    return index, reducer.answers(parts, window.targets.shape[1])
 
 
 def _load(facts: ModelFacts, options: ExllamaOptions) -> tuple[Any, Any]:

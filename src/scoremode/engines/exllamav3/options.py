@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from scoremode.engines.options import Options, option
@@ -22,3 +23,8 @@ class ExllamaOptions(Options):
     token: str | None = option(
         "access token for the hub (default: the one that huggingface_hub knows)", in_identity=False, may_vary=False
     )
+
+
+def kernel_switches() -> dict[str, str]:
+    """Environment variables by which ExLlamaV3 chooses its kernels: a part of every run's identity."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("EXL3_", "EXLLAMA"))}

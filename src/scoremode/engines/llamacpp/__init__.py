@@ -22,7 +22,7 @@ class LlamaCppPlugin(EnginePlugin):
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them: pip install 'scoremode[gguf]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True
+        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True, distributions=True
     )
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {

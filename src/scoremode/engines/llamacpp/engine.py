@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
 from scoremode.engines.batching import prompt_groups
 from scoremode.engines.llamacpp.library import Batch, Library, library
 from scoremode.engines.llamacpp.options import FLASH_ATTENTION, LlamaCppOptions
-from scoremode.engines.tensors import Against, IndexedWindow, split_columns
+from scoremode.engines.logits import LogitsReducer
+from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.models.gguf import GgufFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.values import Bools, Ids
@@ -202,7 +202,7 @@ class LlamaCppEngine(Engine):
                 "llama.cpp does not give hidden states with the head that belongs to them",
                 fix="use an unquantized Hugging Face checkpoint as the baseline",
             )
-        against = None if want.against is None else Against(want.against, torch.device("cpu"), self.vocabulary)
+        reducer = LogitsReducer(source, want, torch.device("cpu"), self.vocabulary)
         for group in prompt_groups(source):
             if done[group].all():
                 continue
@@ -210,7 +210,7 @@ class LlamaCppEngine(Engine):
             shared = self._feed_shared(windows)
             for index, window in windows:
                 if not done[index]:
-                    yield index, self._answers((index, window), shared, source.vocabulary, against)
+                    yield index, self._answers((index, window), shared, reducer)
 
     def _feed_shared(self, windows: list[IndexedWindow]) -> int:
         """Feed the tokens before any asked row that all windows begin with, once; the number of them."""
@@ -225,18 +225,12 @@ class LlamaCppEngine(Engine):
             self._decode(first[begin : min(shared, begin + self._at_once)], begin, none)
         return shared
 
-    def _answers(self, indexed: IndexedWindow, shared: int, vocabulary: int | None, against: Against | None) -> Answers:
-        window = indexed[1]
-        width = min(vocabulary or self.vocabulary, self.vocabulary)
+    def _answers(self, indexed: IndexedWindow, shared: int, reducer: LogitsReducer) -> Answers:
         if shared:
             self._forget_from(shared)
-        targets = torch.from_numpy(window.targets.astype(np.int64))
-        states = None if against is None else against.states([indexed])
-        found = [
-            _reduced(logits[:, :width], targets[rows], width, against, None if states is None else states[rows])
-            for rows, logits in self._logits(window, shared)
-        ]
-        return found[0] if len(found) == 1 else _joined(found)
+        window = indexed[1]
+        parts = [part for rows, x in self._logits(window, shared) for part in reducer.reduce(indexed, rows, x)]
+        return reducer.answers(parts, window.targets.shape[1])
 
     def _forget_from(self, position: int) -> None:
         call = self._llama.call
@@ -267,22 +261,3 @@ def settings_of(choices: Choices) -> dict[str, Any]:
 
 def _address(array: Any) -> int | None:
     return None if array is None else int(array.ctypes.data)
-
-
-def _reduced(logits: Tensor, targets: Tensor, width: int, against: Against | None, states: Tensor | None) -> Answers:
-    """Logits (n, width), which may be overwritten, as answers."""
-    ends = np.array([len(logits)])
-    if against is None or states is None:
-        return split_columns(score_rows(logits, lambda x: x, targets, width), ends)[0]
-    found = diverge_from_logits(states, against.head.within(width), logits, lambda x: x, targets)
-    return replace(split_columns(found.q, ends)[0], kl=found.kl.double().numpy())
-
-
-def _joined(parts: list[Answers]) -> Answers:
-    """The answers of several decodes of one window."""
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("logprob", "rank", "entropy", "top", "top_logprob", "kl")
-        if getattr(parts[0], name) is not None
-    }
-    return Answers(**columns)

@@ -6,16 +6,27 @@ exactly its vocabulary size; the successor table scores log 1 on a counting text
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from scoremode.engines.base import SCORES, Baseline, Engine, EngineFacts, NoiseFloor, StoredHead, Want
+from scoremode.engines.base import (
+    SCORES,
+    Baseline,
+    Engine,
+    EngineFacts,
+    NoiseFloor,
+    StoredDistributions,
+    StoredHead,
+    Want,
+)
 from scoremode.engines.table.names import require_table
 from scoremode.errors import ModelError
+from scoremode.head.record_format import LEFT_OUT
 from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.values import Bools, Floats, Ids
+from scoremode.store.kld import log_probabilities
+from scoremode.values import Bools, Floats, Ids, Raw
 
 NEVER = -3.0e4  # a log-probability whose exponential is 0 even in float64
 
@@ -53,7 +64,7 @@ class TableEngine(Engine):
             return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        baseline = None if want.against is None else _Baseline(want.against, self.facts.vocabulary)
+        divergence = None if want.against is None else _divergence_from(want.against, self.facts.vocabulary)
         states = np.eye(len(self.logprobs), dtype=np.float32)
         for index in np.flatnonzero(~done).tolist():
             window = source.window(index)
@@ -61,9 +72,18 @@ class TableEngine(Engine):
             answers = self._answers(self.logprobs[lines], window.targets.astype(np.int64))
             if want.states:
                 answers = replace(answers, states=states[lines])
-            if baseline is not None:
-                answers = replace(answers, kl=_kl(baseline.logprobs(index, window), self.logprobs[lines]))
+            if want.records:
+                answers = replace(answers, records=self._records(lines))
+            if divergence is not None:
+                answers = replace(answers, kl=divergence(index, window, self.logprobs[lines]))
             yield index, answers
+
+    def _records(self, lines: Ids) -> Raw:
+        import torch
+
+        from scoremode.engines.distributions import records_of_logits
+
+        return records_of_logits(torch.from_numpy(self.logprobs[lines]))
 
     def stored_head(self) -> StoredHead:
         # a state selects a line of the table by multiplication; -inf times 0 would be NaN, and exp(-30,000) is 0 anyway
@@ -94,16 +114,36 @@ class TableEngine(Engine):
         )
 
 
+Divergence = Callable[[int, Window, Floats], Floats]
+"""A window's index, the window, and the candidate's log-probabilities of its rows -> KL."""
+
+
+def _divergence_from(baseline: Baseline | StoredDistributions, vocabulary: int) -> Divergence:
+    if not isinstance(baseline, StoredDistributions):
+        table = _Baseline(baseline, vocabulary)
+        return lambda index, window, logq: _kl(table.logprobs(index, window), logq)
+    _require_one_vocabulary(baseline.vocabulary, vocabulary)
+
+    def from_records(index: int, window: Window, logq: Floats) -> Floats:
+        logp = log_probabilities(baseline.records(index, window), vocabulary)
+        return _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)
+
+    return from_records
+
+
+def _require_one_vocabulary(baseline: int, candidate: int) -> None:
+    if baseline != candidate:
+        raise ModelError(
+            f"the baseline has {baseline} ids and the candidate {candidate}", fix="compare models with one vocabulary"
+        )
+
+
 class _Baseline:
     """The distributions of a baseline that is also a table."""
 
     def __init__(self, baseline: Baseline, vocabulary: int) -> None:
         head = baseline.head
-        if head.vocabulary != vocabulary:
-            raise ModelError(
-                f"the baseline has {head.vocabulary} ids and the candidate {vocabulary}",
-                fix="compare models with one vocabulary",
-            )
+        _require_one_vocabulary(head.vocabulary, vocabulary)
         if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
             raise ModelError("a table can only be compared with a table", fix="use a table as the baseline")
         self.baseline, self.weight = baseline, head.weight.astype(np.float64).T

@@ -25,10 +25,12 @@ from scoremode.engines.base import (
     Engine,
     EngineFacts,
     NoiseFloor,
+    StoredDistributions,
     StoredHead,
     Want,
 )
 from scoremode.engines.batching import batches_by_length
+from scoremode.engines.distributions import LogitsOfStates, with_distributions
 from scoremode.engines.tensors import Against, IndexedWindow, split_columns, store_head, to_raw
 from scoremode.engines.transformers.adapters import put_on
 from scoremode.engines.transformers.choices import (
@@ -174,6 +176,12 @@ class TransformersEngine(Engine):
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         finish: Finish = self._answers
+        if want.records or isinstance(want.against, StoredDistributions):
+            logits = self._served_logits if self.head is None else self.head.logits
+            made = LogitsOfStates(logits, self.facts.dtype, self.model.device, self.vocabulary)
+            found = self._each(source, done, partial(self._with_states, finish))
+            yield from with_distributions(found, source, want, made)
+            return
         if want.against is not None:
             self._check_divergence()
             finish = partial(self._answers_with_kl, Against(want.against, self.model.device, self.vocabulary))
@@ -257,11 +265,8 @@ class TransformersEngine(Engine):
                 fix="give a smaller --context-length, another --dtype, or --device cpu",
             )
         half = len(windows) // 2
-        return [
-            made
-            for part in (windows[:half], windows[half:])
-            for made in self._within_memory(rows_of, part, vocabulary, finish)
-        ]
+        halves = (windows[:half], windows[half:])
+        return [made for part in halves for made in self._within_memory(rows_of, part, vocabulary, finish)]
 
     def _rows_together(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows in one forward pass, each cut after the last requested row."""

@@ -27,7 +27,14 @@ class VllmPlugin(EnginePlugin):
     name = "vllm"
     summary = "quantized weights as served, any parallel size: pip install 'scoremode[vllm]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True, entropy=True, top=True, any_target=True, hidden_states=True, divergence=True, replicas=True
+        rank=True,
+        entropy=True,
+        top=True,
+        any_target=True,
+        hidden_states=True,
+        divergence=True,
+        distributions=True,
+        replicas=True,
     )
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {

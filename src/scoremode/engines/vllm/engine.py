@@ -17,6 +17,7 @@ from scoremode.engines.base import (
     Engine,
     EngineFacts,
     NoiseFloor,
+    StoredDistributions,
     StoredHead,
     Want,
 )
@@ -120,6 +121,9 @@ class VllmEngine(Engine):
         vLLM forms batches from whatever is in flight, so a resumed run gives the same numbers only up to float noise.
         If memory runs out, vLLM is restarted with smaller batches, and only the missing windows are scored.
         """
+        if want.records or isinstance(want.against, StoredDistributions):
+            yield from self._with_distributions(want, source, done)
+            return
         if want.states and want.against is not None:
             raise EngineError("vLLM gives hidden states or a divergence, not both at once", fix="ask for one of them")
         if want.states:
@@ -136,6 +140,15 @@ class VllmEngine(Engine):
         for index, answers, words in self._score(source, done, extra):
             raw = words.view(RAW[head.dtype]).reshape(len(words), -1)
             yield index, replace(answers, states=np.ascontiguousarray(raw[:, : head.width]))
+
+    def _with_distributions(self, want: Want, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
+        """What needs whole distributions is made here, on the CPU, from the workers' states and the model's head."""
+        import torch
+
+        from scoremode.engines.distributions import LogitsOfStates, with_distributions
+
+        made = LogitsOfStates.by(self.stored_head(), self._head_facts().dtype, torch.device("cpu"))
+        yield from with_distributions(self._with_states(source, done), source, want, made)
 
     def _with_kl(self, baseline: Baseline, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         if baseline.place is None:

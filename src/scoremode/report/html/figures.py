@@ -71,6 +71,10 @@ def _chart_notes(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> lis
         if unbounded:
             left_out = f"{counted(unbounded, 'tokens')} left out of the charts"
             notes.append(f"{c.name}: {left_out}: probability zero in one of the models.")
+        below = 0 if c.kl is None else int((c.kl < 0).sum())
+        if below:
+            where = "drawn at the left end of its distribution; a mean below zero is not drawn by model size"
+            notes.append(f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}.")
         if c.kl is None:
             why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
             notes.append(f"{c.name}: {c.manifest.get('kl_missing') or why}.")

@@ -14,7 +14,7 @@ from scoremode.report.html.plane import mark_key
 from scoremode.report.html.provenance import facts_list, served_facts
 from scoremode.report.html.runs import distinct_baselines, run_name
 from scoremode.report.served import Served, in_groups, served, served_run
-from scoremode.report.text import NOT_MEASURED, counted, noise_words, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
@@ -101,7 +101,8 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> in its column. ' if marked else ""
     floors = dict.fromkeys(noise_words(c, s) for c, s in distinct_baselines(comparisons, statistics))
     missing = dict.fromkeys(map(top_words, comparisons))
-    said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing) if words)
+    notes = dict.fromkeys(f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline))
+    said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing, *notes) if words)
     errors = escaped(_about_errors(comparisons, statistics))
     note = f"{legend}{errors}. KL is in nats per token.{said}"
     return _table(head, bodies, f'<p class="note">{note}</p>')

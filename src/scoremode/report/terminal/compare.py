@@ -9,11 +9,11 @@ from rich.text import Text
 
 from scoremode.report.served import Served, in_groups, served, served_run
 from scoremode.report.terminal.blocks import BlockTable, Column
-from scoremode.report.text import NOT_MEASURED, counted, middle_cut, noise_words, shown, top_words
+from scoremode.report.text import NOT_MEASURED, counted, middle_cut, model_notes, noise_words, shown, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
+from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import rank
-from scoremode.store.run import Run
 
 NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title, to leave room for the other columns
 LONGEST_KIND = 26  # of a format or an engine
@@ -27,6 +27,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
         "baseline_served": served_run(baseline).as_json(),
         "method": baseline.manifest["method"],
         "plan_digest": baseline.plan_digest,
+        "baseline_notes": model_notes(baseline),
         "candidates": [
             {
                 **s,
@@ -37,6 +38,14 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
             for c, s in zip(found, statistics, strict=True)
         ],
     }
+
+
+def llamacpp_layout(found: Sequence[Comparison]) -> str:
+    """What ``--llamacpp`` prints: for each candidate the lines of llama.cpp's own tool."""
+    texts = [llamacpp_text(llamacpp_statistics(c)).rstrip("\n") for c in found]
+    if len(found) == 1:
+        return texts[0]
+    return "\n\n".join(f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True))
 
 
 def _missing(comparison: Comparison) -> dict[str, str]:
@@ -98,7 +107,7 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     said = noise_words(found[0], statistics[0])
     notes = [Text(shown(said))] if said else []
     for run in dict.fromkeys([found[0].baseline, *(c.candidate for c in found)]):
-        notes += [Text(shown(f"{run.manifest['model']}: {note}"), "yellow") for note in _of_model(run)]
+        notes += [Text(shown(f"{run.manifest['model']}: {note}"), "yellow") for note in model_notes(run)]
     missing = {str(why): None for c in found if (why := c.manifest.get("kl_missing"))}
     notes += [Text(shown(why)) for why in missing]
     notes += [Text(shown(why)) for why in dict.fromkeys(map(top_words, found)) if why]
@@ -108,12 +117,6 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
                 others = ", ".join(entry.tied_with)
                 notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
     return notes
-
-
-def _of_model(run: Run) -> list[str]:
-    """What a reader must know about a model as it was loaded; runs of other versions may not have it."""
-    notes = run.manifest.get("model_notes")
-    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -1,0 +1,94 @@
+"""From logits to answers, for engines that have logits and no hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.engines.base import Want
+from scoremode.engines.distributions import AgainstRecords, load_baseline, records_of_logits
+from scoremode.engines.tensors import IndexedWindow, split_columns
+from scoremode.head.budget import rows_within
+from scoremode.head.chunked import diverge_logits, empty_columns, reduce_logits
+from scoremode.head.definition import Columns
+from scoremode.head.divergence import Divergence
+from scoremode.head.sixteen_bits import kl_from_records
+from scoremode.plan.windows import Answers, WindowSource
+from scoremode.values import Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A few numbers per row, still on the device: nothing waits for them until they are read."""
+
+    columns: Columns
+    kl: Tensor | None = None
+    records: Raw | None = None
+
+
+class LogitsReducer:
+    """What is wanted of the rows of a plan, made from their logits a few rows at a time."""
+
+    def __init__(self, source: WindowSource, want: Want, device: torch.device, vocabulary: int) -> None:
+        self.want, self.device, self.vocabulary = want, device, vocabulary
+        self.width = min(source.vocabulary or vocabulary, vocabulary)
+        self.against = None if want.against is None else load_baseline(want.against, device, vocabulary)
+
+    def reduce(self, indexed: IndexedWindow, rows: slice, logits: Tensor) -> list[Reduced]:
+        """Reduce the logits (n, vocabulary) of some rows of a window, which may be overwritten."""
+        targets = torch.from_numpy(indexed[1].targets[rows].astype(np.int64)).to(self.device)
+        baseline = self._baseline(indexed, rows)
+        step = rows_within(0, self.vocabulary, self.device.type)
+        return [
+            self._block(logits[i : i + step].float(), targets[i : i + step], _part(baseline, i, step))
+            for i in range(0, len(logits), step)
+        ]
+
+    def _baseline(self, indexed: IndexedWindow, rows: slice) -> Tensor | None:
+        """The baseline's hidden states or records for these rows."""
+        if self.against is None:
+            return None
+        if isinstance(self.against, AgainstRecords):
+            return self.against.records([indexed])[rows]
+        return self.against.states([indexed])[rows]
+
+    def _block(self, logits: Tensor, targets: Tensor, baseline: Tensor | None) -> Reduced:
+        records = records_of_logits(logits) if self.want.records else None
+        found = self._divergence(logits, targets, baseline)
+        if found is None:
+            return Reduced(reduce_logits(logits[:, : self.width], targets), None, records)
+        return Reduced(found.q, found.kl, records)
+
+    def _divergence(self, logits: Tensor, targets: Tensor, baseline: Tensor | None) -> Divergence | None:
+        if self.against is None or baseline is None:
+            return None
+        if isinstance(self.against, AgainstRecords):
+            kl = kl_from_records(baseline, logits)
+            return Divergence(kl, reduce_logits(logits[:, : self.width], targets))
+        return diverge_logits(baseline, self.against.head.within(self.width), logits[:, : self.width], targets)
+
+    def answers(self, parts: list[Reduced], targets_per_row: int) -> Answers:
+        """The answers of one window, from the parts of its rows in their order."""
+        if not parts:
+            columns = empty_columns(self.device, targets_per_row)
+        else:
+            columns = Columns.cat([part.columns for part in parts])
+        kl = [part.kl for part in parts if part.kl is not None]
+        records = [part.records for part in parts if part.records is not None]
+        found = split_columns(columns, np.array([len(columns.top)]))[0]
+        return Answers(
+            found.logprob,
+            found.rank,
+            found.entropy,
+            found.top,
+            found.top_logprob,
+            kl=torch.cat(kl).double().cpu().numpy() if kl else None,
+            records=np.concatenate(records) if records else None,
+        )
+
+
+def _part(baseline: Tensor | None, begin: int, step: int) -> Tensor | None:
+    return None if baseline is None else baseline[begin : begin + step]

@@ -1,0 +1,85 @@
+"""Logits against both kinds of baseline: hidden states, and distributions in 16 bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from scoremode.engines.base import StoredDistributions, StoredHead
+from scoremode.engines.distributions import divergence_of_logits, load_baseline, records_of_logits
+from scoremode.engines.tensors import IndexedWindow
+from scoremode.errors import ModelError
+from scoremode.head.definition import define_columns
+from scoremode.head.divergence import define_divergence
+from scoremode.plan.windows import Window
+from scoremode.values import Raw
+from tests.kld_files import kl_longhand, random_logits, record
+
+VOCABULARY, WIDTH, ROWS = 311, 16, 9
+CPU = torch.device("cpu")
+STATES = random_logits(2 * ROWS, WIDTH, seed=1, size=1.0)
+WEIGHT = random_logits(VOCABULARY, WIDTH, seed=2, size=1.0)
+LOGITS_P = torch.from_numpy(STATES @ WEIGHT.T)
+LOGITS_Q = LOGITS_P + torch.from_numpy(random_logits(2 * ROWS, VOCABULARY, seed=3, size=0.2))
+
+
+def window(seed: int) -> Window:
+    ids = np.random.default_rng(seed).integers(0, VOCABULARY, ROWS + 1).astype(np.int32)
+    return Window(ids[:-1], np.arange(ROWS, dtype=np.int32), ids[1:, None])
+
+
+WINDOWS: list[IndexedWindow] = [(0, window(0)), (1, window(1))]
+TARGETS = torch.from_numpy(np.concatenate([w.targets for _, w in WINDOWS]).astype(np.int64))
+
+
+class States:
+    """Hidden states in memory."""
+
+    place = None
+    dtype = "float32"
+    head = StoredHead(WEIGHT, None, "float32", "float32", VOCABULARY)
+
+    def states(self, index: int, window: Window) -> Raw:
+        return STATES[index * ROWS : (index + 1) * ROWS]
+
+
+class Records(StoredDistributions):
+    """Distributions in memory, written longhand."""
+
+    vocabulary = VOCABULARY
+
+    def records(self, index: int, window: Window) -> Raw:
+        rows = LOGITS_P[index * ROWS : (index + 1) * ROWS].numpy()
+        return np.stack([np.frombuffer(record(row), "<u2") for row in rows])
+
+
+def test_logits_against_hidden_states() -> None:
+    against = load_baseline(States(), CPU, VOCABULARY)
+    found = divergence_of_logits(against, WINDOWS, LOGITS_Q.clone(), TARGETS)
+    truth = define_divergence(LOGITS_P, LOGITS_Q, TARGETS)
+    assert found.kl.numpy() == pytest.approx(truth.kl.numpy(), abs=1e-7)
+    assert found.q.logprob.numpy() == pytest.approx(truth.q.logprob.numpy(), abs=1e-5)
+
+
+def test_logits_against_stored_distributions() -> None:
+    against = load_baseline(Records(), CPU, VOCABULARY)
+    found = divergence_of_logits(against, WINDOWS, LOGITS_Q.clone(), TARGETS)
+    for row, kl in enumerate(found.kl.tolist()):
+        words = np.frombuffer(record(LOGITS_P[row].numpy()), "<u2")
+        scale, lowest = words[:4].view("<f4").astype(float)
+        stored = [scale * code + lowest for code in words[4 : 4 + VOCABULARY].tolist()]
+        assert kl == pytest.approx(kl_longhand(stored, LOGITS_Q[row].numpy()), rel=1e-9, abs=1e-12)
+    truth = define_columns(LOGITS_Q, TARGETS)
+    assert found.q.logprob.numpy() == pytest.approx(truth.logprob.numpy(), abs=1e-5)
+    assert torch.equal(found.q.rank, truth.rank)
+
+
+def test_records_of_logits_are_those_of_the_longhand() -> None:
+    assert records_of_logits(LOGITS_Q).tobytes() == b"".join(record(row) for row in LOGITS_Q.numpy())
+
+
+@pytest.mark.parametrize("baseline", [States(), Records()])
+def test_another_vocabulary_is_refused(baseline: States | Records) -> None:
+    with pytest.raises(ModelError, match="311 ids and the candidate 312"):
+        load_baseline(baseline, CPU, VOCABULARY + 1)
