@@ -13,8 +13,10 @@ class EngineArguments(TypedDict, total=False):
 
     adapter: str | None
     allow_untested: bool | None
+    api_key_env: str | None
     attn_implementation: str | None
     batch_tokens: int | None
+    concurrency: int | None
     device: str | None
     dtype: str | None
     enforce_eager: bool | None
@@ -25,9 +27,11 @@ class EngineArguments(TypedDict, total=False):
     kv_cache_dtype: str | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
+    patience: float | None
     pipeline_parallel_size: int | None
     quantization: str | None
     revision: str | None
     tensor_parallel_size: int | None
+    timeout: float | None
     token: str | None
     trust_remote_code: bool | None

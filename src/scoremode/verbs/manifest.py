@@ -75,6 +75,8 @@ def make_manifest(
 
 def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     """Ids of the model that the tokenizer does not have: what they are given, the others lack."""
+    if engine.vocabulary is None:
+        return []
     unnamed = engine.vocabulary - asked.tokens.tokenizer.size
     if unnamed <= 0:
         return []
