@@ -30,17 +30,13 @@ class ServerPlugin(EnginePlugin):
     capabilities: ClassVar[Capabilities] = Capabilities(replicas=True)
     options = ServerOptions
     instead: ClassVar[dict[str, str]] = {
-        name: "give it to the server when you start it"
-        for name in (
-            "dtype",
-            "device",
-            "quantization",
-            "tensor_parallel_size",
-            "max_model_len",
-            "kv_cache_dtype",
-            "adapter",
-        )
-    } | {"batch_tokens": "use --concurrency", "token": "use --api-key-env NAME"}
+        **dict.fromkeys(
+            ("dtype", "device", "quantization", "tensor_parallel_size", "max_model_len", "kv_cache_dtype", "adapter"),
+            "give it to the server when you start it",
+        ),
+        "batch_tokens": "use --concurrency",
+        "token": "use --api-key-env NAME",
+    }
     addresses = ("http://", "https://")
     opens_for_each_question = True  # it may have been started again with another model
 

@@ -1,4 +1,4 @@
-"""Scores through a server that is already running: one request a window, many at a time, none kept longer than needed."""
+"""Scores through a server that is already running: one request a window, many at a time."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ class ServerEngine(Engine):
             for finished in workers.run(missing):
                 self._guard.confirm(link)
                 yield from finished
+            self._guard.check()
         finally:
             link.close()
 

@@ -41,7 +41,11 @@ class Guard:
         connected = workers.connected
         is_new, is_old = connected != self._seen, time.monotonic() - self._looked > EVERY
         if is_new or is_old:
-            self.check()
+            try:
+                self.check()
+            except EngineError as error:
+                fix = error.fix if is_new else "the last minute's scores may be of either: score again with --fresh"
+                raise EngineError(error.message, fix=fix) from None
             self._seen, self._looked = connected, time.monotonic()
 
     def check(self) -> None:

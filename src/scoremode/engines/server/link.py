@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import random
 import socket
 import threading
@@ -29,6 +30,9 @@ FIRST_DELAY, LONGEST_DELAY = 0.5, 15.0  # seconds between two tries
 SMALL = 1 << 20  # bytes of an answer that is not about tokens
 UNREADABLE_TRIES = 3
 EXCERPT = 240  # characters of an answer that are shown
+TELLS_AFTER = 3  # tries, then a user is told
+ANYTHING = frozenset(range(200, 600))  # every status is an answer: for what a server need not have
+LOG = logging.getLogger("scoremode")
 
 
 class StoppedError(Exception):
@@ -82,6 +86,7 @@ class Link:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self.connected = 0  # connections that were ever made
+        self._told = False  # was it said that the server does not answer?
 
     def __repr__(self) -> str:
         return f"Link({self.root})"
@@ -105,13 +110,15 @@ class Link:
     ) -> Reply:
         """The answer to a request, tried again for as long as our patience lasts.
 
-        ``first_contact``: a server that cannot be reached is an error at once. ``final``: status codes that are answers.
+        ``first_contact``: a server that cannot be reached is an error at once. ``final``: statuses that are answers.
         """
         content = None if body is None else json.dumps(body).encode()
         began, tries, unreadable = time.monotonic(), 0, 0
         while True:
             try:
-                return self._once(method, path, content, largest, final)
+                reply = self._once(method, path, content, largest, final)
+                self._told = False
+                return reply
             except FailedError as failure:
                 tries += 1
                 unreadable += isinstance(failure, UnreadableError)
@@ -139,6 +146,9 @@ class Link:
                 fix="see to the server, then run the same command again: what is scored is kept; "
                 "--patience SECONDS waits longer",
             ) from None
+        if tries == TELLS_AFTER and not self._told:
+            self._told = True
+            LOG.warning("%s does not answer (%s); trying again for up to %.0f s", self.root, failure, left)
         if self._stop.wait(delay):
             raise StoppedError
 
@@ -182,7 +192,7 @@ class Link:
             words = self._harmless(_message(value) or data[: 2 * EXCERPT].decode("utf-8", "replace"))
         if status in (401, 403) and path.startswith(("/v1", "/tokenize", "/detokenize")):
             self._no_entry(status, words)
-        if 300 <= status < 400:
+        if 300 <= status < 400 and status not in final:
             there = self._harmless(response.headers.get("location", ""))
             raise EngineError(
                 f"{self.root}{path} redirects to {there or 'another place'}, which is not followed",
@@ -191,7 +201,7 @@ class Link:
         if (status in PASSING or status >= 500) and status not in final:
             said = f"{status} {PASSING.get(status, '')} {words}"
             raise FailedError(" ".join(said.split()), _retry_after(response.headers.get("retry-after")))
-        if value is None and status < 400:
+        if value is None and status < 400 and status not in final:
             begins = self._harmless(data[:40].decode("utf-8", "replace"))
             raise UnreadableError(f"not JSON: {begins!r}" if data else "an empty answer")
         return Reply(status, value, words)

@@ -4,7 +4,7 @@ one two three one two three …     what repeats becomes likely: sums of probabi
 one two three one                 the same scores as inside the longer text: no score depends on what follows
 one two three one two three … X   another last token: its own score changes, and no other
 
-The sum of the k largest of V probabilities is at least k / V. LogitsError that pass for log-probabilities here would have
+The sum of the k largest of V probabilities is at least k / V. Logits that pass for log-probabilities here would have
 to obey both bounds at every position.
 """
 
@@ -137,13 +137,11 @@ def _notes(form: Form, mass: tuple[float, float] | None) -> list[str]:
     if not form.names_ids:
         found.append("the server does not repeat the ids of tokens: that scores belong to them was checked on a probe")
     if mass is None:
-        found.append(
-            "the server gives no other tokens' probabilities: that its numbers are log-probabilities is unproven"
-        )
+        found.append("the server gives one probability a token: that its numbers are log-probabilities is unproven")
     elif mass[1] < PEAKED:
         found.append(
-            f"the server was sure of nothing in the probe (sums of probabilities up to {mass[1]:.2g}): that its numbers "
-            "are log-probabilities is likely, not proven"
+            f"the server was sure of nothing in the probe (sums of probabilities up to {mass[1]:.2g}): that its "
+            "numbers are log-probabilities is likely, not proven"
         )
     return found
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from scoremode.engines.server.forms import FORMS, Form, LogitsError, Scored, WrongAnswerError
-from scoremode.engines.server.link import SMALL, Link
+from scoremode.engines.server.link import ANYTHING, SMALL, Link
 from scoremode.errors import EngineError, ModelError, harmless
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
@@ -38,7 +38,7 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> Served:
     entries = [e for e in listed if isinstance(e, dict) and isinstance(e.get("id"), str)] if listed else []
     if not entries:
         said = f"{reply.status}{': ' + reply.words if reply.words else ''}" if not reply.good else "it lists no model"
-        _refuse_unfit(link, f"{link.root}{MODELS} names no model ({said})")
+        raise _unfit(link, f"{link.root}{MODELS} names no model ({said})")
     found = next((e for name in ("id", "root") for e in entries if e.get(name) == model), None)
     if found is None:
         names = [harmless(e["id"])[:200] for e in entries]
@@ -48,7 +48,7 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> Served:
 
 
 def _version(link: Link) -> str | None:
-    reply = link.get("/version", final=frozenset({500, 501}))
+    reply = link.get("/version", final=ANYTHING)
     return _text(reply.value, "version") if reply.good and isinstance(reply.value, dict) else None
 
 
@@ -110,21 +110,18 @@ def find_form(link: Link, model: str) -> tuple[Form, Scored]:
             raise not_logprobs(link, str(wrong)) from None
         except WrongAnswerError as wrong:
             reasons.append(f"{form.name}: {wrong}")
-    _refuse_unfit(link, f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
+    raise _unfit(link, f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
 
 
-def _refuse_unfit(link: Link, why: str) -> NoReturn:
+def _unfit(link: Link, why: str) -> EngineError:
     """A server that cannot score a prompt: named where it is known, with what to do instead."""
-    said = {path: link.get(path, final=frozenset(range(400, 600))) for path in ("/props", "/api/version")}
+    said = {path: link.get(path, final=ANYTHING) for path in ("/props", "/api/version")}
     props, version = (reply.value if reply.good and isinstance(reply.value, dict) else {} for reply in said.values())
-    if "default_generation_settings" in props:
-        raise EngineError(
-            f"{link.root} is a llama-server, which gives log-probabilities of the tokens that it generates, not of a text",
-            fix="score the .gguf file itself: scoremode ppl MODEL.gguf",
-        )
-    if isinstance(version.get("version"), str):
-        raise EngineError(
-            f"{link.root} is Ollama, which gives log-probabilities of the tokens that it generates, not of a text",
-            fix="score the .gguf file itself: scoremode ppl MODEL.gguf",
-        )
-    raise EngineError(why, fix="give the address of a server that has prompt_logprobs, or echo with logprobs")
+    is_known = "default_generation_settings" in props or isinstance(version.get("version"), str)
+    if not is_known:
+        return EngineError(why, fix="give the address of a server that has prompt_logprobs, or echo with logprobs")
+    name = "a llama-server" if "default_generation_settings" in props else "Ollama"
+    return EngineError(
+        f"{link.root} is {name}, which scores the tokens that it generates, not those of a text",
+        fix="score the .gguf file itself: scoremode ppl MODEL.gguf",
+    )

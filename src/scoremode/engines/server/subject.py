@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from scoremode.engines.server.link import Link
 from scoremode.engines.server.options import PATIENCE, TIMEOUT, ServerOptions
 from scoremode.engines.server.served import Served, find_form, look
 from scoremode.engines.server.tokenizer import ComparedTokenizer, ServedTokenizer, TokenService
-from scoremode.errors import ModelError, ScoremodeError
+from scoremode.errors import ModelError
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
 from scoremode.models.subject import Subject
 from scoremode.text.tokenizer import HuggingFaceTokenizer
 
+HUB_SECONDS = 10  # to wait for the hub, which a machine beside a server may not reach
 RESERVED = 2  # positions that a window leaves free: for its last target, and for the token that servers always generate
 
 
@@ -94,19 +96,32 @@ def _tokenizer(model: str, named: str | None, service: TokenService) -> Compared
     """The tokenizer that was named, else the model's own if it is at hand, else the server's."""
     if named is not None:
         return ComparedTokenizer(HuggingFaceTokenizer.load(_folder(named)), service)
-    is_at_hand = model == EMBEDDED or Path(model).expanduser().is_dir()
-    if is_at_hand or (model.count("/") == 1 and not model.startswith((".", "/", "~"))):
-        try:
-            return ComparedTokenizer(HuggingFaceTokenizer.load(_folder(model)), service)
-        except ScoremodeError:
-            if is_at_hand or not service.exists:
-                raise
+    is_here = model == EMBEDDED or Path(model).expanduser().is_dir()
+    found = _folder(model) if is_here else _on_hub(model)
+    if found is not None:
+        return ComparedTokenizer(HuggingFaceTokenizer.load(found), service)
     if service.exists:
         return ServedTokenizer(service)
     raise ModelError(
         f"the server has no /tokenize, and the tokenizer of '{model}' is not here",
         fix="give it with --tokenizer FOLDER, or a name on the hub",
     )
+
+
+def _on_hub(name: str) -> str | Path | None:
+    """The tokenizer of a model on the hub: the folder that it was fetched into, else its name; None if it has none."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if name.count("/") != 1 or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return None
+    kept = try_to_load_from_cache(name, "tokenizer.json")
+    if isinstance(kept, str):
+        return Path(kept).parent
+    try:
+        files = {file.rfilename for file in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
+    except Exception:  # the hub client raises many kinds; all of them mean that the server must do
+        return None
+    return name if "tokenizer.json" in files else None
 
 
 def _folder(name: str) -> str | Path:
