@@ -22,7 +22,7 @@ from scoremode.engines.registry import choose
 from scoremode.engines.server.engine import ServerEngine
 from scoremode.engines.server.forms import Echo
 from scoremode.engines.server.subject import ServedSubject
-from scoremode.errors import EngineError, ModelError
+from scoremode.errors import EngineError, MethodError, ModelError
 from scoremode.head.definition import define_columns
 from scoremode.plan.windows import Window, WindowList
 from tests.engines.server.conftest import RealServer
@@ -82,7 +82,8 @@ def test_perplexity_is_that_of_a_local_engine(real: RealServer) -> None:
     assert ours.plan_digest == local.plan_digest
     assert ours.manifest["tokenizer"] == local.manifest["tokenizer"]
     np.testing.assert_allclose(ours.scores.logprob, local.scores.logprob, rtol=0, atol=NATS)
-    assert sm.verbs.compare.of_runs(local.path, ours.path).name
+    (compared,) = sm.compare(str(local.path), str(ours.path))
+    assert compared.kl is None
     facts = ours.manifest["engine_settings"]
     assert facts["max_model_len"] == 256
     assert facts["root"] == str(real.model)
@@ -113,15 +114,15 @@ def test_prob_is_that_of_a_local_engine(real: RealServer) -> None:
 def test_windows_up_to_the_last_token_that_fits(real: RealServer) -> None:
     run = sm.ppl("llama", engine=real.address, text=TEXT, context_length=254, fresh=True)
     assert run.perplexity.value > 1
-    with pytest.raises(sm.errors.MethodError, match="give --context-length 254"):
+    with pytest.raises(MethodError, match="give --context-length 254"):
         sm.ppl("llama", engine=real.address, text=TEXT, context_length=255)
 
 
-def test_wrong_model_and_wrong_tokenizer(real: RealServer, tiny: Path) -> None:
+def test_wrong_model_and_wrong_tokenizer(real: RealServer, tiny_bos: Path) -> None:
     with pytest.raises(ModelError, match="it serves llama"):
         sm.ppl("lama", engine=real.address, text=TEXT)
     with pytest.raises(ModelError, match="the tokenizer here and the server's differ"):
-        sm.ppl("llama", engine=real.address, tokenizer=str(tiny), text=TEXT)
+        sm.ppl("llama", engine=real.address, tokenizer=str(tiny_bos), text=TEXT)
 
 
 def test_killed_and_started_again(real: RealServer, tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.main import main
+from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, find_engine
 from scoremode.engines.server import link
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, MethodError, ModelError, OptionError, ScoremodeError
 from scoremode.text.tokenizer import ByteTokenizer
+from scoremode.verbs.model import HeldModel
 from tests.engines.server.small_server import SmallServer, sharp_logits
 
 TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 40
@@ -135,8 +137,8 @@ def test_requests_at_a_time_are_bounded_and_used(served: SmallServer) -> None:
 def test_answers_do_not_pile_up(served: SmallServer) -> None:
     """However slowly they are taken, few windows more than those in flight are asked for."""
     chosen = choose("small", served.address, {"concurrency": 2})
-    asked = sm.verbs.model.HeldModel(chosen).ask({"text": TEXT, "context_length": 20})
-    with_engine = chosen.plugin.open(chosen.subject, chosen.options, sm.engines.plugin.Work())
+    asked = HeldModel(chosen).ask({"text": TEXT, "context_length": 20})
+    with_engine = chosen.plugin.open(chosen.subject, chosen.options, Work())
     before = served.completions
     answers = with_engine.score(asked.plan, np.zeros(len(asked.plan), np.bool_))
     next(answers)

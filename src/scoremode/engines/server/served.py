@@ -85,6 +85,8 @@ def score(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0)
 def _fix(words: str) -> str:
     if "vocabulary" in words or "token id" in words.lower():
         return "the tokenizer does not belong to this model: give the right one with --tokenizer"
+    if "not exist" in words:
+        return "it serves another model now: start it as it was and run the same command again to resume"
     if "context" in words or "length" in words:
         return "give a smaller --context-length"
     return "see the server's log"

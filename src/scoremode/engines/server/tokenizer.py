@@ -34,7 +34,8 @@ class TokenService:
 
     def __init__(self, link: Link, served: Served) -> None:
         self.link, self.model = link, served.model
-        self.exists = self.ask("a", special=False, required=False) is not None
+        found = self.ask("a", special=False, required=False)
+        self.exists = found is not None and len(found[0]) > 0  # some servers have another service of that name
 
     def ask(
         self, text: str, *, special: bool, names: bool = False, required: bool = True
