@@ -322,6 +322,22 @@ def test_a_server_that_is_gone_for_a_while(served: SmallServer, tmp_path: Path) 
     assert_exact(run, served)
 
 
+def test_every_pass_is_checked_anew(served: SmallServer) -> None:
+    """The engine stays open over both passes of a noise run; the server behind it changes in between."""
+    passes: list[int] = []
+
+    def trouble(path: str, number: int) -> str | None:
+        passes.append(number)
+        if path == "/v1/completions" and number == 30:
+            served.logits = sharp_logits(3)
+        return None
+
+    served.trouble = trouble
+    with pytest.raises(EngineError, match="other scores than before"):
+        sm.noise("small", engine=served.address, text=TEXT, context_length=100, repeat=3)
+    assert max(passes) > 30
+
+
 def test_a_wrong_model_is_refused_with_the_names_that_are_served(served: SmallServer) -> None:
     with pytest.raises(ModelError, match="does not serve 'smal'") as caught:
         sm.ppl("smal", engine=served.address, text=TEXT)

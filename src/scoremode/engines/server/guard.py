@@ -25,7 +25,7 @@ class Guard:
 
     def __init__(self, link: Link, served: Served, form: Form, probe: Probe) -> None:
         self.link, self.served, self.form, self.probe = link, served, form, probe
-        self._seen = -1  # connections of the workers that an earlier check covers
+        self._seen: tuple[Link | None, int] = (None, 0)  # the connections that an earlier check covers
         self._looked = time.monotonic()
         self._lock = threading.Lock()
 
@@ -38,15 +38,15 @@ class Guard:
 
     def confirm(self, workers: Link) -> None:
         """Require that the server behind the workers' connections is the one that was asked first."""
-        connected = workers.connected
-        is_new, is_old = connected != self._seen, time.monotonic() - self._looked > EVERY
+        now = workers, workers.connected
+        is_new, is_old = now != self._seen, time.monotonic() - self._looked > EVERY
         if is_new or is_old:
             try:
                 self.check()
             except EngineError as error:
                 fix = error.fix if is_new else "the last minute's scores may be of either: score again with --fresh"
                 raise EngineError(error.message, fix=fix) from None
-            self._seen, self._looked = connected, time.monotonic()
+            self._seen, self._looked = now, time.monotonic()
 
     def check(self) -> None:
         """Ask the server who it is and for the scores of the probe, and compare."""

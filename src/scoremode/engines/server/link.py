@@ -162,6 +162,8 @@ class Link:
             ) as response:
                 data = self._read(response, path, largest)
                 return self._reply(response, data, path, final)
+        except httpx.ConnectTimeout:
+            raise FailedError("no connection in time", connects=False) from None
         except httpx.TimeoutException:
             raise FailedError("no answer in time; --timeout SECONDS waits longer") from None
         except httpx.TransportError as error:

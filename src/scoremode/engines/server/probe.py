@@ -24,7 +24,7 @@ from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Floats
 
 TEXT = "one two three one two three one two three one two three one two three one two three " * 2
-LENGTH, SHORTEST = 48, 4
+LENGTH, SHORTEST = 32, 4
 SAME = 0.1  # nats, mean of |d|: what another length of the prompt may move; a shift by one moves scores by several
 UNCHANGED = 0.03  # nats, mean of |d|: what another batch may move
 ALMOST_ONE = 1.001
