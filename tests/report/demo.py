@@ -1,6 +1,7 @@
 """Comparisons that look real without a model: the text of python-docs, and scores drawn from a seeded generator.
 
-``python -m tests.report.demo report.html`` writes such a report.
+``python -m tests.report.demo report.html`` writes such a report; ``--formats`` writes one with ten candidates in three
+formats.
 """
 
 from __future__ import annotations
@@ -113,9 +114,17 @@ def base_logprob(n: int, seed: int = 1) -> Any:
     return -np.where(chance.random(n) < 0.45, chance.exponential(0.15, n), chance.gamma(1.6, 2.1, n))
 
 
-def make_comparison(name: str, baseline: Run, seed: int, **manifest: Any) -> tuple[Comparison, dict[str, Any]]:
+def make_comparison(
+    name: str,
+    baseline: Run,
+    seed: int,
+    moved: float | None = None,
+    served: Mapping[str, Any] | None = None,
+    **manifest: Any,
+) -> tuple[Comparison, dict[str, Any]]:
+    """``served`` goes into the manifest of the candidate's run, ``manifest`` into that of the comparison."""
     n = len(baseline.scores)
-    bits, spread = SIZES.get(name, (4.5, 0.1))
+    bits, spread = SIZES.get(name, (4.5, 0.1)) if moved is None else (4.5, moved)
     chance = np.random.default_rng(seed)
     size = spread * chance.lognormal(-1.2, 1.3, n) * np.minimum(1.0, 0.15 - baseline.scores.logprob / 3)
     move = size * chance.standard_normal(n) - size * 0.25
@@ -123,7 +132,7 @@ def make_comparison(name: str, baseline: Run, seed: int, **manifest: Any) -> tup
     kl = 0.4 * size**2 + 0.02 * size * chance.exponential(1.0, n)
     noise = 1e-5 * chance.lognormal(-1.5, 1.6, min(n, 4000))
     model = f"{baseline.manifest['model']}-{name}"
-    candidate = make_run(baseline.facts, logprob, seed, model=model, dtype="float16")
+    candidate = make_run(baseline.facts, logprob, seed, **{"model": model, "dtype": "float16", **(served or {})})
     facts = {
         "command": [
             f"scoremode ppl {model} --corpus python-docs --context-length 2048 --stride 512 --out runs/{name}",
@@ -190,6 +199,40 @@ def make_demo(
     return [c for c, _ in made], [s for _, s in made]
 
 
+LLAMA = {"engine": "llamacpp", "versions": {"scoremode": "0.1.0", "llamacpp": "b6910"}, "device": "cpu"}
+EXLLAMA = {"engine": "exllamav3", "versions": {"scoremode": "0.1.0", "exllamav3": "0.0.7"}, "dtype": "float16"}
+VLLM = {"engine": "vllm", "versions": {"scoremode": "0.1.0", "vllm": "0.32.0"}, "dtype": "bfloat16"}
+FORMATS: tuple[tuple[str, str, float, float, dict[str, Any]], ...] = (  # name, format, bits per weight, how far, engine
+    ("Qwen3-4B-Instruct-2507-Q8_0.gguf", "GGUF Q8_0", 8.51, 0.02, LLAMA),
+    ("Qwen3-4B-Instruct-2507-Q6_K.gguf", "GGUF Q6_K", 6.57, 0.05, LLAMA),
+    ("Qwen3-4B-Instruct-2507-Q4_K_M.gguf", "GGUF Q4_K_M", 4.96, 0.12, LLAMA),
+    ("Qwen3-4B-Instruct-2507-IQ4_XS.gguf", "GGUF IQ4_XS", 4.52, 0.15, LLAMA),
+    ("Qwen3-4B-Instruct-2507-Q2_K.gguf", "GGUF Q2_K", 3.31, 0.55, LLAMA),
+    ("Qwen3-4B-Instruct-2507-exl3-6.0bpw", "EXL3 6.0 bpw", 6.35, 0.04, EXLLAMA),
+    ("Qwen3-4B-Instruct-2507-exl3-4.0bpw", "EXL3 4.0 bpw", 4.55, 0.11, EXLLAMA),
+    ("Qwen3-4B-Instruct-2507-exl3-3.0bpw", "EXL3 3.0 bpw", 3.66, 0.26, EXLLAMA),
+    ("Qwen3-4B-Instruct-2507-W8A8", "compressed-tensors W8A8", 8.85, 0.09, VLLM),
+    ("Qwen3-4B-Instruct-2507-W4A16", "compressed-tensors W4A16", 5.66, 0.17, VLLM),
+)
+
+
+def make_formats(count: int = 3000) -> tuple[list[Comparison], list[Mapping[str, Any]]]:
+    """Ten candidates in three formats, each by the engine that serves it."""
+    baseline = make_baseline(
+        count, model_format="safetensors bfloat16", bits_per_weight=16.0, weight_bytes=8_044_982_272
+    )
+    made = []
+    for seed, (name, kind, bits, moved, engine) in enumerate(FORMATS, start=2):
+        body, embedding = 3_633_511_936, 388_956_160
+        sizes = {"body": {"bytes": int(body * (bits - 0.2) / 8), "weights": body}}
+        sizes["embedding"] = {"bytes": int(embedding * (bits + 1.87) / 8), "weights": embedding}
+        facts = {"bits_per_weight": bits, "bytes": int(bits / 8 * (body + embedding)), "sizes": sizes}
+        made.append(make_comparison(name, baseline, seed, moved, {"model_format": kind, **engine}, **facts))
+    return [c for c, _ in made], [s for _, s in made]
+
+
 if __name__ == "__main__":
-    comparisons, statistics = make_demo(int(sys.argv[2]) if len(sys.argv) > 2 else 12_000)
+    make = make_formats if "--formats" in sys.argv else make_demo
+    counts = [int(word) for word in sys.argv[2:] if word.isdecimal()]
+    comparisons, statistics = make(counts[0] if counts else 12_000)
     print(write(sys.argv[1], comparisons, statistics))

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from scoremode.report.html.page import write
-from tests.report.demo import make_baseline, make_comparison, make_demo, make_facts, make_run
+from tests.report.demo import FORMATS, make_baseline, make_comparison, make_demo, make_facts, make_formats, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: make test installs it as root")
@@ -184,8 +184,9 @@ def selected(browser: Browser) -> int:
 
 def test_the_page_opens_without_a_word_on_the_console(opened: Browser) -> None:
     assert opened.problems() == []
-    assert opened.ask("document.querySelectorAll('.summary tbody tr').length") == 5
-    assert opened.ask("document.querySelectorAll('figure.chart svg').length") == 6
+    assert opened.ask("document.querySelectorAll('.summary tbody tr:not(.how)').length") == 5
+    seen = "[...document.querySelectorAll('figure.chart svg')].filter((e) => e.checkVisibility()).length"
+    assert opened.ask(seen) == 4 + 1  # of quality against size, one measure and one width are shown
     assert opened.ask("document.querySelectorAll('.t').length") == 1200
     assert opened.ask("document.querySelectorAll('.t.w1, .t.w2, .t.w3, .t.w4').length") > 0
 
@@ -320,7 +321,7 @@ def test_every_control_has_a_name_and_is_reached_by_tab(opened: Browser) -> None
     assert names == []
     opened.ask("document.activeElement.blur()")
     reached = []
-    for _ in range(40):
+    for _ in range(60):
         opened.call("Input.dispatchKeyEvent", type="rawKeyDown", key="Tab", windowsVirtualKeyCode=9)
         reached.append(opened.ask("document.activeElement.id"))
     in_order = ["view", "scale", "worst", "previous-worst", "next-worst", "position", "needle", "page", "tokens"]
@@ -421,6 +422,96 @@ def test_what_was_not_measured_is_said_and_never_drawn_as_a_number(browser: Brow
     assert cells[2:] == ["not measured"] * 3
     assert "expected" not in browser.ask("document.querySelector('#worst-tokens').textContent")
     assert browser.problems() == []
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("formats") / "report.html", *make_formats(1500))
+
+
+SHOWN = "[...document.querySelectorAll('#quality svg')].filter((e) => e.checkVisibility({checkVisibilityCSS: true}))"
+POINTS = "[...document.querySelectorAll('#quality .point')].filter((e) => e.checkVisibility())"
+NAMES = f"{POINTS}.map((e) => e.querySelector('.name')).filter((e) => e).map((e) => e.getBoundingClientRect())"
+
+
+@pytest.mark.parametrize(("width", "kind"), [(1280, "wide"), (800, "wide"), (390, "narrow"), (320, "narrow")])
+def test_quality_against_size_has_a_mark_for_every_candidate(
+    browser: Browser, formats: Path, width: int, kind: str
+) -> None:
+    browser.screen(width)
+    browser.open(formats)
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    assert browser.ask("document.querySelector('.plane').scrollWidth <= document.querySelector('.plane').clientWidth")
+    for measure in ("kl_mean", "ppl_ratio", "same_top"):
+        browser.click(f"[for=plane-{measure}]")
+        assert browser.ask(f"{SHOWN}.filter((e) => e.classList.contains('{kind}')).length") == 1
+        assert browser.ask(f"{POINTS}.length") == len(FORMATS)
+        assert browser.ask(f"new Set({POINTS}.map((e) => e.querySelector('.dot').getAttribute('d'))).size") == 3
+        said = browser.ask(f"{POINTS}.map((e) => e.getAttribute('aria-label')).join(' ')")
+        assert [name for name, *_ in FORMATS if name not in said] == []
+    assert browser.problems() == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_names_in_the_chart_do_not_cover_each_other(browser: Browser, formats: Path, width: int) -> None:
+    """Measured on the drawn text, not on the estimate that placed it."""
+    browser.screen(width)
+    browser.open(formats)
+    boxes = browser.ask(f"{NAMES}.map((r) => [r.left, r.top, r.right, r.bottom])")
+    assert len(boxes) >= 8
+    for i, (left, top, right, bottom) in enumerate(boxes):
+        assert 0 <= left < right <= width
+        for other in boxes[i + 1 :]:
+            wide, high = min(right, other[2]) - max(left, other[0]), min(bottom, other[3]) - max(top, other[1])
+            assert wide <= 0 or high <= 4, "line heights may touch, letters may not"
+
+
+def test_the_switch_works_with_the_keyboard_and_without_a_script(browser: Browser, formats: Path) -> None:
+    browser.screen(1280)
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(formats)
+        shown = "document.querySelector('#quality svg.wide').checkVisibility()"
+        assert browser.ask(shown), "KL is there without a script"
+        browser.click("[for=plane-ppl_ratio]")
+        assert not browser.ask(shown)
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    browser.open(formats)
+    browser.ask("document.getElementById('plane-kl_mean').focus()")
+    browser.call("Input.dispatchKeyEvent", type="rawKeyDown", key="ArrowRight", windowsVirtualKeyCode=39)
+    assert browser.ask("document.querySelector('.of-ppl_ratio').checkVisibility()")
+    assert not browser.ask("document.querySelector('.of-kl_mean').checkVisibility()")
+
+
+def test_a_mark_tells_its_figures(browser: Browser, formats: Path) -> None:
+    browser.screen(390)
+    browser.open(formats)
+    said = "document.getElementById('plane-said').textContent"
+    assert "tap it" in browser.ask(said)
+    browser.click("#quality .of-kl_mean .narrow .point:last-child .hit")
+    assert browser.ask(said).startswith(f"{FORMATS[-1][0]}: 5.66 bits per weight, KL 0.0")
+    assert browser.ask(said).endswith("(compressed-tensors W4A16, vllm 0.32.0)")
+
+
+def test_how_a_row_was_served_is_one_click_away(browser: Browser, formats: Path) -> None:
+    browser.screen(1280)
+    browser.open(formats)
+    headings = "[...document.querySelectorAll('.summary .group')].map((e) => e.textContent.trim())"
+    assert browser.ask(headings) == ["GGUF · llamacpp", "EXL3 · exllamav3", "compressed-tensors · vllm"]
+    bits = browser.ask(
+        "[...document.querySelectorAll('[data-label=\"Bits/weight\"]')].map((e) => parseFloat(e.textContent))"
+    )
+    assert bits == [16.0, 8.51, 6.57, 4.96, 4.52, 3.31, 6.35, 4.55, 3.66, 8.85, 5.66]
+    facts = "document.querySelectorAll('.how')[1].querySelector('.facts')"
+    assert not browser.ask(f"{facts}.checkVisibility()")
+    browser.click(".described:not(.reference) + .how summary")
+    assert browser.ask(f"{facts}.checkVisibility()")
+    told = browser.ask(f"{facts}.textContent")
+    for words in ("GGUF Q8_0", "llamacpp b6910", "size of the body8.310 bits per weight", "batch_tokens 8192"):
+        assert words in told
+    browser.click(".described:not(.reference) + .how a")
+    assert browser.ask("document.querySelector('#run-0').getBoundingClientRect().top < innerHeight")
 
 
 def test_print_and_pictures(browser: Browser, page: Path, tmp_path: Path) -> None:

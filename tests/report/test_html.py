@@ -100,7 +100,7 @@ def test_the_page_is_whole_and_has_every_part(page: str) -> None:
     ids = [a["id"] for _, a in parsed.tags if "id" in a]
     assert len(ids) == len(set(ids))
     assert {"summary", "charts", "text", "provenance", "scoremode-data", "commands", "copy"} <= set(ids)
-    assert parsed.count("figure") == 6
+    assert parsed.count("figure") == 4 + 3  # three of them behind the switch of quality against size
     assert parsed.count("h1") == 1
     for wanted in (
         "Q8_0",
@@ -167,12 +167,17 @@ def hostile() -> tuple[list[Comparison], list[Any], list[Run]]:
         "tokenizer",
         "method",
         "model_revision",
+        "model_format",
+        "bits_per_weight",
+        "weight_bytes",
     )
     manifest: dict[str, Any] = dict.fromkeys(names, EVIL)
     manifest |= {"versions": {EVIL: EVIL}, "hardware": {EVIL: EVIL}, "notes": [EVIL], "method_settings": {EVIL: EVIL}}
+    manifest |= {"sizes": {"body": {"bytes": EVIL, "weights": EVIL}, "head": EVIL, EVIL: EVIL}}
     manifest |= {"engine_settings": {"head_kernel": EVIL, EVIL: EVIL}, "command": [EVIL]}
     baseline = dataclasses.replace(make_run(facts, base_logprob(150), 1, **manifest), path=EVIL, plan_digest=EVIL)
-    comparison, statistics = make_comparison(EVIL, baseline, 2, command=[EVIL, [EVIL, EVIL]], bits_per_weight=EVIL)
+    more: dict[str, Any] = {"command": [EVIL, [EVIL, EVIL]], "bits_per_weight": EVIL}
+    comparison, statistics = make_comparison(EVIL, baseline, 2, None, manifest, **more)
     alone = dataclasses.replace(make_run(facts, base_logprob(150), 3, **manifest), path=EVIL + "3")
     return [comparison], [{**statistics, "name": EVIL, "kl_max": EVIL, "worse": EVIL}], [alone]
 
@@ -274,7 +279,7 @@ def test_best_and_worst_are_marked_in_words_too(page: str) -> None:
 def test_one_candidate_has_neither_best_nor_worst(demo: tuple[list[Comparison], list[Any]]) -> None:
     page = render(demo[0][:1], demo[1][:1])
     assert 'class="best"' not in page
-    assert "by model size" not in page
+    assert 'id="quality"' not in page
     assert "times the noise floor" in page
 
 
@@ -338,7 +343,7 @@ def test_twenty_candidates_have_twenty_lines() -> None:
     baseline = make_baseline(400)
     made = [make_comparison(f"candidate {i}", baseline, 2 + i) for i in range(20)]
     page = render([c for c, _ in made], [s for _, s in made])
-    keys = re.findall(r"<li>(<svg.*?</svg>)", page)
+    keys = re.findall(r"<li>(<svg.*?</svg>)", page[page.index('id="charts"') :])
     assert len(set(keys)) == len(keys) == 20
     assert "20 candidates against" in page
 
@@ -418,7 +423,7 @@ def test_the_baseline_has_its_own_size_in_the_table() -> None:
         "q4", make_baseline(50, bits_per_weight=16.0, weight_bytes=2**20), seed=2, bits_per_weight=4.5
     )
     table = comparisons_table([comparison], [statistics])
-    assert table.index("16.00 bpw") < table.index("4.50 bpw")
+    assert re.findall(r'<td data-label="Bits/weight">([\d.]+)', table) == ["16.00", "4.50"]
 
 
 def test_the_closest_by_ratio_is_the_nearest_to_1_and_ties_are_said() -> None:

@@ -119,6 +119,38 @@ def test_no_wrong_value_in_any_field_is_a_crash(
     assert tried > 1500
 
 
+SERVED = {
+    "model_format": "GGUF Q4_K_M",
+    "bits_per_weight": 4.85,
+    "weight_bytes": 485,
+    "sizes": {"body": {"bytes": 400, "weights": 700}, "embedding": {"bytes": 85, "weights": 100}},
+}
+
+
+def test_a_wrong_format_or_size_is_refused_or_shown(
+    stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a report draws and groups by: every wrong value, under a recomputed seal, from the verbs that show it."""
+    folder = tmp_path / "stored"
+    shutil.copytree(stored, folder)
+    path = folder / "out/table:uniform" / MANIFEST
+    manifest = sealed({**json.loads(path.read_text()), **SERVED})
+    commands = [*verbs(folder)["out/table:uniform"], ["compare", str(folder / "ref"), str(path.parent), "--json"]]
+    path.write_text(json.dumps(manifest))
+    assert [main(command) for command in commands] == [0] * 3
+    assert '"format": "GGUF Q4_K_M"' in capsys.readouterr().out
+    refused = 0
+    for place, value in itertools.product(places(SERVED), (*WRONG, 0, "x" * 5000, "<img src=x>")):
+        path.write_text(json.dumps(sealed(changed(manifest, place, value))))
+        readable = can_be_read(path.parent)
+        refused += not readable
+        for command in commands:
+            code, error = main(command), capsys.readouterr().err
+            assert code == 0 if readable else code == 2 and error.count("\n") == 1, (place, repr(value)[:30], error)
+        assert "<img" not in (folder / "page.html").read_text()
+    assert refused > 50
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b"[" * 200_000, b'{"a":' * 100_000, b"\xff\xfe", b'{"format": NaN}', b"null"]
 )

@@ -42,6 +42,13 @@ def _by_length(windows: Ints, lengths: Ints, budget: int) -> list[Ints]:
     return found
 
 
+def prompt_groups(source: WindowSource) -> list[Ints]:
+    """Window indices for an engine that feeds one window at a time: windows that share a prompt stay together."""
+    if source.prefix_group is None:
+        return list(np.arange(len(source), dtype=np.int64)[:, None])
+    return _by_group(source.prefix_group)
+
+
 def _by_group(groups: Ints) -> list[Ints]:
     order = np.argsort(groups, kind="stable")
     edges = np.flatnonzero(np.diff(groups[order])) + 1

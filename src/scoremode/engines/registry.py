@@ -6,7 +6,7 @@ Nothing is opened here, and nothing heavy is imported: a question that no engine
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -85,6 +85,29 @@ def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
     if not fits:
         raise OptionError(f"the {chosen.name} engine cannot score {model}", fix=f"use --engine {natural.name}")
     return chosen
+
+
+def engine_for(wanted: str | None, model: str) -> EnginePlugin:
+    """For one of several models: the engine that was asked for if it can score it, else the one that it belongs to.
+
+    So ``--engine`` chooses among engines for checkpoints, and a file that only one engine opens goes to that one.
+    """
+    try:
+        return choose_engine(wanted, model)
+    except OptionError:
+        owner = next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
+        if owner is None or wanted not in known_engines():
+            raise
+        return owner
+
+
+def share_options(plugins: Sequence[EnginePlugin], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Options for several engines: each gets those that it has. One that none of them has is left to be refused."""
+    used = {name for name in given if any(name in plugin.options.known() for plugin in plugins)}
+    return [
+        {name: value for name, value in given.items() if name in plugin.options.known() or name not in used}
+        for plugin in plugins
+    ]
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Hidden states and heads between files and devices: raw bits on one side, tensors on the other."""
+"""Hidden states, heads and columns between files and devices: plain numbers on one side, tensors on the other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from torch import Tensor
 
 from scoremode.engines.base import Baseline, StoredHead
 from scoremode.errors import ModelError
+from scoremode.head.definition import Columns
 from scoremode.head.matrix import Head
-from scoremode.plan.windows import Window
-from scoremode.values import Raw
+from scoremode.plan.windows import Answers, Window
+from scoremode.values import Ints, Raw
 
 IndexedWindow = tuple[int, Window]
 """A window and its index in the plan."""
@@ -38,6 +39,19 @@ def store_head(head: Head) -> StoredHead:
     if head.bias is not None:
         bias, bias_dtype = to_raw(head.bias), str(head.bias.dtype).removeprefix("torch.")
     return StoredHead(to_raw(head.weight), bias, dtype, bias_dtype, head.vocabulary, head.scale, head.softcap)
+
+
+def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
+    """Columns of several windows as one Answers each: the only copy from the device, a few numbers per target."""
+    logprob, entropy, top_logprob = (
+        getattr(columns, name).double().cpu().numpy() for name in ("logprob", "entropy", "top_logprob")
+    )
+    rank, top = columns.rank.cpu().numpy(), columns.top.cpu().numpy().astype(np.int32)
+    starts = np.concatenate([[0], ends[:-1]])
+    return [
+        Answers(logprob[a:b], rank[a:b], entropy[a:b], top[a:b], top_logprob[a:b])
+        for a, b in zip(starts, ends, strict=True)
+    ]
 
 
 class Against:

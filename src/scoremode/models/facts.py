@@ -11,7 +11,8 @@ from typing import Any
 from scoremode.errors import ModelError, OptionError, did_you_mean
 from scoremode.models.checkpoints import check_layers
 from scoremode.models.embedded import EMBEDDED, embedded_model
-from scoremode.models.safetensors import StoredTensor, bits_per_weight, read_header, stored_bytes
+from scoremode.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
+from scoremode.models.sizes import Sizes
 from scoremode.store.cache import remembered_sha256
 from scoremode.text import json_files
 from scoremode.text.json_files import read_object
@@ -37,6 +38,7 @@ class ModelFacts:
     weight_bytes: int
     bits_per_weight: float | None  # stored bits / weights; None if the format is not understood
     config: dict[str, Any]
+    sizes: Sizes | None = None  # of the stored tensors; None if the format is not understood or only emulated
     left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
     notes: tuple[str, ...] = ()  # which parts of the checkpoint are not used, in words
 
@@ -82,6 +84,7 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
     config = _read_config(path)
     weights, left_out = _weight_files(path)
     headers = [read_header(p) for p in weights]
+    sizes = _sizes(config, {name: t for tensors in headers for name, t in tensors.items()})
     text_config = config.get("text_config") or config
     notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
     revision = path.name if path.parent.name == "snapshots" else None
@@ -99,7 +102,8 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
         hidden_size=_first_int(text_config, "hidden_size", "n_embd", "d_model"),
         layers=_first_int(text_config, "num_hidden_layers", "n_layer"),
         weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
-        bits_per_weight=_bits_per_weight(config, {name: t for tensors in headers for name, t in tensors.items()}),
+        bits_per_weight=_emulated_bits(config) or (sizes.bits_per_weight if sizes else None),
+        sizes=sizes,
         config=config,
         left_out=tuple(p.name for p in left_out),
         notes=tuple(notes),
@@ -173,9 +177,14 @@ def _first_int(config: dict[str, Any], *names: str) -> int | None:
     return next((config[n] for n in names if isinstance(config.get(n), int)), None)
 
 
-def _bits_per_weight(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> float | None:
-    """The config's own number if it has one (an emulated quantization does), else measured from the tensors."""
+def _emulated_bits(config: dict[str, Any]) -> float | None:
+    """The number in the config, if it has one: an emulated quantization says what its weights stand for."""
     said = config.get("bits_per_weight")
     if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
         return float(said)
-    return bits_per_weight(tensors, config.get("quantization_config"))
+    return None
+
+
+def _sizes(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> Sizes | None:
+    """Of the stored tensors; what an emulated quantization stores is not what it stands for."""
+    return None if _emulated_bits(config) else sizes_of(tensors, config.get("quantization_config"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import ModelError
+from scoremode.models.sizes import Sizes, add_up
 
 LONGEST_HEADER = 100_000_000  # bytes; the same limit as in the safetensors library
 FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
@@ -22,9 +23,11 @@ INTEGER_BITS = {"I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16
 DTYPE_BITS = FLOAT_BITS | INTEGER_BITS
 
 PACKED = ("weight_packed", "qweight")  # several weights in one integer: compressed-tensors; GPTQ and AWQ
+TRELLIS = "trellis"  # weights of EXL3
 BESIDE_WEIGHTS = {  # tensors of a quantized layer that are not weights
     *("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "weight_scale_inv"),
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
+    *("suh", "svh", "su", "sv", "mcg", "mul1"),  # EXL3
     *("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point", "scales", "qzeros", "g_idx"),
 }
 BUFFERS = {
@@ -96,16 +99,24 @@ def stored_bytes(tensors: Iterable[StoredTensor]) -> int:
     return sum(tensor.end - tensor.begin for tensor in tensors)
 
 
-def bits_per_weight(tensors: Mapping[str, StoredTensor], quantization: object = None) -> float | None:
-    """Stored bits / number of weights, or None if it is not known. Scales and zero points add bits but not weights.
+def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -> Sizes | None:
+    """The size of a checkpoint and its parts, or None if a tensor's format is not understood.
 
     ``quantization`` is the config's ``quantization_config``. A weight that is stored twice counts twice.
     """
-    counts = [_weights_in(name, tensors, quantization) for name in tensors]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts) or not sum(known):
+    counts = {name: _weights_in(name, tensors, quantization) for name in tensors}
+    known = [
+        (name, tensors[name].end - tensors[name].begin, count) for name, count in counts.items() if count is not None
+    ]
+    if len(known) < len(counts) or not any(count for _, _, count in known):
         return None
-    return 8 * stored_bytes(tensors.values()) / sum(known)
+    return add_up(known)
+
+
+def bits_per_weight(tensors: Mapping[str, StoredTensor], quantization: object = None) -> float | None:
+    """Stored bits / number of weights, or None if it is not known. Scales and zero points add bits but not weights."""
+    sizes = sizes_of(tensors, quantization)
+    return None if sizes is None else sizes.bits_per_weight
 
 
 def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: object) -> int | None:
@@ -113,11 +124,20 @@ def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: ob
     tensor, (prefix, _, leaf) = tensors[name], name.rpartition(".")
     if leaf in PACKED:
         return _packed_weights(tensor, tensors.get(f"{prefix}.weight_shape"), _packed_bits(quantization))
+    if leaf == TRELLIS:
+        return _trellis_weights(tensor)
     if isinstance(quantization, dict) and leaf in BESIDE_WEIGHTS:
         return 0
     if tensor.dtype in FLOAT_BITS or (tensor.dtype == "I8" and f"{prefix}.weight_scale" in tensors):
         return tensor.size
     return 0 if tensor.dtype == "BOOL" or leaf in BUFFERS else None
+
+
+def _trellis_weights(tensor: StoredTensor) -> int | None:
+    """EXL3 stores tiles of 16 × 16 weights, (tiles, tiles, 16-bit words of a tile)."""
+    if tensor.dtype not in ("I16", "U16") or len(tensor.shape) != 3:
+        return None
+    return tensor.shape[0] * tensor.shape[1] * 256
 
 
 def _packed_weights(packed: StoredTensor, shape: StoredTensor | None, bits: int | None) -> int | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scoremode.models.facts import ModelFacts, inspect
+from scoremode.models.formats import format_of
+from scoremode.models.sizes import Sizes
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 
@@ -26,6 +28,8 @@ class Subject:
     dtype: str | None = None  # of the stored weights
     weight_bytes: int | None = None
     bits_per_weight: float | None = None
+    format: str | None = None  # how the weights are stored, in a few words: GGUF Q4_K_M, compressed-tensors W4A16
+    sizes: Sizes | None = None  # of the body, the embedding and the head
     revision: str | None = None  # the commit on the hub
     files: Mapping[str, str] = field(default_factory=dict)  # file name -> sha256
     notes: tuple[str, ...] = ()  # what a reader of the results must know about the model's files
@@ -56,6 +60,8 @@ def checkpoint_subject(
         dtype=stored if isinstance(stored, str) else None,
         weight_bytes=facts.weight_bytes,
         bits_per_weight=facts.bits_per_weight,
+        format=format_of(facts.config, stored if isinstance(stored, str) else None),
+        sizes=facts.sizes,
         revision=facts.revision,
         files=facts.files,
         notes=(left_out,) if left_out else (),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from scoremode.errors import harmless
+from scoremode.text.tokens import Document, Tokens
+from scoremode.values import Ids, Ints
+
+NEAR = 24  # characters that are shown where two tokenizers part
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +35,58 @@ class Difference:
     reason: str
 
 
-def difference(baseline: Outline, candidate: Outline) -> Difference | None:
-    """The first thing that makes two models incomparable; None if they can be compared."""
-    if baseline.tokenizer != candidate.tokenizer:
-        return Difference(
-            "tokenizer", "different tokenizers: the baseline and the candidate do not have the same tokens"
-        )
+Where = Callable[[], str | None]
+"""Where two tokenizers first give different ids, in words; None if they give the same ids."""
+
+
+def difference(baseline: Outline, candidate: Outline, where: Where | None = None) -> Difference | None:
+    """The first thing that makes two models incomparable; None if they can be compared.
+
+    A plan contains the ids of the text. So two tokenizers may have different names and files: what counts is that they
+    cut this text into the same ids.
+    """
+    same_plan = baseline.plan_digest == candidate.plan_digest
+    if not same_plan and baseline.tokenizer != candidate.tokenizer and not _other_text(baseline, candidate):
+        found = "the baseline and the candidate do not have the same tokens" if where is None else where()
+        if found is not None:
+            return Difference("tokenizer", f"different tokenizers: {found}")
     if baseline.vocabulary != candidate.vocabulary:
         both = f"{baseline.vocabulary} vs {candidate.vocabulary}"
         return Difference("vocabulary", f"vocabulary {both}: distributions over different ids cannot be compared")
-    if baseline.plan_digest == candidate.plan_digest:
+    if same_plan:
         return None
-    texts = baseline.corpus_sha256, candidate.corpus_sha256
-    if None not in texts and texts[0] != texts[1]:
+    if _other_text(baseline, candidate):
         return Difference("text", "different texts: the baseline was scored on another corpus")
     return Difference("plan", f"different plans: {_plan_difference(baseline, candidate)}")
+
+
+def _other_text(baseline: Outline, candidate: Outline) -> bool:
+    texts = baseline.corpus_sha256, candidate.corpus_sha256
+    return None not in texts and texts[0] != texts[1]
+
+
+def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, documents: Sequence[Document]) -> str | None:
+    """Where the candidate's ids differ from the baseline's, in words; None if they do not.
+
+    ``known`` are indices in the stream at which the baseline's ``ids`` are known, ``count`` is the length of its whole
+    stream. ``tokens`` and ``documents`` are the candidate's.
+    """
+    inside = known < len(tokens)
+    differs = np.flatnonzero(tokens.ids[known[inside]] != ids[inside])
+    if len(differs):
+        at = int(known[differs[0]])
+    elif count != len(tokens):
+        at = min(count, len(tokens), int(known[inside][-1]) + 1 if inside.any() else 0)
+    else:
+        return None
+    totals = f"{count:,} tokens in the baseline and {len(tokens):,} in the candidate"
+    if at >= len(tokens):
+        return f"the candidate's end early, {totals}"
+    document = int(np.searchsorted(tokens.doc_starts, at, side="right")) - 1
+    character = int(tokens.char_start_of(np.array([at]))[0])
+    near = documents[document].text[character : character + NEAR]
+    place = f"character {character:,}" + (f" of document {document + 1:,}" if tokens.documents > 1 else "")
+    return f"they give other ids from {place} on, at {near!r}; {totals}"
 
 
 def _plan_difference(baseline: Outline, candidate: Outline) -> str:

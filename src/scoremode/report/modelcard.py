@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import RunError, harmless
+from scoremode.report.served import Served, engine_version, in_groups, served, served_run
 from scoremode.report.terminal.numbers import with_error
 from scoremode.report.text import noise_words, top_words
 from scoremode.statistics.comparison import Comparison
@@ -40,27 +41,27 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     for c in comparisons:
         if c.baseline.plan_digest != first.baseline.plan_digest:
             raise RunError(f"{first.name} and {c.name} were scored by different plans", fix="publish them separately")
-    title, own_size, sizes = _sizes(comparisons)
-    header = ["model", *title, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
-    baseline = [
-        f"{escaped_markdown(first.baseline.manifest['model'])} (baseline)",
-        *own_size,
-        _cell(statistics[0], "ppl_baseline"),
-        *[NOTHING] * 4,
-    ]
+    facts = [served(c) for c in comparisons]
+    order = [i for members in in_groups(facts).values() for i in members]
+    baseline = f"{escaped_markdown(first.baseline.manifest['model'])} (baseline)"
+    kinds = _kinds([served_run(first.baseline), *facts])
+    columns = [title for title, _ in kinds]
+    header = ["model", *columns, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
+    own = [baseline, *(cells[0] for _, cells in kinds), _cell(statistics[0], "ppl_baseline"), *[NOTHING] * 4]
     rows = [
         [
-            escaped_markdown(c.name),
-            *size,
-            _cell(s, "ppl_candidate"),
-            _cell(s, "ppl_ratio"),
-            _cell(s, "kl_mean"),
-            _cell(s, "kl_p99"),
-            _cell(s, "same_top", percent=True),
+            escaped_markdown(comparisons[i].name),
+            *(cells[1 + i] for _, cells in kinds),
+            _cell(statistics[i], "ppl_candidate"),
+            _cell(statistics[i], "ppl_ratio"),
+            _cell(statistics[i], "kl_mean"),
+            _cell(statistics[i], "kl_p99"),
+            _cell(statistics[i], "same_top", percent=True),
         ]
-        for c, s, size in zip(comparisons, statistics, sizes, strict=True)
+        for i in order
     ]
-    table = [header, ["---", *["---:"] * (len(header) - 1)], baseline, *rows]
+    left = ["---" if title in ("model", "format", "engine") else "---:" for title in header]
+    table = [header, left, own, *rows]
     lines = [f"| {' | '.join(row)} |" for row in table]
     return "\n".join(lines) + f"\n\n{_method(comparisons, statistics)}\n"
 
@@ -93,25 +94,29 @@ def _cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> st
     return f"{100 * value:.4g}%" if percent else f"{value:.4g}"
 
 
-def _sizes(comparisons: Sequence[Comparison]) -> tuple[list[str], list[str], list[list[str]]]:
-    """Title, baseline's and candidates' cells: bits per weight if any candidate has them, else size, else nothing."""
-    first = comparisons[0].baseline.manifest
-    for key, own_key, title in (
-        ("bits_per_weight", "bits_per_weight", "bits per weight"),
-        ("bytes", "weight_bytes", "size"),
-    ):
-        values = [c.manifest.get(key) for c in comparisons]
-        if any(v is not None for v in values):
-            return [title], [_size(key, first.get(own_key))], [[_size(key, v)] for v in values]
-    return [], [], [[] for _ in comparisons]
+def _kinds(facts: Sequence[Served]) -> list[tuple[str, list[str]]]:
+    """Columns that say how each row was served: a title, and the baseline's and the candidates' cells.
+
+    Format and engine, if a format is known or engines differ; bits per weight if any candidate has them, else size.
+    """
+    found = []
+    formats, engines = [f.format for f in facts], [f.engine for f in facts]
+    if any(formats):
+        found.append(("format", [escaped_markdown(text) or NOTHING for text in formats]))
+    if any(formats) or len(set(engines)) > 1:
+        found.append(("engine", [escaped_markdown(text) or NOTHING for text in engines]))
+    if any(f.bits_per_weight is not None for f in facts[1:]):
+        bits = [NOTHING if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts]
+        found.append(("bits per weight", bits))
+    elif any(f.stored_bytes is not None for f in facts[1:]):
+        found.append(("size", [_size(f.stored_bytes) for f in facts]))
+    return found
 
 
-def _size(key: str, value: float | None) -> str:
-    if value is None:
+def _size(stored: int | None) -> str:
+    if stored is None:
         return NOTHING
-    if key == "bits_per_weight":
-        return f"{value:.2f}"
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+    return f"{stored / 2**30:.2f} GiB" if stored >= 2**30 else f"{stored / 2**20:.1f} MiB"
 
 
 def _method(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str, Any]]) -> str:
@@ -153,8 +158,7 @@ def _engines(comparisons: Sequence[Comparison]) -> str:
 
 def _engine(run: Run) -> str:
     m = run.manifest
-    versions = m.get("versions", {})
-    version = versions.get(m["engine"]) or versions.get(f"{m['engine']}-cpu")
+    versions, version = m.get("versions", {}), engine_version(m)
     named = m["engine"] + (f" {version}" if version else "")
     ours = f", scoremode {versions['scoremode']}" if "scoremode" in versions else ""
     return f"{named}, {m['dtype']}, head {m['head']}{ours}"

@@ -11,7 +11,8 @@ from typing import Any
 
 from scoremode.report.html.charts import escaped
 from scoremode.report.html.numbers import cell_with_error
-from scoremode.report.html.tables import MEASURES, RUN_MEASURES, size_of
+from scoremode.report.html.tables import MEASURES, RUN_MEASURES, size_cell
+from scoremode.report.served import served
 from scoremode.report.text import NOT_MEASURED
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import NEEDS, Run
@@ -52,8 +53,11 @@ def comparison_html(comparison: Comparison) -> str:
         rows.append(("Same top", NOT_MEASURED))
     if statistics.get("noise_floor_kl_mean") is not None:
         rows.append(("Noise floor, KL mean", cell_with_error(statistics["noise_floor_kl_mean"])))
-    if size := size_of(comparison):
-        rows.append(("Size", size))
+    its = served(comparison)
+    if its.line:
+        rows.append(("Served", escaped(its.line)))
+    if size := size_cell(its):
+        rows.append(("Size" if its.bits_per_weight is None else "Bits/weight", size))
     rows.append(("Tokens", f"{len(comparison.groups):,}"))
     return _html_table(f"{comparison.name} against {baseline}", rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scoremode.errors import harmless
@@ -25,6 +25,43 @@ def counted(number: int, plural: str) -> str:
 def shown(text: str) -> str:
     """Text on one line, without control characters that a terminal would interpret."""
     return harmless("".join(VISIBLE.get(c, c) for c in text))
+
+
+def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> str:
+    """Text that is at most ``width`` wide. Its middle goes: what tells names apart is mostly at their ends.
+
+    >>> middle_cut("Qwen3-30B-A3B-Instruct-Q4_K_M.gguf", 21)
+    'Qwen3-30B-…4_K_M.gguf'
+    """
+    if measure(text) <= width:
+        return text
+    head, tail = len(text), 0
+    while head + tail and measure(text[:head] + "…" + text[len(text) - tail :]) > width:
+        head, tail = _shorter(head, tail, len(text))
+    return f"{text[:head]}…{text[len(text) - tail :]}" if width > 0 else ""
+
+
+def _shorter(head: int, tail: int, length: int) -> tuple[int, int]:
+    """One character less, with both ends of about the same length."""
+    if tail == 0 and head == length:
+        return (length - 1) - (length - 1) // 2, (length - 1) // 2
+    return (head - 1, tail) if head > tail else (head, tail - 1)
+
+
+def without_common_start(names: Sequence[str]) -> list[str]:
+    """Names without the words that all of them begin with; as they are, if nothing would be left of one.
+
+    >>> without_common_start(["Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-Q8_0.gguf", "Qwen3-4B-exl3"])
+    ['Q4_K_M.gguf', 'Q8_0.gguf', 'exl3']
+    """
+    same = 0
+    for characters in zip(*names, strict=False):
+        if len(set(characters)) > 1 or len(names) < 2:
+            break
+        same += 1
+    start = names[0][:same] if names else ""
+    cut = max(start.rfind(sign) for sign in "-_/ :·") + 1
+    return [name[cut:] for name in names] if all(len(name) > cut for name in names) else list(names)
 
 
 def worst_targets(run: Run, count: int) -> list[int]:

@@ -39,7 +39,7 @@ class Comparison:
     weight: Floats  # (n,) how much a target counts in the method's mean: 1 unless windows are averaged
     kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None between stored runs
     noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
-    manifest: Mapping[str, Any]  # how it was made: commands, engines, sizes (bytes, bits_per_weight), statistics
+    manifest: Mapping[str, Any]  # how it was made: command, engine, model_format, bytes, bits_per_weight, sizes
     path: str | None = None  # the folder it is stored in
     noise_perturbed: str | None = None  # what was computed in a different way for ``noise_kl``, or why it is None
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import InputError, RunError, harmless
-from scoremode.plan.comparable import Outline, difference
+from scoremode.plan.comparable import Outline, Where, difference
 from scoremode.store.cache import hold_entry, mark_used, remembered_sha256
 from scoremode.store.reference_format import (
     DATA_START,
@@ -205,10 +205,12 @@ def require_comparable(
     method: str,
     method_settings: Mapping[str, Any] | None = None,
     corpus_sha256: str | None = None,
+    where: Where | None = None,
 ) -> None:
     """Raise InputError if a candidate cannot be compared with a reference.
 
-    ``reference`` is a reference's manifest. The reason names settings and texts that differ, if they are known.
+    ``reference`` is a reference's manifest. The reason names settings and texts that differ, if they are known;
+    ``where`` says where the ids of two tokenizers differ.
     """
     kept = Outline(
         reference["tokenizer"],
@@ -218,12 +220,13 @@ def require_comparable(
         reference.get("method_settings"),
         reference.get("corpus_sha256"),
     )
-    found = difference(kept, Outline(tokenizer, vocabulary, plan_digest, method, method_settings, corpus_sha256))
+    mine = Outline(tokenizer, vocabulary, plan_digest, method, method_settings, corpus_sha256)
+    found = difference(kept, mine, where)
     if found is None:
         return
     again = _same_question(reference)
     fixes = {
-        "tokenizer": f"give a candidate with the reference's tokenizer, or compare bits per byte: {again}",
+        "tokenizer": f"feed both with one: {again} --tokenizer FOLDER; or compare bits per byte",
         "vocabulary": f"make a reference of a model with {vocabulary} ids: "
         f"scoremode reference MODEL --corpus {_corpus(reference)} --out ref/",
         "text": f"score the same text: {again}",

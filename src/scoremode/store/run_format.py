@@ -50,6 +50,7 @@ identity = record(
     {"model": text, "tokenizer": text, "corpus": text, "plan": text, "engine": text, "settings": mapping()},
     {"versions": mapping(text), "numerics": count},
 )
+part_size = record({"bytes": count, "weights": whole(1)})
 QUESTION = {  # the options of ``ppl`` that define the plan; a reference repeats them for its candidates
     "corpus": either(text, each(text)),
     "text": line,
@@ -102,6 +103,8 @@ MORE = {  # in some manifests
     "model_files": mapping(sha256),
     "weight_bytes": optional(count),
     "bits_per_weight": optional(number(0, 1024)),
+    "model_format": optional(text),  # such as "GGUF Q4_K_M"; ``format`` is that of the manifest
+    "sizes": optional(record({}, {name: optional(part_size) for name in ("body", "embedding", "head")})),
     "engine_settings": mapping(),
     "versions": mapping(text),
     "hardware": mapping(line),

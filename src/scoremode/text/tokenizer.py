@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,13 +122,10 @@ class HuggingFaceTokenizer:
         vocabulary: dict[str, int] = self.hf.get_vocab()
         with_special = self.hf(PROBE, add_special_tokens=True)["input_ids"]
         plain = self.hf(PROBE, add_special_tokens=False)["input_ids"]
-        hasher = hashlib.sha256()
-        for token, index in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
-            hasher.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
-        hasher.update(json.dumps([with_special, plain]).encode())
+        by_id = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
         bos = self.hf.bos_token_id
         return TokenizerFacts(
-            fingerprint=hasher.hexdigest(),
+            fingerprint=hash_vocabulary(by_id, [with_special, plain]),
             size=max(vocabulary.values(), default=-1) + 1,
             bos=bos,
             eos=self.hf.eos_token_id,
@@ -182,32 +179,14 @@ class HuggingFaceTokenizer:
         if not self.hf.chat_template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
         if any(isinstance(m.get("content"), list) for m in messages):
-            self._require_parts(messages)
+            require_parts(messages, lambda turns: self._rendered(turns, open_turn=False))
         return self._rendered(messages, open_turn=open_turn)
 
     def _rendered(self, messages: list[Message], *, open_turn: bool) -> str:
         try:
             return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_turn))
         except Exception as error:  # templates raise their own errors, and Python's
-            reason = f"{type(error).__name__}: {error}"[:200]
-            raise ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row") from None
-
-    def _require_parts(self, messages: list[Message]) -> None:
-        """Refuse lists of parts if the template supports only text: it would print or drop them."""
-        marked, count = [], 0
-        for message in messages:
-            content = message["content"]
-            if isinstance(content, list):
-                content = [{**part, "text": f"part{count + i}part"} for i, part in enumerate(content)]
-                count += len(content)
-            marked.append({**message, "content": content})
-        shown = self._rendered(marked, open_turn=False)
-        as_code = re.search(r"""["']text["']\s*:\s*["']part\d+part""", shown)
-        if as_code or any(f"part{i}part" not in shown for i in range(count)):
-            raise ModelError(
-                "this model's chat template does not support content that is a list of parts",
-                fix='give the content as one string, as in {"role": "user", "content": "…"}',
-            )
+            raise _template_refused(error) from None
 
 
 class ByteTokenizer:
@@ -233,6 +212,51 @@ class ByteTokenizer:
             raise ModelError("a chat row has a message without 'content'", fix="check the row")
         turns = "".join(f"{m['role']}: {_content(m)}\n" for m in messages)
         return turns + "assistant: " if open_turn else turns
+
+
+def hash_vocabulary(by_id: Iterable[tuple[str, int]], probes: list[list[int]]) -> str:
+    """The fingerprint of a tokenizer: its tokens in the order of their ids, and the ids of the probe text."""
+    hasher = hashlib.sha256()
+    for token, index in by_id:
+        hasher.update(f"{index}\0{token}\0".encode("utf-8", "surrogatepass"))
+    hasher.update(json.dumps(probes).encode())
+    return hasher.hexdigest()
+
+
+def render_template(template: str, messages: list[Message], *, open_turn: bool, special: Mapping[str, str]) -> str:
+    """A conversation as a chat template in Jinja writes it; ``special`` are the names of BOS and EOS."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        rendered, _ = render_jinja_template(
+            [messages], chat_template=template, add_generation_prompt=open_turn, **special
+        )
+        return str(rendered[0])
+    except Exception as error:  # templates raise their own errors, and Python's
+        raise _template_refused(error) from None
+
+
+def _template_refused(error: Exception) -> ModelError:
+    reason = f"{type(error).__name__}: {error}"[:200]
+    return ModelError(f"the chat template refused a row ({reason})", fix="check the roles in the row")
+
+
+def require_parts(messages: list[Message], render: Callable[[list[Message]], str]) -> None:
+    """Refuse lists of parts if the template supports only text: it would print or drop them."""
+    marked, count = [], 0
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, list):
+            content = [{**part, "text": f"part{count + i}part"} for i, part in enumerate(content)]
+            count += len(content)
+        marked.append({**message, "content": content})
+    shown = render(marked)
+    as_code = re.search(r"""["']text["']\s*:\s*["']part\d+part""", shown)
+    if as_code or any(f"part{i}part" not in shown for i in range(count)):
+        raise ModelError(
+            "this model's chat template does not support content that is a list of parts",
+            fix='give the content as one string, as in {"role": "user", "content": "…"}',
+        )
 
 
 def _content(message: Message) -> str:

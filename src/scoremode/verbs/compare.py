@@ -18,10 +18,10 @@ import numpy as np
 from scoremode.engines.arguments import EngineArguments
 from scoremode.engines.base import Baseline, Engine, Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
-from scoremode.engines.plugin import Work
-from scoremode.engines.registry import choose_engine, require
-from scoremode.errors import InputError, RunError, harmless
-from scoremode.plan.comparable import Outline, difference
+from scoremode.engines.plugin import EnginePlugin, Work
+from scoremode.engines.registry import choose_engine, engine_for, require, share_options
+from scoremode.errors import InputError, OptionError, RunError, harmless
+from scoremode.plan.comparable import Outline, difference, first_difference
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers
 from scoremode.statistics.comparison import Comparison
@@ -30,7 +30,7 @@ from scoremode.store.journal import Journal
 from scoremode.store.reference import Reference, require_comparable
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
-from scoremode.values import Bools, Floats
+from scoremode.values import Bools, Floats, Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold, in_memory
 from scoremode.verbs.progress import Progress
@@ -57,6 +57,7 @@ def compare(
     """Candidates against a baseline: models, a reference, or finished runs.
 
     ``arguments`` are those of a question, and options of the candidates' engine. A reference brings its own question.
+    A file that only one engine opens is scored by that one; each engine gets the options that it has.
     The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
     baseline runs beside a single candidate if both engines allow that; else its states are kept first.
 
@@ -72,24 +73,47 @@ def compare(
     question, options = split_arguments(arguments)
     folders = Folders(Path(out) if out is not None else None, fresh, progress)
     folders.require_a_folder_each(candidates)
-    how = Settings(engine, options, tokenizer)
-    its = Settings(baseline_engine or engine, {**options, **(baseline_options or {})}, tokenizer)
-    for name in candidates:  # before an hour is spent on the baseline
-        if not runs.is_run(name):
-            require(choose_engine(engine, name), "divergence", "be compared with a baseline")
+    is_model = not runs.is_run(baseline)  # a reference is a run too
+    models = [*[baseline] * is_model, *(name for name in candidates if not runs.is_run(name))]
+    engines = [baseline_engine or engine] * is_model + [engine] * (len(models) - is_model)
+    settings = _settings(models, engines, options, tokenizer)
+    its = replace(settings[0], options={**settings[0].options, **(baseline_options or {})}) if is_model else None
+    how = dict(zip(models[is_model:], settings[is_model:], strict=True))
+    for name, its_own in how.items():  # before an hour is spent on the baseline
+        require(its_own.plugin(name), "divergence", "be compared with a baseline")
     if (Path(baseline) / REFERENCE).exists():
         kept = Path(baseline)
-    elif runs.is_run(baseline):
+    elif its is None:
         return [of_runs(baseline, name) for name in candidates]
-    elif len(candidates) == 1 and not runs.is_run(candidates[0]) and _side_by_side(baseline, its, candidates[0], how):
-        with closing(its.hold(baseline)) as held_p, closing(how.hold(candidates[0])) as held_q:
+    elif len(candidates) == 1 and candidates[0] in how and _side_by_side(baseline, its, candidates[0], how):
+        with closing(its.hold(baseline)) as held_p, closing(how[candidates[0]].hold(candidates[0])) as held_q:
             return [lockstep(held_p, held_q, question, folders)]
     else:
         with closing(its.hold(baseline)) as held:
             own = folders.folder("baseline")
             its_run = reference_of(held, question, own, tokenizer=tokenizer, fresh=fresh, progress=progress)
         kept = Path(str(its_run.path))
-    return [_named(kept, name, how, question, folders) for name in candidates]
+    return [_named(kept, name, how.get(name), question, folders) for name in candidates]
+
+
+def _settings(
+    models: Sequence[str], engines: Sequence[str | None], options: Mapping[str, Any], tokenizer: str | None
+) -> list[Settings]:
+    """How each model is scored: by the engine asked for, or the only one that can; with the options that it has."""
+    plugins = [engine_for(engine, model) for engine, model in zip(engines, models, strict=True)]
+    found = zip(engines, models, plugins, share_options(plugins, options), strict=True)
+    return [
+        Settings(engine if _fits(engine, model) else plugin.name, own, tokenizer)
+        for engine, model, plugin, own in found
+    ]
+
+
+def _fits(engine: str | None, model: str) -> bool:
+    try:
+        choose_engine(engine, model)
+    except OptionError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +124,22 @@ class Settings:
     options: Mapping[str, Any]
     tokenizer: str | None
 
+    def plugin(self, model: str) -> EnginePlugin:
+        return choose_engine(self.engine, model)
+
     def hold(self, model: str) -> HeldModel:
         return hold(model, self.engine, self.options, self.tokenizer)
 
 
-def _side_by_side(baseline: str, its: Settings, candidate: str, how: Settings) -> bool:
+def _side_by_side(baseline: str, its: Settings, candidate: str, how: Mapping[str, Settings]) -> bool:
     """Can both models run in this process, window by window?"""
-    sides = ((its, baseline), (how, candidate))
-    return all(choose_engine(side.engine, name).capabilities.side_by_side for side, name in sides)
+    sides = ((its, baseline), (how[candidate], candidate))
+    return all(side.plugin(name).capabilities.side_by_side for side, name in sides)
 
 
-def _named(kept: Path, name: str, how: Settings, question: dict[str, Any], folders: Folders) -> Comparison:
+def _named(kept: Path, name: str, how: Settings | None, question: dict[str, Any], folders: Folders) -> Comparison:
     """A candidate by its name: a finished run, or a model that is scored now."""
-    if runs.is_run(name):
+    if how is None:
         return of_runs(str(kept), name)
     stored = _question_of(runs.load(kept), question)
     if stored.get("tokenizer") is not None and how.tokenizer is None:
@@ -162,7 +189,7 @@ def against_reference(folder: Path, held: HeldModel, question: dict[str, Any], f
     run_p, stored = runs.load(folder), Reference.open(folder)
     kept = {name: value for name, value in _question_of(run_p, question).items() if name != "tokenizer"}
     asked = held.ask({**kept, **question}, folders.progress)
-    _require_comparable(stored, asked)
+    _require_comparable(run_p, stored, asked)
     noise = {name: run_p.manifest.get(name) for name in NOISE}
     out, its_identity = folders.folder(held.subject.name), run_p.manifest["identity"]
     with held.claimed(asked, out, fresh=folders.fresh, against=its_identity) as claim:
@@ -187,7 +214,7 @@ def _question_of(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     return dict(stored or {})
 
 
-def _require_comparable(stored: Reference, asked: Question) -> None:
+def _require_comparable(run_p: Run, stored: Reference, asked: Question) -> None:
     vocabulary = asked.subject.vocabulary
     require_comparable(
         stored.manifest,
@@ -197,6 +224,9 @@ def _require_comparable(stored: Reference, asked: Question) -> None:
         method=asked.plan.method,
         method_settings=dict(asked.plan.settings),
         corpus_sha256=asked.corpus.sha256,
+        where=lambda: first_difference(
+            run_p.facts.token, run_p.facts.id, int(run_p.manifest["tokens"]), asked.tokens, asked.documents
+        ),
     )
 
 
@@ -236,10 +266,11 @@ def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], fol
     for held in (held_p, held_q):
         require(held.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = held_p.ask(question, folders.progress)
-    known = _outline(first)
+    known, ids = _outline(first), first.tokens.ids
     del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
     asked = held_q.ask(question, folders.progress)
-    _require_same_question(known, _outline(asked))
+    _require_same_question(known, asked, ids)
+    del ids
     asked_p = replace(asked, subject=held_p.subject)
     identity_p = held_p.identity(asked_p)
     with ExitStack() as opened:
@@ -324,13 +355,17 @@ def _outline(asked: Question) -> Outline:
     )
 
 
-def _require_same_question(baseline: Outline, candidate: Outline) -> None:
-    """Refuse what cannot be compared, with the reason and what would make it comparable."""
-    found = difference(baseline, candidate)
+def _require_same_question(baseline: Outline, asked: Question, ids: Ids) -> None:
+    """Refuse what cannot be compared, with the reason and what would make it comparable. ``ids`` are the baseline's."""
+
+    def where() -> str | None:
+        return first_difference(np.arange(len(ids)), ids, len(ids), asked.tokens, asked.documents)
+
+    found = difference(baseline, _outline(asked), where)
     if found is None:
         return
     fixes = {
-        "tokenizer": "compare bits per byte instead: scoremode ppl prints them for each",
+        "tokenizer": "feed both with one: --tokenizer FOLDER; or compare bits per byte, which scoremode ppl prints",
         "vocabulary": "compare models with one vocabulary",
         "text": "give both the same text",
         "plan": "give --context-length and --stride that both models allow",
@@ -410,6 +445,6 @@ def noise_of(run: Run) -> tuple[Floats | None, str | None]:
 
 
 def _sizes(run: Run) -> dict[str, Any]:
-    """What the report draws against divergence."""
-    keys = (("bytes", "weight_bytes"), ("bits_per_weight", "bits_per_weight"))
-    return {name: run.manifest[key] for name, key in keys if run.manifest.get(key)}
+    """What the report groups candidates by, and draws against divergence; runs of other versions may not have it."""
+    keys = {"bytes": "weight_bytes"} | {key: key for key in ("bits_per_weight", "model_format", "sizes", "engine")}
+    return {name: run.manifest[key] for name, key in keys.items() if run.manifest.get(key)}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.engines.base import EngineFacts
+from scoremode.models.subject import Subject
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import COLUMNS
 from scoremode.statistics.estimate import as_json
@@ -60,6 +61,7 @@ def make_manifest(
         "model_files": dict(subject.files),
         "weight_bytes": subject.weight_bytes,
         "bits_per_weight": subject.bits_per_weight,
+        **_stored_as(subject),
         "engine": engine.engine,
         "dtype": engine.dtype,
         "device": engine.device,
@@ -71,6 +73,12 @@ def make_manifest(
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
         "identity": identity,
     }
+
+
+def _stored_as(subject: Subject) -> dict[str, Any]:
+    """The format of the weights, and the sizes of their parts, where they are known."""
+    found = {"model_format": subject.format, "sizes": subject.sizes.as_json() if subject.sizes else None}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:

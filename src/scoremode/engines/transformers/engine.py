@@ -29,7 +29,7 @@ from scoremode.engines.base import (
     Want,
 )
 from scoremode.engines.batching import batches_by_length
-from scoremode.engines.tensors import Against, IndexedWindow, store_head, to_raw
+from scoremode.engines.tensors import Against, IndexedWindow, split_columns, store_head, to_raw
 from scoremode.engines.transformers.adapters import put_on
 from scoremode.engines.transformers.choices import (
     DTYPES,
@@ -354,19 +354,6 @@ class TransformersEngine(Engine):
         if self.head is not None and self.choice is not None:
             return self.choice.kernel.score(rows, self.head.within(vocabulary), targets)
         return score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :vocabulary], targets, vocabulary)
-
-
-def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
-    """Columns of several windows as one Answers each: the only copy from the device, a few numbers per target."""
-    logprob, entropy, top_logprob = (
-        getattr(columns, name).double().cpu().numpy() for name in ("logprob", "entropy", "top_logprob")
-    )
-    rank, top = columns.rank.cpu().numpy(), columns.top.cpu().numpy().astype(np.int32)
-    starts = np.concatenate([[0], ends[:-1]])
-    return [
-        Answers(logprob[a:b], rank[a:b], entropy[a:b], top[a:b], top_logprob[a:b])
-        for a, b in zip(starts, ends, strict=True)
-    ]
 
 
 def find_head(model: Any) -> Head | None:

@@ -283,56 +283,6 @@ def _binned(series: Series, edges: Floats) -> tuple[Floats, Floats]:
     return means, errors
 
 
-@dataclass(frozen=True)
-class SizedPoint:
-    """A candidate in a chart of quality against size."""
-
-    name: str
-    index: int  # of the candidate, for its colour
-    size: float
-    value: float
-    stderr: float | None
-
-
-def against_size(
-    title: str, text: str, points: Sequence[SizedPoint], *, size_label: str, value_label: str, log: bool
-) -> str | None:
-    """Quality against size; None unless at least two candidates have both."""
-    usable = [p for p in points if math.isfinite(p.value) and math.isfinite(p.size) and (p.value > 0 or not log)]
-    if len(usable) < 2:
-        return None
-    sizes = [p.size for p in usable]
-    room = (max(sizes) - min(sizes)) * 0.12 or max(sizes) * 0.2
-    along = linear(max(0.0, min(sizes) - room), max(sizes) + room, size_label)
-    lows = [p.value - (p.stderr or 0) for p in usable]
-    highs = [p.value + (p.stderr or 0) for p in usable]
-    if log:
-        low, high = min(p.value for p in usable), max(highs)
-        up = logarithmic(low / 1.8, high * 1.8, value_label)
-    else:
-        room = (max(highs) - min(lows)) * 0.15 or 0.01
-        up = linear(min(lows) - room, max(highs) + room, value_label, count=4)
-    parts = [_point(p, along, up) for p in usable]
-    return _chart(title, text, along, up, parts)
-
-
-def _point(point: SizedPoint, along: Axis, up: Axis) -> str:
-    x, y = _x(float(along.place(point.size))), _y(float(up.place(point.value)))
-    error = ""
-    if point.stderr:
-        low, high = (max(1e-12, point.value - point.stderr), point.value + point.stderr)
-        below, above = _y(max(0.0, float(up.place(low)))), _y(float(up.place(high)))
-        error = f'<path class="line s{point.index % SERIES}" d="M{x:.1f} {below:.1f}V{above:.1f}"/>'
-    # names are placed on the side with more room and cut; the table shows them in full
-    right = x < LEFT + (WIDTH - LEFT - RIGHT) * 0.6
-    anchor, at = ("start", x + 8) if right else ("end", x - 8)
-    short = point.name if len(point.name) <= 24 else point.name[:23] + "…"
-    label = f'<text class="name" x="{at:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escaped(short)}</text>'
-    full = f"{point.name}: {plain(point.size)}, {plain(point.value)}"
-    dot = f'<circle class="dot s{point.index % SERIES}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-    return f"{error}{dot}<title>{escaped(full)}</title></circle>{label}"
-
-
 def _chart(title: str, text: str, along: Axis, up: Axis, parts: Sequence[str], *, first_sign: str = "") -> str:
     grid = []
     for place, label in up.marks():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from scoremode.report.html import charts
-from scoremode.report.html.charts import Series, SizedPoint, escaped
+from scoremode.report.html.charts import Series, escaped
 from scoremode.report.html.numbers import Statistics, usable
 from scoremode.report.html.runs import delta_logprob, distinct_baselines, positions, run_name
 from scoremode.report.text import counted
@@ -61,31 +61,6 @@ def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[S
         drawn.append(charts.along_the_window("Does drift grow with context?", text, kls, "KL, nats"))
     text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
     drawn.append(charts.along_the_window("Where the text became less likely", text, deltas, "Δ logprob, nats"))
-    return drawn + _size_charts(comparisons, statistics)
-
-
-def _size_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[str | None]:
-    """Quality against bits per weight, or against bytes if more candidates have those."""
-    bits = [usable(c.manifest.get("bits_per_weight")) for c in comparisons]
-    sizes = [usable(c.manifest.get("bytes")) for c in comparisons]
-    by_bits = sum(b is not None for b in bits) >= sum(s is not None for s in sizes)
-    unit, label = (1.0, "bits per weight") if by_bits else (float(2**30), "size, GiB")
-    drawn: list[str | None] = []
-    for name, title, value_label, log in (
-        ("ppl_ratio", "Perplexity by model size", "perplexity ratio", False),
-        ("kl_mean", "KL by model size", "mean KL, nats", True),
-    ):
-        points = []
-        for i, (size, s) in enumerate(zip(bits if by_bits else sizes, statistics, strict=True)):
-            value = usable(s.get(name))
-            if size is not None and value is not None:
-                stderr = usable(s.get(f"{name}_stderr"))
-                points.append(SizedPoint(comparisons[i].name, i, size / unit, value, stderr))
-        what = value_label.partition(",")[0]  # without its unit
-        text = (
-            f"{what[:1].upper()}{what[1:]} against {label.partition(',')[0]}; lower and further to the left is better."
-        )
-        drawn.append(charts.against_size(title, text, points, size_label=label, value_label=value_label, log=log))
     return drawn
 
 
@@ -105,6 +80,3 @@ def _chart_notes(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> lis
             left_out = f"{counted(unbounded, 'tokens')} left out of the charts: probability zero."
             notes.append(f"{run_name(run, alone)}: {left_out}")
     return notes
-
-
-# ── the text ─────────────────────────────────────────────────────────────────────────────────────────────────────────

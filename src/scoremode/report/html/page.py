@@ -25,6 +25,7 @@ from scoremode.report.html.figures import charts_section
 from scoremode.report.html.headline import headline
 from scoremode.report.html.numbers import Statistics
 from scoremode.report.html.provenance import provenance_section
+from scoremode.report.html.quality import quality_section
 from scoremode.report.html.runs import same_run
 from scoremode.report.html.tables import summary_section
 from scoremode.report.html.text import TEXT_TARGETS, page_data, text_section
@@ -49,9 +50,11 @@ def render(
     assert not any(end in script for end in ("</", "<!--")), "the script would end itself"
     data = _script_json(page_data(comparisons, alone, text_targets))
     title, lead = headline(comparisons, statistics, alone)
+    quality = quality_section(comparisons, statistics)
     body = "".join(
         (
             summary_section(comparisons, statistics, alone),
+            quality,
             charts_section(comparisons, statistics, alone),
             text_section(comparisons, alone, text_targets),
             provenance_section(comparisons, alone),
@@ -64,7 +67,7 @@ def render(
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
         f'<title>{escaped(title)}</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n'
-        f"{_header(title, lead)}<main>{body}</main>\n{_footer()}"
+        f"{_header(title, lead, sized=bool(quality))}<main>{body}</main>\n{_footer()}"
         f'<script type="application/json" id="scoremode-data">{data}</script>\n<script>{script}</script>\n'
         "</body>\n</html>\n"
     )
@@ -122,11 +125,12 @@ def _script_json(value: Any) -> str:
 # ── headline ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _header(title: str, lead: str) -> str:
+def _header(title: str, lead: str, *, sized: bool) -> str:
     links = "".join(
         f'<a href="#{name}">{label}</a>'
         for name, label in (
             ("summary", "Summary"),
+            *((("quality", "Size"),) if sized else ()),
             ("charts", "Charts"),
             ("text", "Text"),
             ("provenance", "Provenance"),

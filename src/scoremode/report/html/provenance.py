@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scoremode.report.html.charts import escaped, visible
-from scoremode.report.html.numbers import usable
+from scoremode.report.html.numbers import file_size, usable
 from scoremode.report.html.runs import run_name, same_run
+from scoremode.report.served import Served, served_run
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 
@@ -19,20 +20,13 @@ from scoremode.store.run import Run
 def run_facts(run: Run) -> dict[str, str]:
     """What another person needs to reproduce the numbers; facts that the manifest lacks are left out."""
     m = run.manifest
-    settings = m.get("engine_settings") or {}
     speed = usable(m.get("tokens_per_second"))
     seconds = usable(m.get("seconds"))
     facts = {
         "model": m.get("model"),
         "model revision": m.get("model_revision"),
         "model sha256": m.get("model_fingerprint"),
-        "engine": m.get("engine"),
-        "versions": _pairs(m.get("versions")),
-        "dtype": m.get("dtype"),
-        "device": m.get("device"),
-        "head": m.get("head"),
-        "head kernel": settings.get("head_kernel"),
-        "engine settings": _pairs({k: v for k, v in settings.items() if k != "head_kernel"}),
+        **served_facts(run, served_run(run)),
         "hardware": _pairs(m.get("hardware")),
         "method": m.get("method"),
         "method settings": _pairs(m.get("method_settings")),
@@ -52,6 +46,37 @@ def run_facts(run: Run) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}
 
 
+def served_facts(run: Run, served: Served) -> dict[str, str]:
+    """How a model was served: its format and sizes, the engine, its versions, kernels and settings."""
+    m = run.manifest
+    settings = m.get("engine_settings") or {}
+    facts = {
+        "format": m.get("model_format"),
+        **_size_facts(served),
+        "engine": m.get("engine"),
+        "versions": _pairs(m.get("versions")),
+        "dtype": m.get("dtype"),
+        "device": m.get("device"),
+        "head": m.get("head"),
+        "head kernel": settings.get("head_kernel"),
+        "engine settings": _pairs({k: v for k, v in settings.items() if k != "head_kernel"}),
+    }
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _size_facts(served: Served) -> dict[str, str | None]:
+    """The size of a model, and of its parts, in words."""
+    bits, stored = served.bits_per_weight, served.stored_bytes
+    found = {
+        "bits per weight": None if bits is None else f"{bits:.3f}, all weights together",
+        "size of the weights": None if stored is None else f"{file_size(stored)} ({stored:,} bytes)",
+    }
+    for part in served.parts:
+        each = f"{part.bits_per_weight:,.3f} bits per weight, {file_size(part.stored_bytes)}"
+        found[f"size of the {part.name}"] = f"{each}, {part.weights:,} weights"
+    return found
+
+
 def _pairs(values: Any) -> str:
     if not isinstance(values, Mapping):
         return "" if values is None else str(values)
@@ -69,17 +94,19 @@ def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) 
         return ""
     facts = [run_facts(run) for _, run in named]
     shared = {k: v for k, v in facts[0].items() if len(facts) > 1 and all(f.get(k) == v for f in facts)}
-    parts = [f"<h3>Same for all runs</h3>{_facts_list(shared)}"] if shared else []
-    for (name, _), own in zip(named, facts, strict=True):
+    parts = [f"<h3>Same for all runs</h3>{facts_list(shared)}"] if shared else []
+    for (name, run), own in zip(named, facts, strict=True):
         rest = {k: v for k, v in own.items() if k not in shared}
-        parts.append(f"<details><summary>{escaped(name)}</summary>{_facts_list(rest)}</details>")
+        number = next((i for i, c in enumerate(comparisons) if c.candidate is run), None)
+        own_id = "" if number is None else f' id="run-{number}"'
+        parts.append(f"<details{own_id}><summary>{escaped(name)}</summary>{facts_list(rest)}</details>")
     return (
         '<section id="provenance" aria-labelledby="provenance-title"><h2 id="provenance-title">Provenance</h2>'
         f"{_commands(comparisons, alone)}{''.join(parts)}</section>\n"
     )
 
 
-def _facts_list(facts: Mapping[str, str]) -> str:
+def facts_list(facts: Mapping[str, str]) -> str:
     lines = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items())
     return f'<dl class="facts">{lines}</dl>'
 

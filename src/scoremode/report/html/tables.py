@@ -10,7 +10,10 @@ from typing import Literal
 from scoremode.report.html import charts
 from scoremode.report.html.charts import escaped
 from scoremode.report.html.numbers import Statistics, cell_with_error, file_size, usable
+from scoremode.report.html.plane import mark_key
+from scoremode.report.html.provenance import facts_list, served_facts
 from scoremode.report.html.runs import distinct_baselines, run_name
+from scoremode.report.served import Served, in_groups, served, served_run
 from scoremode.report.text import NOT_MEASURED, counted, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
@@ -75,18 +78,25 @@ def summary_section(comparisons: Sequence[Comparison], statistics: Sequence[Stat
 
 
 def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
-    """One row per candidate, below the baseline and its noise floor."""
+    """One row per candidate, in groups of one format and engine, below the baseline and its noise floor."""
     shown = [m for m in MEASURES if any(s.get(m.name) is not None for s in statistics)]
     marks = {m.name: _best_and_worst(m, statistics) for m in shown}
-    sized = [size_of(c) for c in comparisons]
-    with_size = any(sized)
+    facts = [served(c) for c in comparisons]
+    size = _size_title(facts)
     head = "".join(f'<th scope="col"><abbr title="{escaped(m.about)}">{escaped(m.label)}</abbr></th>' for m in shown)
-    head = f'<th scope="col">Model</th>{"<th scope=col>Size</th>" if with_size else ""}{head}'
-    rows = [_reference_rows(c, s, shown, with_size) for c, s in distinct_baselines(comparisons, statistics)]
-    for i, (c, s) in enumerate(zip(comparisons, statistics, strict=True)):
-        cells = f'<td data-label="Size">{sized[i] or "–"}</td>' if with_size else ""
-        cells += "".join(_marked_cell(m, s, marks[m.name].get(i)) for m in shown)
-        rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(c.name)}</th>{cells}</tr>')
+    head = f'<th scope="col">Model</th>{size.head if size else ""}{head}'
+    bodies = ["".join(_reference_rows(c, s, shown, size) for c, s in distinct_baselines(comparisons, statistics))]
+    groups, columns = in_groups(facts), 1 + bool(size) + len(shown)
+    for number, (group, members) in enumerate(groups.items()):
+        rows = [_group_row(number, group, columns)] if len(groups) > 1 else []
+        for i in members:
+            cells = size.cell(size_cell(facts[i])) if size else ""
+            cells += "".join(_marked_cell(m, statistics[i], marks[m.name].get(i)) for m in shown)
+            name = f'<th scope="row">{charts.swatch(i)} {escaped(comparisons[i].name)}</th>'
+            whole = f'<p><a href="#run-{i}">everything about this run</a></p>'
+            how = _how_row(comparisons[i].candidate, facts[i], columns, whole)
+            rows.append(f'<tr class="described">{name}{cells}</tr>{how}')
+        bodies.append("".join(rows))
     marked = any(marks[m.name] for m in shown)
     legend = '<span class="best key">best</span> <span class="worst key">worst</span> in its column. ' if marked else ""
     floors = dict.fromkeys(noise_words(c, s) for c, s in distinct_baselines(comparisons, statistics))
@@ -94,7 +104,40 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     said = "".join(f" {escaped(words[:1].upper() + words[1:])}." for words in (*floors, *missing) if words)
     errors = escaped(_about_errors(comparisons, statistics))
     note = f"{legend}{errors}. KL is in nats per token.{said}"
-    return _table(head, rows, f'<p class="note">{note}</p>')
+    return _table(head, bodies, f'<p class="note">{note}</p>')
+
+
+@dataclass(frozen=True)
+class SizeColumn:
+    """The column of bits per weight; of sizes, if no format tells its bits."""
+
+    label: str
+    about: str
+
+    @property
+    def head(self) -> str:
+        return f'<th scope="col"><abbr title="{escaped(self.about)}">{escaped(self.label)}</abbr></th>'
+
+    def cell(self, inside: str) -> str:
+        return f'<td data-label="{escaped(self.label)}">{inside or "–"}</td>'
+
+
+def _size_title(facts: Sequence[Served]) -> SizeColumn | None:
+    if any(f.bits_per_weight is not None for f in facts):
+        return SizeColumn("Bits/weight", "stored bits per weight, all weights together; the size of the weights below")
+    return SizeColumn("Size", "the stored size of the weights") if any(f.stored_bytes for f in facts) else None
+
+
+def _group_row(number: int, name: str, columns: int) -> str:
+    heading = f"{mark_key(number)} {escaped(name)}"
+    return f'<tr class="group"><th scope="rowgroup" colspan="{columns}">{heading}</th></tr>'
+
+
+def _how_row(run: Run, its: Served, columns: int, after: str = "") -> str:
+    """How the model above was served: one line, and behind a click all of its facts."""
+    facts = facts_list(served_facts(run, its))
+    summary = f"<summary>{escaped(its.line or 'how it was served')}</summary>"
+    return f'<tr class="how"><td colspan="{columns}"><details>{summary}{facts}{after}</details></td></tr>'
 
 
 def _about_errors(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
@@ -109,15 +152,16 @@ def _about_errors(comparisons: Sequence[Comparison], statistics: Sequence[Statis
     return "; ".join(dict.fromkeys(found))
 
 
-def _table(head: str, rows: Iterable[str], after: str = "") -> str:
+def _table(head: str, bodies: Iterable[str], after: str = "") -> str:
+    body = "".join(f"<tbody>{rows}</tbody>" for rows in bodies)
     # a table wider than the page scrolls sideways; the tabindex makes it reachable by keyboard
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Summary table">'
-        f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>{after}'
+        f'<table class="summary"><thead><tr>{head}</tr></thead>{body}</table></div>{after}'
     )
 
 
-def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measure], with_size: bool) -> str:
+def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measure], size: SizeColumn | None) -> str:
     """The baseline, and its noise floor in the same columns."""
     model = escaped(comparison.baseline.manifest.get("model", "baseline"))
     baseline = {
@@ -128,24 +172,31 @@ def _reference_rows(comparison: Comparison, s: Statistics, shown: Sequence[Measu
         "kl_mean": cell_with_error(s.get("noise_floor_kl_mean")),
         "kl_p99": cell_with_error(s.get("noise_floor_kl_p99")),
     }
-    size = size_cell(*(comparison.baseline.manifest.get(name) for name in ("bits_per_weight", "weight_bytes")))
-    rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size if with_size else None)
+    its = served_run(comparison.baseline)
+    own = size_cell(its) if size else ""
+    rows = _reference_row(f'{model} <span class="tag">baseline</span>', baseline, shown, size, own, kind="described ")
+    rows += _how_row(comparison.baseline, its, 1 + bool(size) + len(shown))
     if usable(s.get("noise_floor_kl_mean")) is not None or usable(s.get("noise_floor_kl_p99")) is not None:
         again = 'noise floor <span class="tag">baseline against itself</span>'
-        rows += _reference_row(again, noise, shown, "" if with_size else None)
+        rows += _reference_row(again, noise, shown, size, "")
     return rows
 
 
-def _reference_row(name: str, cells: Mapping[str, str], shown: Sequence[Measure], size: str | None) -> str:
-    """``size`` is None if the table has no such column."""
-    own = ""
-    if size is not None:
-        own = f'<td data-label="Size">{size}</td>' if size else '<td class="none"></td>'
+def _reference_row(
+    name: str,
+    cells: Mapping[str, str],
+    shown: Sequence[Measure],
+    size: SizeColumn | None,
+    own_size: str,
+    *,
+    kind: str = "",
+) -> str:
+    own = (size.cell(own_size) if own_size else '<td class="none"></td>') if size else ""
     rest = "".join(
         f'<td data-label="{escaped(m.label)}">{cells[m.name]}</td>' if m.name in cells else '<td class="none"></td>'
         for m in shown
     )
-    return f'<tr class="reference"><th scope="row">{name}</th>{own}{rest}</tr>'
+    return f'<tr class="{kind}reference"><th scope="row">{name}</th>{own}{rest}</tr>'
 
 
 def _best_and_worst(measure: Measure, statistics: Sequence[Statistics]) -> dict[int, str]:
@@ -166,17 +217,12 @@ def _marked_cell(measure: Measure, statistics: Statistics, mark: str | None) -> 
     return f'<td{kind} data-label="{escaped(measure.label)}">{measure.cell(statistics)}{said}</td>'
 
 
-def size_of(comparison: Comparison) -> str:
-    """The size of the candidate."""
-    return size_cell(*(comparison.manifest.get(name) for name in ("bits_per_weight", "bytes")))
-
-
-def size_cell(bits_per_weight: object, stored_bytes: object) -> str:
-    """Bits per weight above the size of the files, as HTML; '' if neither is known."""
-    bits, count = usable(bits_per_weight), usable(stored_bytes)
-    if bits is None:
-        return escaped(file_size(count)) if count is not None else ""
-    return f"{bits:.2f} bpw" + (f' <span class="error">{escaped(file_size(count))}</span>' if count is not None else "")
+def size_cell(its: Served) -> str:
+    """Bits per weight above the size of the weights, as HTML; '' if neither is known."""
+    stored = file_size(its.stored_bytes) if its.stored_bytes is not None else ""
+    if its.bits_per_weight is None:
+        return escaped(stored)
+    return f"{its.bits_per_weight:.2f}" + (f' <span class="error">{escaped(stored)}</span>' if stored else "")
 
 
 def runs_table(alone: Sequence[Run]) -> str:
@@ -197,7 +243,7 @@ def runs_table(alone: Sequence[Run]) -> str:
         rows.append(f'<tr><th scope="row">{charts.swatch(i)} {escaped(run_name(run, alone))}</th>{cells}</tr>')
     said = "".join(f" {escaped(words)}" for words in _not_measured(alone))
     note = f'<p class="note">± is one standard error over the groups in parentheses.{said}</p>'
-    return _table(head, rows, note)
+    return _table(head, ["".join(rows)], note)
 
 
 def _not_measured(alone: Sequence[Run]) -> list[str]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from scoremode.report.text import NOT_MEASURED, counted, noise_words, shown, top_words
+from scoremode.report.served import Served, in_groups, served, served_run
+from scoremode.report.terminal.blocks import BlockTable, Column
+from scoremode.report.text import NOT_MEASURED, counted, middle_cut, noise_words, shown, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.ranking import rank
 from scoremode.store.run import Run
 
 NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title, to leave room for the other columns
+LONGEST_KIND = 26  # of a format or an engine
 
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -22,10 +24,16 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
     baseline = found[0].baseline
     return {
         "baseline": baseline.manifest["model"],
+        "baseline_served": served_run(baseline).as_json(),
         "method": baseline.manifest["method"],
         "plan_digest": baseline.plan_digest,
         "candidates": [
-            {**s, "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None, **_missing(c)}
+            {
+                **s,
+                **served(c).as_json(),
+                "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
+                **_missing(c),
+            }
             for c, s in zip(found, statistics, strict=True)
         ],
     }
@@ -39,24 +47,44 @@ def _missing(comparison: Comparison) -> dict[str, str]:
 
 def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
     """The table, the noise floor, and which candidates cannot be told apart."""
-    baseline, m = found[0].baseline, found[0].baseline.manifest
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    longest = max(len(shown(name)) for name in (m["model"], *(s["name"] for s in statistics)))
-    table.add_column("", no_wrap=True, min_width=min(longest, 28))
-    for name in ("ppl", "ratio", "KL mean", "median", "99%", "max", "same top", "over"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_row(Text(shown(m["model"])), f"{_number(statistics[0]['ppl_baseline'], 4)}", *["-"] * 7)
-    for s in statistics:
-        table.add_row(
-            Text(shown(s["name"])),
-            _number(s["ppl_candidate"], 4),
-            _fixed_with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4),
-            _fixed_with_error(s["kl_mean"], s["kl_mean_stderr"], 5),
-            *(_number(s[name], digits) for name, digits in (("kl_median", 5), ("kl_p99", 4), ("kl_max", 2))),
-            NARROW if s["same_top"] is None else f"{100 * s['same_top']:.2f}%",
-            f"{s['groups']:,}",
-        )
-    return [table, "", *_notes(found, statistics), _method_line(baseline.manifest, statistics[0])]
+    baseline, facts = found[0].baseline, [served(c) for c in found]
+    order = [i for members in in_groups(facts).values() for i in members]
+    rows = [statistics[i] for i in order]
+    names = [shown(name) for name in (baseline.manifest["model"], *(s["name"] for s in rows))]
+    numbers = {
+        "ppl": [_number(s["ppl_candidate"], 4) for s in rows],
+        "ratio": [_fixed_with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4) for s in rows],
+        "KL mean": [_fixed_with_error(s["kl_mean"], s["kl_mean_stderr"], 5) for s in rows],
+        "median": [_number(s["kl_median"], 5) for s in rows],
+        "99%": [_number(s["kl_p99"], 4) for s in rows],
+        "max": [_number(s["kl_max"], 2) for s in rows],
+        "same top": [NARROW if s["same_top"] is None else f"{100 * s['same_top']:.2f}%" for s in rows],
+        "over": [f"{s['groups']:,}" for s in rows],
+    }
+    own = {"ppl": _number(statistics[0]["ppl_baseline"], 4)}
+    columns = [Column(title, [own.get(title, "-"), *cells]) for title, cells in numbers.items()]
+    kinds = _kinds([served_run(baseline), *(facts[i] for i in order)])
+    return [
+        BlockTable(names, [*kinds, *columns]),
+        "",
+        *_notes(found, statistics),
+        _method_line(baseline.manifest, statistics[0]),
+    ]
+
+
+def _kinds(facts: Sequence[Served]) -> list[Column]:
+    """Format, engine and bits per weight, if there are several formats or engines in the table."""
+    formats, engines = [shown(f.format) for f in facts], [shown(f.engine) for f in facts]
+    if len(set(formats)) == len(set(engines)) == 1:
+        return []
+    found = [
+        Column(title, [middle_cut(cell, LONGEST_KIND) or "-" for cell in cells], number=False)
+        for title, cells in (("format", formats), ("engine", engines))
+        if len(set(cells)) > 1
+    ]
+    if any(f.bits_per_weight is not None for f in facts):
+        found.append(Column("bits", ["-" if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts]))
+    return found
 
 
 def _method_line(m: Any, s: dict[str, Any]) -> Text:

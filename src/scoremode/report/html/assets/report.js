@@ -586,6 +586,17 @@
     });
   }
 
+  /** The figures of a mark, below its chart: a finger cannot point without pressing. */
+  function startPlane() {
+    const said = byId("plane-said");
+    if (!said) return;
+    said.hidden = false;
+    for (const point of document.querySelectorAll(".plane .point")) {
+      const say = () => (said.textContent = point.getAttribute("aria-label"));
+      for (const event of ["pointerenter", "focus", "click"]) point.addEventListener(event, say);
+    }
+  }
+
   function startPrinting() {
     addEventListener("beforeprint", () => {
       for (const details of document.querySelectorAll("details")) details.open = true;
@@ -594,6 +605,7 @@
 
   startThemes();
   startCopying();
+  startPlane();
   startPrinting();
   if (data.views.length) {
     for (const part of document.querySelectorAll("#text [hidden]:not(#scale-label)")) part.hidden = false;

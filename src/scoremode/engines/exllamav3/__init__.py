@@ -1,0 +1,105 @@
+"""EXL3 checkpoints as ExLlamaV3 serves them, on a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.engines.exllamav3.options import ExllamaOptions
+from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.errors import EngineError, ModelError
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
+
+METHOD = "exl3"  # in a config's quantization_config
+BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run unquantized layers that need it
+INSTALL = "install a CUDA build of torch, then pip install 'scoremode[exl3]'"
+
+
+class ExllamaPlugin(EnginePlugin):
+    """A folder whose config says exl3; with ``--engine exllamav3`` also unquantized checkpoints."""
+
+    contract = 1
+    name = "exllamav3"
+    summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU: pip install 'scoremode[exl3]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True
+    )
+    options = ExllamaOptions
+    instead: ClassVar[dict[str, str]] = {
+        "dtype": "leave it out: ExLlamaV3 computes in float16",
+        "batch_tokens": "leave it out: one window is computed at a time",
+        "tensor_parallel_size": "use --tensor-p for all visible GPUs",
+        "quantization": "leave it out: the checkpoint declares its quantization",
+    }
+    opens_checkpoints = True
+    packages = ("exllamav3",)
+
+    def problem(self) -> str | None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            version("exllamav3")
+        except PackageNotFoundError:
+            return f"ExLlamaV3 is not installed; {INSTALL}"
+        import torch
+
+        return None if torch.cuda.is_available() else "ExLlamaV3 needs an NVIDIA GPU, and torch finds none"
+
+    def claims(self, model: str) -> bool:
+        from scoremode.text.json_files import read_object
+
+        config = Path(model).expanduser() / "config.json"
+        if not config.is_file():
+            return False
+        try:
+            quantization = read_object(config, constants=True).get("quantization_config")
+        except ValueError:
+            return False
+        return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
+
+    def subject(self, model: str, options: ExllamaOptions, tokenizer: str | None) -> Subject:
+        from scoremode.models.subject import checkpoint_subject
+
+        return checkpoint_subject(
+            model,
+            tokenizer=tokenizer,
+            trust_remote_code=bool(options.trust_remote_code),
+            revision=options.revision,
+            token=options.token,
+        )
+
+    def settings(self, subject: Subject, options: ExllamaOptions) -> dict[str, Any]:
+        assert subject.checkpoint is not None
+        quantization, width = subject.checkpoint.config.get("quantization_config"), subject.hidden_size
+        if not isinstance(quantization, dict) and width is not None and width % BLOCK:
+            raise ModelError(
+                f"ExLlamaV3 cannot run {subject.name} unquantized: its hidden size of {width} is not a multiple of "
+                f"{BLOCK}",
+                fix="score it with --engine transformers",
+            )
+        return {**options.identity(), **kernel_switches()}
+
+    def open(self, subject: Subject, options: ExllamaOptions, work: Work) -> Engine:
+        problem = self.problem()
+        if problem is not None:
+            what, _, fix = problem.partition("; ")
+            raise EngineError(what, fix=fix or "score it on a machine with a GPU")
+        from scoremode.engines.exllamav3.engine import ExllamaEngine
+
+        assert subject.checkpoint is not None
+        return ExllamaEngine(subject.checkpoint, options)
+
+    def about(self) -> list[tuple[str, str, bool]]:
+        return []
+
+
+def kernel_switches() -> dict[str, str]:
+    """Environment variables by which ExLlamaV3 chooses its kernels: a part of every run's identity."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("EXL3_", "EXLLAMA"))}
+
+
+PLUGIN = ExllamaPlugin

@@ -1,0 +1,71 @@
+"""GGUF files as llama.cpp serves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.engines.llamacpp.options import LlamaCppOptions
+from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
+
+USUAL_CONTEXT = 2048  # tokens that a context is opened for if the length of windows is not known
+
+
+class LlamaCppPlugin(EnginePlugin):
+    """``model.gguf``, or a folder with one."""
+
+    contract = 1
+    name = "llamacpp"
+    summary = "GGUF files as llama.cpp serves them: pip install 'scoremode[gguf]'"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True
+    )
+    options = LlamaCppOptions
+    instead: ClassVar[dict[str, str]] = {
+        "dtype": "the file decides how weights are stored; --cache-type-k and --cache-type-v set the K/V cache",
+        "device": "use --n-gpu-layers 0 for the CPU",
+        "batch_tokens": "use --n-batch and --n-ubatch",
+        "max_num_batched_tokens": "use --n-batch",
+        "attn_implementation": "use --flash-attn on or off",
+        "quantization": "leave it out: the file declares its types",
+    }
+    packages = ("llama-cpp-python", "xllamacpp", "gguf")
+
+    def problem(self) -> str | None:
+        from scoremode.engines.llamacpp.library import INSTALL, installed
+
+        return None if installed() else f"llama.cpp is not installed; {INSTALL}"
+
+    def claims(self, model: str) -> bool:
+        from scoremode.models.gguf import SUFFIX, gguf_models
+
+        path = Path(model).expanduser()
+        if model.lower().endswith(SUFFIX):
+            return True
+        return path.is_dir() and not any(path.glob("*.safetensors")) and bool(gguf_models(path))
+
+    def subject(self, model: str, options: LlamaCppOptions, tokenizer: str | None) -> Subject:
+        from scoremode.engines.llamacpp.subject import gguf_subject
+
+        return gguf_subject(model, tokenizer)
+
+    def settings(self, subject: Subject, options: LlamaCppOptions) -> dict[str, Any]:
+        from scoremode.engines.llamacpp.engine import Choices, settings_of
+        from scoremode.engines.llamacpp.library import installed
+
+        package, version = installed() or ("", "")
+        return {**options.identity(), **settings_of(Choices.of(options)), "library": f"{package} {version}"}
+
+    def open(self, subject: Subject, options: LlamaCppOptions, work: Work) -> Engine:
+        from scoremode.engines.llamacpp.engine import LlamaCppEngine
+        from scoremode.models.gguf import read_gguf
+
+        longest = work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
+        return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest)
+
+
+PLUGIN = LlamaCppPlugin

@@ -1,0 +1,288 @@
+"""The llama.cpp engine: the logits of llama.cpp's own kernels for a GGUF file, reduced by scoremode's head code.
+
+A window is decoded as ``llama-perplexity`` decodes it: from an empty cache, at most ``n_batch`` tokens at a time, with
+logits switched on for the rows that are asked for. Each decode's logits are reduced before the next one overwrites
+them, so there is never more than one batch of logits in memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
+from scoremode.engines.batching import prompt_groups
+from scoremode.engines.llamacpp.library import Batch, Library, library
+from scoremode.engines.llamacpp.options import FLASH_ATTENTION, LlamaCppOptions
+from scoremode.engines.tensors import Against, IndexedWindow, split_columns
+from scoremode.errors import EngineError, ModelError, OptionError
+from scoremode.head.chunked import diverge_from_logits, score_rows
+from scoremode.models.gguf import GgufFacts
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.values import Bools, Ids
+
+PROBE_TOKENS = 12
+SLACK = 0.05  # of the largest logit: how far a row may move with the length of its batch in the self-test
+MODE_ERRORS = {1: "its cache is too small for the window", 2: "it was interrupted", -1: "it refused the batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What llama.cpp is told: a part of every run's identity."""
+
+    n_batch: int
+    n_ubatch: int
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: str
+    n_gpu_layers: int | None
+
+    @staticmethod
+    def of(options: LlamaCppOptions) -> Choices:
+        n_batch = options.n_batch or 2048
+        n_ubatch = min(options.n_ubatch or 512, n_batch)
+        if options.n_ubatch is not None and options.n_ubatch > n_batch:
+            raise OptionError(f"--n-ubatch {options.n_ubatch} is larger than --n-batch {n_batch}", fix="give less")
+        keys, values = options.cache_type_k or "f16", options.cache_type_v or "f16"
+        flash = options.flash_attn or "off"
+        if flash == "off" and values not in ("f32", "f16", "bf16"):
+            raise OptionError(
+                f"--cache-type-v {values} works in llama.cpp only with flash attention", fix="add --flash-attn on"
+            )
+        return Choices(n_batch, n_ubatch, keys, values, flash, options.n_gpu_layers)
+
+
+class LlamaCppEngine(Engine):
+    """Scores windows with llama.cpp."""
+
+    def __init__(self, facts: GgufFacts, vocabulary: int, options: LlamaCppOptions, longest: int) -> None:
+        self._llama: Library = library()
+        self._model = self._context = None
+        self.choices, self.vocabulary = Choices.of(options), vocabulary
+        self.threads = options.threads or cores()
+        self._model = self._load(facts)
+        self.longest = max(longest, PROBE_TOKENS)
+        self._context = self._open_context(self.longest)
+        self._at_once: int = self._llama.call.llama_n_batch(self._context)  # not more than fit into the context
+        call = self._llama.call
+        self._rewinds = not (call.llama_model_is_recurrent(self._model) or call.llama_model_is_hybrid(self._model))
+        notes = self._self_test()
+        self.facts = EngineFacts(
+            engine="llamacpp",
+            dtype=facts.quantization,
+            device=self._device(),
+            head="as-served",
+            vocabulary=vocabulary,
+            context_length=facts.number("context_length"),
+            versions={self._llama.package: self._llama.version},
+            settings={
+                **settings_of(self.choices),
+                "threads": self.threads,
+                "kernels": self._llama.kernels,
+                "types": facts.types,
+            },
+            notes=notes,
+        )
+
+    # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _load(self, facts: GgufFacts) -> Any:
+        call = self._llama.call
+        parameters = call.llama_model_default_params()
+        parameters.check_tensors = True  # a damaged file is refused, not scored
+        if self.choices.n_gpu_layers is not None:
+            parameters.n_gpu_layers = self.choices.n_gpu_layers
+        self._llama.complaints.clear()
+        model = call.llama_model_load_from_file(str(facts.files[0]).encode(), parameters)
+        if not model:
+            raise ModelError(
+                f"llama.cpp cannot load {facts.files[0]}: {self._llama.complaint() or 'no reason given'}",
+                fix="download it again, or install a newer llama.cpp",
+            )
+        if call.llama_model_has_encoder(model):
+            raise ModelError(f"{facts.files[0]} has an encoder", fix="choose a causal language model")
+        found = call.llama_vocab_n_tokens(call.llama_model_get_vocab(model))
+        if found != self.vocabulary:
+            raise ModelError(f"{facts.files[0]} has {found} ids, not {self.vocabulary}", fix="download it again")
+        return model
+
+    def _open_context(self, longest: int) -> Any:
+        from gguf.constants import GGMLQuantizationType
+
+        call, choices = self._llama.call, self.choices
+        parameters = call.llama_context_default_params()
+        parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = longest, choices.n_batch, choices.n_ubatch
+        parameters.n_threads = parameters.n_threads_batch = self.threads
+        parameters.flash_attn_type = FLASH_ATTENTION[choices.flash_attn]
+        parameters.type_k = int(GGMLQuantizationType[choices.cache_type_k.upper()])
+        parameters.type_v = int(GGMLQuantizationType[choices.cache_type_v.upper()])
+        parameters.no_perf = True
+        self._llama.complaints.clear()
+        context = call.llama_init_from_model(self._model, parameters)
+        if not context:
+            raise EngineError(
+                f"llama.cpp cannot open a context of {longest} tokens: {self._llama.complaint() or 'no reason given'}",
+                fix="give a smaller --context-length or --n-batch, or another --cache-type-k and --cache-type-v",
+            )
+        return context
+
+    def _device(self) -> str:
+        uses_gpu = bool(self._llama.call.llama_supports_gpu_offload()) and self.choices.n_gpu_layers != 0
+        return "gpu" if uses_gpu else "cpu"
+
+    def _self_test(self) -> tuple[str, ...]:
+        """Our rows against logits read one by one, and a shorter text against a longer one with the same beginning."""
+        ids = (np.arange(PROBE_TOKENS, dtype=np.int32) * 7 + 3) % self.vocabulary
+        rows = np.arange(PROBE_TOKENS, dtype=np.int32)
+        together = self._decode(ids, 0, rows).clone()
+        each = torch.stack([self._one_by_one(i) for i in range(PROBE_TOKENS)])
+        if not torch.equal(together, each):
+            raise EngineError("llama.cpp gives its logits in another order than expected", fix="report this model")
+        if not bool(together.isfinite().all()):
+            raise EngineError("the model gives NaN", fix="the file is damaged, or its type is not supported here")
+        alone = self._decode(ids[: PROBE_TOKENS // 2], 0, rows[: PROBE_TOKENS // 2])
+        distance = float((alone - together[: len(alone)]).abs().max() / together.abs().max().clamp_min(1.0))
+        if distance > SLACK:
+            raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
+        return (UNIFORM,) if bool((together == together[:, :1]).all()) else ()
+
+    def _one_by_one(self, index: int) -> Tensor:
+        pointer = self._llama.call.llama_get_logits_ith(self._context, index)
+        return torch.from_numpy(np.ctypeslib.as_array(pointer, (self.vocabulary,)).copy())
+
+    # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _decode(self, ids: Ids, at: int, rows: Ids) -> Tensor:
+        """Feed tokens from position ``at`` on; the logits (rows, vocabulary) stay valid until the next decode."""
+        call, count = self._llama.call, len(ids)
+        memory = call.llama_get_memory(self._context)
+        if at == 0:
+            call.llama_memory_clear(memory, False)
+        token = np.ascontiguousarray(ids, np.int32)
+        position = np.arange(at, at + count, dtype=np.int32)
+        sequences = np.ones(count, np.int32)
+        zero = ctypes.c_int32(0)
+        pointers = np.full(count, ctypes.addressof(zero), np.uint64)
+        output = np.zeros(count, np.int8)
+        output[rows] = 1
+        batch = Batch(count, *(_address(x) for x in (token, None, position, sequences, pointers, output)))
+        self._llama.complaints.clear()
+        failed = call.llama_decode(self._context, batch)
+        if failed:
+            reason = MODE_ERRORS.get(failed) or self._llama.complaint() or f"error {failed}"
+            raise EngineError(
+                f"llama.cpp could not decode {count} tokens: {reason}",
+                fix="give a smaller --context-length or --n-batch",
+            )
+        if not len(rows):
+            return torch.empty(0, self.vocabulary)
+        return torch.from_numpy(
+            np.ctypeslib.as_array(call.llama_get_logits(self._context), (len(rows), self.vocabulary))
+        )
+
+    def _logits(self, window: Window, begin: int) -> Iterator[tuple[slice, Tensor]]:
+        """The logits of a window's rows, one decode at a time; tokens before ``begin`` are in the cache already."""
+        step = self._at_once
+        for first in range(begin, len(window.ids), step):
+            part = window.ids[first : first + step]
+            inside = slice(*np.searchsorted(window.rows, [first, first + len(part)]).tolist())
+            logits = self._decode(part, first, window.rows[inside] - first)
+            if inside.start < inside.stop:
+                yield inside, logits
+
+    # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        if want.states:
+            raise EngineError(
+                "llama.cpp does not give hidden states with the head that belongs to them",
+                fix="use an unquantized Hugging Face checkpoint as the baseline",
+            )
+        against = None if want.against is None else Against(want.against, torch.device("cpu"), self.vocabulary)
+        for group in prompt_groups(source):
+            if done[group].all():
+                continue
+            windows = [(int(i), source.window(int(i))) for i in group]
+            shared = self._feed_shared(windows)
+            for index, window in windows:
+                if not done[index]:
+                    yield index, self._answers((index, window), shared, source.vocabulary, against)
+
+    def _feed_shared(self, windows: list[IndexedWindow]) -> int:
+        """Feed the tokens before any asked row that all windows begin with, once; the number of them."""
+        if len(windows) == 1 or not self._rewinds:
+            return 0
+        most = min(int(w.rows[0]) for _, w in windows)
+        first = windows[0][1].ids[:most]
+        equal = [int((w.ids[:most] != first).argmax()) if (w.ids[:most] != first).any() else most for _, w in windows]
+        shared = min(equal)
+        none = np.zeros(0, np.int32)
+        for begin in range(0, shared, self._at_once):
+            self._decode(first[begin : min(shared, begin + self._at_once)], begin, none)
+        return shared
+
+    def _answers(self, indexed: IndexedWindow, shared: int, vocabulary: int | None, against: Against | None) -> Answers:
+        window = indexed[1]
+        width = min(vocabulary or self.vocabulary, self.vocabulary)
+        if shared:
+            self._forget_from(shared)
+        targets = torch.from_numpy(window.targets.astype(np.int64))
+        states = None if against is None else against.states([indexed])
+        found = [
+            _reduced(logits[:, :width], targets[rows], width, against, None if states is None else states[rows])
+            for rows, logits in self._logits(window, shared)
+        ]
+        return found[0] if len(found) == 1 else _joined(found)
+
+    def _forget_from(self, position: int) -> None:
+        call = self._llama.call
+        if not call.llama_memory_seq_rm(call.llama_get_memory(self._context), 0, position, -1):
+            raise EngineError("llama.cpp could not go back to the end of the prompt", fix="report this model")
+
+    def close(self) -> None:
+        if self._context:
+            self._llama.call.llama_free(self._context)
+        if self._model:
+            self._llama.call.llama_model_free(self._model)
+        self._context = self._model = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def settings_of(choices: Choices) -> dict[str, Any]:
+    """Everything that may change a score, by llama.cpp's names."""
+    found = {name: getattr(choices, name) for name in Choices.__slots__}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _address(array: Any) -> int | None:
+    return None if array is None else int(array.ctypes.data)
+
+
+def _reduced(logits: Tensor, targets: Tensor, width: int, against: Against | None, states: Tensor | None) -> Answers:
+    """Logits (n, width), which may be overwritten, as answers."""
+    ends = np.array([len(logits)])
+    if against is None or states is None:
+        return split_columns(score_rows(logits, lambda x: x, targets, width), ends)[0]
+    found = diverge_from_logits(states, against.head.within(width), logits, lambda x: x, targets)
+    return replace(split_columns(found.q, ends)[0], kl=found.kl.double().numpy())
+
+
+def _joined(parts: list[Answers]) -> Answers:
+    """The answers of several decodes of one window."""
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("logprob", "rank", "entropy", "top", "top_logprob", "kl")
+        if getattr(parts[0], name) is not None
+    }
+    return Answers(**columns)

@@ -1,0 +1,260 @@
+"""llama.cpp's own library, as a Python package brings it: its functions, and structs whose layout was checked.
+
+Two packages are known. ``xllamacpp`` is what ``pip install 'scoremode[gguf]'`` brings: built ahead of time, and its
+library exports llama.cpp's C functions. ``llama-cpp-python`` is compiled by its user, usually for a GPU, and is
+preferred if it is installed. llama.cpp changes its structs between releases without a version number in them, so
+their defaults are read back and compared before anything is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from scoremode.errors import EngineError, harmless
+
+INSTALL = "pip install 'scoremode[gguf]'"
+OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference
+SPARE = 512  # bytes behind a struct: a later release may have more fields there, and gets its own defaults back
+
+
+def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
+    spare = ("spare", ctypes.c_ubyte * SPARE)
+    return type(name, (ctypes.Structure,), {"_fields_": [*fields, spare]})
+
+
+def _all(names: str, kind: Any) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+# the structs of llama.cpp's build 11549, which the pinned xllamacpp contains
+ModelParameters = _struct(
+    "ModelParameters",
+    *_all("devices tensor_buft_overrides", c_void_p),
+    *_all("n_gpu_layers split_mode load_mode lazy_mode main_gpu", c_int32),
+    *_all("tensor_split progress_callback progress_callback_user_data kv_overrides", c_void_p),
+    *_all("vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp", c_bool),
+)
+
+ContextParameters = _struct(
+    "ContextParameters",
+    *_all("n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq", c_uint32),
+    *_all("n_threads n_threads_batch", c_int32),
+    *_all("ctx_type rope_scaling_type pooling_type attention_type flash_attn_type", c_int),
+    *_all("rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow", c_float),
+    ("yarn_orig_ctx", c_uint32),
+    ("defrag_thold", c_float),
+    *_all("cb_eval cb_eval_user_data", c_void_p),
+    *_all("type_k type_v", c_int),
+    ("moe_cache_size", c_size_t),
+    *_all("abort_callback abort_callback_data", c_void_p),
+    *_all("embeddings offload_kqv no_perf op_offload swa_full kv_unified", c_bool),
+    ("samplers", c_void_p),
+    ("n_samplers", c_size_t),
+    ("ctx_other", c_void_p),
+)
+
+
+class Batch(ctypes.Structure):
+    """Tokens for one decode; the same in all releases that are known."""
+
+    _fields_ = (
+        ("n_tokens", c_int32),
+        ("token", c_void_p),
+        ("embd", c_void_p),
+        ("pos", c_void_p),
+        ("n_seq_id", c_void_p),
+        ("seq_id", c_void_p),
+        ("logits", c_void_p),
+    )
+
+
+# what llama.cpp's defaults have been for years: if they are read elsewhere, the structs are not those of this library
+MODEL_DEFAULTS: Mapping[str, Any] = {
+    "devices": None,
+    "kv_overrides": None,
+    "main_gpu": 0,
+    "vocab_only": False,
+    "check_tensors": False,
+    "use_extra_bufts": True,
+}
+CONTEXT_DEFAULTS: Mapping[str, Any] = {
+    "n_ctx": 512,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_seq_max": 1,
+    "flash_attn_type": -1,
+    "rope_freq_base": 0.0,
+    "type_k": 1,
+    "type_v": 1,
+    "embeddings": False,
+    "offload_kqv": True,
+    "op_offload": True,
+    "swa_full": True,
+    "n_samplers": 0,
+}
+
+
+def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Result and arguments of every function that is used."""
+    p = c_void_p
+    return {
+        "llama_backend_init": (None, ()),
+        "llama_log_set": (None, (p, p)),
+        "ggml_set_abort_callback": (p, (p,)),
+        "llama_print_system_info": (c_char_p, ()),
+        "llama_supports_gpu_offload": (c_bool, ()),
+        "llama_model_default_params": (model, ()),
+        "llama_context_default_params": (context, ()),
+        "llama_model_load_from_file": (p, (c_char_p, model)),
+        "llama_model_free": (None, (p,)),
+        "llama_model_get_vocab": (p, (p,)),
+        "llama_model_is_recurrent": (c_bool, (p,)),
+        "llama_model_is_hybrid": (c_bool, (p,)),
+        "llama_model_has_encoder": (c_bool, (p,)),
+        "llama_model_n_params": (c_uint64, (p,)),
+        "llama_init_from_model": (p, (p, context)),
+        "llama_free": (None, (p,)),
+        "llama_n_batch": (c_uint32, (p,)),
+        "llama_get_memory": (p, (p,)),
+        "llama_memory_clear": (None, (p, c_bool)),
+        "llama_memory_seq_rm": (c_bool, (p, c_int32, c_int32, c_int32)),
+        "llama_decode": (c_int32, (p, Batch)),
+        "llama_get_logits": (POINTER(c_float), (p,)),
+        "llama_get_logits_ith": (POINTER(c_float), (p, c_int32)),
+        "llama_vocab_n_tokens": (c_int32, (p,)),
+        "llama_vocab_bos": (c_int32, (p,)),
+        "llama_vocab_eos": (c_int32, (p,)),
+        "llama_vocab_get_add_bos": (c_bool, (p,)),
+        "llama_vocab_get_add_eos": (c_bool, (p,)),
+        "llama_vocab_get_text": (c_char_p, (p, c_int32)),
+        "llama_vocab_get_attr": (c_int, (p, c_int32)),
+        "llama_tokenize": (c_int32, (p, c_char_p, c_int32, p, c_int32, c_bool, c_bool)),
+        "llama_token_to_piece": (c_int32, (p, c_int32, p, c_int32, c_int32, c_bool)),
+    }
+
+
+class _Functions(Protocol):
+    def __getattr__(self, name: str) -> Any: ...
+
+
+LOG = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
+ABORT = ctypes.CFUNCTYPE(None, c_char_p)
+ERROR_LEVEL, CONTINUED_LEVEL = 4, 5  # of ggml's log
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Library:
+    """llama.cpp, loaded and checked."""
+
+    package: str  # the distribution that brought it
+    version: str
+    call: _Functions  # its functions by their names in llama.h
+    complaints: deque[str]  # the last errors that it logged
+    kept: tuple[Any, ...]  # what must live as long as the library
+
+    @property
+    def kernels(self) -> str:
+        """What the library says of the machine code that it would run here."""
+        return str(self.call.llama_print_system_info().decode("utf-8", "replace")).strip().rstrip("|").strip()
+
+    def complaint(self) -> str:
+        """The last errors in its own words, on one line."""
+        return " / ".join(line.strip() for line in self.complaints if line.strip())[-300:]
+
+
+def installed() -> tuple[str, str] | None:
+    """The distribution that brings llama.cpp here, and its version. Nothing is loaded."""
+    for distribution in (OWN_BUILD, PREBUILT):
+        try:
+            return distribution, version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+@cache
+def library() -> Library:
+    """llama.cpp's library; loaded once for the whole process."""
+    found = installed()
+    if found is None:
+        raise EngineError("llama.cpp is not installed, and it scores GGUF files", fix=INSTALL)
+    package, its_version = found
+    try:
+        functions, model, context = _own_build() if package == OWN_BUILD else _prebuilt()
+        for name, (result, arguments) in _signatures(model, context).items():
+            function = getattr(functions, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError, ImportError) as error:
+        raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=INSTALL) from None
+    check_layout(functions, f"{package} {its_version}")
+    complaints: deque[str] = deque(maxlen=6)
+    log = LOG(lambda level, text, _: _hear(complaints, level, text))
+    functions.llama_log_set(ctypes.cast(log, c_void_p), None)
+    last_words = ABORT(_say_and_exit)
+    functions.ggml_set_abort_callback(ctypes.cast(last_words, c_void_p))
+    functions.llama_backend_init()
+    return Library(package, its_version, functions, complaints, (log, last_words))
+
+
+def _say_and_exit(message: bytes | None) -> None:
+    """llama.cpp ends the process where a check of its own fails. One line says so, instead of a stack trace."""
+    words = harmless((message or b"").decode("utf-8", "replace").strip())[-300:]
+    print(f"scoremode: llama.cpp stopped the process: {words}; what was scored is kept", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _hear(complaints: deque[str], level: int, text: bytes | None) -> None:
+    """Keep what llama.cpp logs as an error; the rest is not for our user."""
+    words = (text or b"").decode("utf-8", "replace")
+    if level == ERROR_LEVEL:
+        complaints.append(words)
+    elif level == CONTINUED_LEVEL and complaints and not complaints[-1].endswith("\n"):
+        complaints[-1] += words
+
+
+def _prebuilt() -> tuple[Any, type, type]:
+    spec = importlib.util.find_spec("xllamacpp")  # not imported: its own server is not needed
+    folders = spec.submodule_search_locations if spec else None
+    file = next((f for folder in folders or () for f in Path(folder).glob("xllamacpp*.so")), None)
+    if file is None:
+        raise OSError("the package has no library")
+    return ctypes.CDLL(str(file)), ModelParameters, ContextParameters
+
+
+def _own_build() -> tuple[Any, type, type]:
+    """The package has the structs of the llama.cpp that it was compiled with."""
+    own = importlib.import_module("llama_cpp.llama_cpp")
+
+    return ctypes.CDLL(own._lib._name), own.llama_model_params, own.llama_context_params
+
+
+def check_layout(functions: Any, name: str) -> None:
+    """Refuse a library whose structs are not laid out as we know them: its defaults would be read in wrong places."""
+    both = (
+        ("llama_model_params", functions.llama_model_default_params(), MODEL_DEFAULTS),
+        ("llama_context_params", functions.llama_context_default_params(), CONTEXT_DEFAULTS),
+    )
+    for struct, read, expected in both:
+        wrong = [field for field, value in expected.items() if not _is(getattr(read, field, "missing"), value)]
+        if wrong:
+            raise EngineError(
+                f"the llama.cpp of {name} is a release with another {struct} ({', '.join(wrong)})",
+                fix=f"install the release that scoremode was tested with: {INSTALL}",
+            )
+
+
+def _is(read: Any, expected: Any) -> bool:
+    """Equal; a null pointer may come as None or as a pointer object that is false."""
+    return not read if expected is None else bool(read == expected)

@@ -1,0 +1,182 @@
+"""The tokenizer inside a GGUF file, as llama.cpp itself applies it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.llamacpp.library import Library, library
+from scoremode.errors import CorpusError, ModelError
+from scoremode.text.corpus import Message
+from scoremode.text.tokenizer import (
+    PROBE,
+    Encoding,
+    TokenizerFacts,
+    hash_vocabulary,
+    owned_characters,
+    render_template,
+    require_parts,
+)
+from scoremode.values import Ids, Ints
+
+UNUSED, CONTROL = 1 << 1, 1 << 3  # what llama.cpp knows of a token
+LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
+
+
+class LlamaTokenizer:
+    """Text to ids by llama.cpp. Special tokens that stand in a text are read as such, as Hugging Face does."""
+
+    def __init__(self, path: Path, template: str | None = None) -> None:
+        self._llama: Library = library()
+        self._template, self.name = template, str(path)
+        call = self._llama.call
+        parameters = call.llama_model_default_params()
+        parameters.vocab_only = True
+        self._llama.complaints.clear()
+        self._model = call.llama_model_load_from_file(str(path).encode(), parameters)
+        if not self._model:
+            raise ModelError(
+                f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",
+                fix="download it again, or install a newer llama.cpp",
+            )
+        self._vocab = call.llama_model_get_vocab(self._model)
+        self.facts = self._facts()
+
+    def __del__(self) -> None:
+        if getattr(self, "_model", None):
+            self._llama.call.llama_model_free(self._model)
+
+    def _facts(self) -> TokenizerFacts:
+        call, vocab = self._llama.call, self._vocab
+        count = call.llama_vocab_n_tokens(vocab)
+        if count < 1:
+            raise ModelError(f"{self.name} has no tokenizer", fix="name one with --tokenizer")
+        # converters fill the vocabulary up to the size of the head: such ids have no token
+        while count > 1 and call.llama_vocab_get_attr(vocab, count - 1) & UNUSED:
+            count -= 1
+        names = ((call.llama_vocab_get_text(vocab, i) or b"").decode("utf-8", "replace") for i in range(count))
+        both = [self._ids(PROBE, special=special).tolist() for special in (True, False)]
+        bos, eos = call.llama_vocab_bos(vocab), call.llama_vocab_eos(vocab)
+        return TokenizerFacts(
+            fingerprint=hash_vocabulary(((name, i) for i, name in enumerate(names)), both),
+            size=count,
+            bos=bos if bos >= 0 else None,
+            eos=eos if eos >= 0 else None,
+            adds_bos=bos >= 0 and both[0][:1] == [bos] and both[1][:1] != [bos],
+        )
+
+    def _ids(self, text: str, *, special: bool) -> Ids:
+        raw = text.encode()
+        if len(raw) > LONGEST_INPUT:
+            raise CorpusError("llama.cpp cannot tokenize a text of 2 GB", fix="give the text as several files")
+        room = len(raw) + 16
+        ids = np.empty(room, np.int32)
+        found = self._llama.call.llama_tokenize(
+            self._vocab, raw, len(raw), ids.ctypes.data_as(ctypes.c_void_p), room, special, True
+        )
+        if found < 0:
+            raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
+        return ids[:found].copy()
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        ids = self._ids(text, special=special)
+        starts, ends = self._characters(text, ids, special=special)
+        return owned_characters(ids, starts, ends, len(text))
+
+    def _characters(self, text: str, ids: Ids, *, special: bool) -> tuple[Ints, Ints]:
+        """The characters that each token covers, from the bytes it stands for. Refused if those are not the text."""
+        raw = text.encode()
+        begin, end = self._bytes_covered(raw, ids, special=special)
+        if text.isascii():
+            return begin, end
+        first = np.frombuffer(raw, np.uint8) & 0xC0 != 0x80  # where a character begins
+        number = np.concatenate([np.cumsum(first, dtype=np.int64) - 1, [len(text)]])  # of each byte's character
+        empty = end <= begin
+        starts: Ints = number[begin]
+        ends: Ints = np.where(empty, starts, number[np.maximum(end, 1) - 1] + 1)
+        return starts, ends
+
+    def _bytes_covered(self, raw: bytes, ids: Ids, *, special: bool) -> tuple[Ints, Ints]:
+        lead, tail = self._added(ids, special=special)
+        inner = ids[lead : len(ids) - tail]
+        lengths = self._lengths[inner]
+        pieces = self._shown
+        if b"".join([pieces[i] for i in inner.tolist()]) != raw:
+            lengths = self._matched(raw, inner)
+        ends = np.concatenate([np.zeros(lead, np.int64), np.cumsum(lengths), np.full(tail, len(raw), np.int64)])
+        begins = np.concatenate([np.zeros(lead, np.int64), ends[lead : len(ids)][: len(inner)] - lengths])
+        return np.concatenate([begins, np.full(tail, len(raw), np.int64)]), ends
+
+    def _added(self, ids: Ids, *, special: bool) -> tuple[int, int]:
+        """How many tokens llama.cpp put before and after the text."""
+        if not special:
+            return 0, 0
+        call, vocab = self._llama.call, self._vocab
+        lead = int(call.llama_vocab_get_add_bos(vocab) and ids[:1].tolist() == [self.facts.bos])
+        tail = int(call.llama_vocab_get_add_eos(vocab) and len(ids) > lead and ids[-1:].tolist() == [self.facts.eos])
+        return lead, tail
+
+    def _matched(self, raw: bytes, ids: Ids) -> Ints:
+        """Bytes of the text that each token stands for, where llama.cpp put a space before the text or a part of it."""
+        lengths, at = np.zeros(len(ids), np.int64), 0
+        for i, token in enumerate(ids.tolist()):
+            piece = self._shown[token]
+            if not raw.startswith(piece, at):
+                if not (piece[:1] == b" " and raw.startswith(piece[1:], at)):
+                    break
+                piece = piece[1:]
+            lengths[i] = len(piece)
+            at += len(piece)
+        if at != len(raw):
+            near = raw[at : at + 30].decode("utf-8", "replace")
+            raise CorpusError(
+                f"the tokens of {self.name} do not spell the text: they differ from it at {near!r}",
+                fix="name a Hugging Face tokenizer with --tokenizer",
+            )
+        return lengths
+
+    @cached_property
+    def _shown(self) -> list[bytes]:
+        """The bytes of every id, special tokens by their names."""
+        return [self._piece(i, special=True) for i in range(self._llama.call.llama_vocab_n_tokens(self._vocab))]
+
+    @cached_property
+    def _lengths(self) -> Ints:
+        return np.array([len(piece) for piece in self._shown], np.int64)
+
+    def _piece(self, token: int, *, special: bool) -> bytes:
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            found = self._llama.call.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            if found >= 0:
+                return buffer.raw[:found]
+            room = -found
+
+    def pieces(self) -> list[bytes]:
+        call, vocab = self._llama.call, self._vocab
+        shown = self._shown[: self.facts.size]
+        return [b"" if call.llama_vocab_get_attr(vocab, i) & CONTROL else piece for i, piece in enumerate(shown)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self._shown[i] for i in ids).decode("utf-8", "replace")
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        if not self._template:
+            raise ModelError("this model has no chat template", fix="choose a text field with --field")
+
+        def render(turns: list[Message], opened: bool) -> str:
+            return render_template(str(self._template), turns, open_turn=opened, special=self._special_names())
+
+        if any(isinstance(m.get("content"), list) for m in messages):
+            require_parts(messages, lambda turns: render(turns, False))
+        return render(messages, open_turn)
+
+    def _special_names(self) -> dict[str, Any]:
+        known = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
+        return {name: self.decode([token]) for name, token in known.items() if token is not None}

@@ -1,0 +1,76 @@
+"""How large a model is on disk, by one definition for every format.
+
+Bits per weight are the bits of all stored tensors divided by the number of weights they stand for: embeddings, head and
+norms included. Scales and zero points add bits and no weights. A matrix that is used twice but stored once counts once.
+The embedding and the head are listed apart, because formats treat them differently and small models mostly consist of
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|token_embd)\.")
+HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.|^output\.")
+PARTS = ("body", "embedding", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some tensors of a model."""
+
+    bytes: int
+    weights: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.bytes / self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The size of a model and of its parts.
+
+    >>> sizes = Sizes({"body": Part(500, 1000), "embedding": Part(2000, 1000)})
+    >>> sizes.bits_per_weight
+    10.0
+    """
+
+    parts: Mapping[str, Part]  # body, embedding and head; a tied head is stored once, as the embedding
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts.values())
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        weights = sum(part.weights for part in self.parts.values())
+        return 8 * self.bytes / weights if weights else None
+
+    def as_json(self) -> dict[str, Any]:
+        """As a manifest keeps it."""
+        return {name: {"bytes": part.bytes, "weights": part.weights} for name, part in self.parts.items()}
+
+
+def part_of(tensor: str) -> str:
+    """Which part of a model a tensor belongs to, by its name.
+
+    >>> part_of("model.embed_tokens.weight"), part_of("output.weight"), part_of("blk.0.attn_output.weight")
+    ('embedding', 'head', 'body')
+    """
+    if HEAD.search(tensor):
+        return "head"
+    return "embedding" if EMBEDDING.search(tensor) else "body"
+
+
+def add_up(tensors: Iterable[tuple[str, int, int]]) -> Sizes:
+    """Sizes from (name, stored bytes, weights) of each tensor."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, stored, weights in tensors:
+        part = part_of(name)
+        before = found.get(part, (0, 0))
+        found[part] = before[0] + stored, before[1] + weights
+    return Sizes({part: Part(*found[part]) for part in PARTS if part in found and found[part][1]})

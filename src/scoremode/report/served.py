@@ -1,0 +1,138 @@
+"""A model as it was served: its format, engine and sizes, read from a manifest, which is not trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scoremode.report.text import middle_cut
+from scoremode.statistics.comparison import Comparison
+from scoremode.store.run import Run
+
+PARTS = ("body", "embedding", "head")
+MOST_BITS = 1024.0  # per weight; a manifest that says more is wrong
+LONGEST = 60  # characters of a format or an engine; the provenance shows them in full
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The stored size of one part of a model."""
+
+    name: str
+    stored_bytes: int
+    weights: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.stored_bytes / self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is known of a model's format, engine and size; '' and None stand for what is not known."""
+
+    format: str
+    engine: str
+    version: str
+    bits_per_weight: float | None
+    stored_bytes: int | None
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The kind of format, without its size, and the engine: what rows and marks are grouped by.
+
+        >>> Served("GGUF Q4_K_M", "table", "1.0", 4.85, None).group
+        'GGUF · table'
+        """
+        return " · ".join(word for word in (self.format.partition(" ")[0], self.engine) if word) or "not known"
+
+    @property
+    def line(self) -> str:
+        """Format, engine and its version in one line."""
+        engine = f"{self.engine} {self.version}".strip()
+        return ", ".join(word for word in (self.format, engine) if word)
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts for machines; None for what is not known."""
+        return {
+            "format": self.format or None,
+            "engine": self.engine or None,
+            "bits_per_weight": self.bits_per_weight,
+            "weight_bytes": self.stored_bytes,
+            "sizes": {
+                p.name: {"bytes": p.stored_bytes, "weights": p.weights, "bits_per_weight": p.bits_per_weight}
+                for p in self.parts
+            }
+            or None,
+        }
+
+
+def served(comparison: Comparison) -> Served:
+    """The candidate as it was served. What its comparison says goes before what its run says."""
+    its = comparison.manifest
+    own = {"weight_bytes": its["bytes"]} if its.get("bytes") is not None else {}
+    return served_manifest({**comparison.candidate.manifest, **its, **own})
+
+
+def served_run(run: Run) -> Served:
+    return served_manifest(run.manifest)
+
+
+def served_manifest(m: Mapping[str, Any]) -> Served:
+    bits = m.get("bits_per_weight")
+    known = isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= MOST_BITS
+    stored = _count(m.get("weight_bytes"))
+    return Served(
+        middle_cut(_words(m.get("model_format")), LONGEST),
+        middle_cut(_words(m.get("engine")), LONGEST),
+        middle_cut(engine_version(m), LONGEST),
+        float(bits) if known and bits is not None else None,
+        stored or None,
+        tuple(_parts(m.get("sizes"))),
+    )
+
+
+def engine_version(manifest: Mapping[str, Any]) -> str:
+    """The version of the engine's own library; '' if the manifest does not say it."""
+    versions, engine = manifest.get("versions"), _words(manifest.get("engine"))
+    if not isinstance(versions, Mapping):
+        return ""
+    return _words(versions.get(engine) or versions.get(f"{engine}-cpu"))
+
+
+def _words(value: Any) -> str:
+    return " ".join(value.split()) if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int | None:
+    """A count that a machine could hold; None if it is anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 62 else None
+
+
+def _parts(sizes: Any) -> list[Part]:
+    found = []
+    for name in PARTS if isinstance(sizes, Mapping) else ():
+        entry = sizes.get(name)
+        if not isinstance(entry, Mapping):
+            continue
+        stored, weights = _count(entry.get("bytes")), _count(entry.get("weights"))
+        if stored is not None and weights:
+            found.append(Part(name, stored, weights))
+    return found
+
+
+def in_groups(facts: Sequence[Served]) -> dict[str, list[int]]:
+    """Indices by group, groups in the order in which they appear; inside, from most bits per weight to fewest.
+
+    >>> q4, other, q8 = (Served(*of, None) for of in (("Q4", "", "", 4.8), ("W4", "", "", 4.0), ("Q4", "", "", 8.5)))
+    >>> in_groups([q4, other, q8])
+    {'Q4': [2, 0], 'W4': [1]}
+    """
+    found: dict[str, list[int]] = {}
+    for i, one in enumerate(facts):
+        found.setdefault(one.group, []).append(i)
+    for members in found.values():  # an unknown size comes last
+        members.sort(key=lambda i: -(facts[i].bits_per_weight or 0.0))
+    return found
