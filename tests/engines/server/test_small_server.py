@@ -22,7 +22,7 @@ from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.verbs.model import HeldModel
 from tests.engines.server.small_server import SmallServer, sharp_logits
 
-TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 40
+TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 24
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 100, "patience": 20}
 
 
@@ -222,7 +222,7 @@ def test_a_server_that_is_too_slow_is_asked_again(served: SmallServer) -> None:
 def test_a_wrong_answer_is_one_line_and_loses_nothing(
     served: SmallServer, trouble: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served.trouble = lambda path, number: trouble if path == "/v1/completions" and number > 18 else None
+    served.trouble = lambda path, number: trouble if path == "/v1/completions" and number > 14 else None
     words = [
         "ppl",
         "small",
@@ -283,7 +283,7 @@ def test_a_server_that_is_started_again_as_another_is_refused_not_mixed(
     served.delay = 0.02
 
     def start_another() -> None:
-        while served.completions < 20:
+        while served.completions < 13:
             time.sleep(0.005)
         served.stop()
         served.logits = was if change in ("version", "root") else sharp_logits(7)
@@ -309,7 +309,7 @@ def test_a_server_that_is_gone_for_a_while(served: SmallServer, tmp_path: Path) 
     served.delay = 0.02
 
     def interrupt() -> None:
-        while served.completions < 20:
+        while served.completions < 13:
             time.sleep(0.01)
         served.stop()
         time.sleep(0.7)
