@@ -8,7 +8,14 @@ from pathlib import Path
 from tests.house import FLOORS, HOUSE
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "design.md"
-INSIDE = ("engines/table", "engines/transformers", "engines/vllm", "report/terminal", "report/html")  # shown as folders
+INSIDE = (
+    "engines/table",
+    "engines/transformers",
+    "engines/vllm",
+    "engines/server",
+    "report/terminal",
+    "report/html",
+)  # shown as folders
 
 
 def drawn() -> set[str]:

@@ -22,7 +22,7 @@ class EngineFacts:
     dtype: str
     device: str
     head: str  # "exact-fp32", "as-served" or "closed-form"
-    vocabulary: int
+    vocabulary: int | None  # ids are 0 .. vocabulary-1; None: it does not say
     context_length: int | None
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)  # what may change the last digits: batch size, attention…

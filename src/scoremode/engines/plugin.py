@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from scoremode.engines.options import Options
 
@@ -79,6 +80,19 @@ class EnginePlugin(ABC):
     opens_checkpoints: ClassVar[bool] = False  # does it load folders in the Hugging Face layout?
     packages: ClassVar[tuple[str, ...]] = ()  # what its numbers come from; their versions are kept with every run of it
     known_to_all_runs: ClassVar[bool] = False  # do runs of other engines keep the versions of these packages too?
+    addresses: ClassVar[tuple[str, ...]] = ()  # how an address begins that is given instead of the name: ("http://",)
+    address: str | None = None  # the one that was given
+
+    def at(self, address: str) -> Self:
+        """This engine at an address, for ``--engine ADDRESS``. Nothing is asked of the address yet."""
+        found = copy(self)
+        found.address = address
+        return found
+
+    @property
+    def called(self) -> str:
+        """What ``--engine`` takes to get this engine."""
+        return self.address or self.name
 
     def problem(self) -> str | None:
         """Why this engine cannot run here, and what to do; None if it can."""

@@ -60,9 +60,12 @@ def known_engines() -> dict[str, EnginePlugin]:
 
 
 def find_engine(name: str) -> EnginePlugin:
-    """The engine of that name."""
+    """The engine of that name, or at that address."""
     if name in known_engines():
         return known_engines()[name]
+    for plugin in known_engines().values():
+        if name.lower().startswith(plugin.addresses):
+            return plugin.at(name)
     for refused in registry().refused:
         if refused.name == name:
             raise OptionError(f"the engine '{name}' cannot be used", fix=f"{refused}")
@@ -74,7 +77,11 @@ def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
     owner = next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
     natural = owner or next(plugin for plugin in known_engines().values() if plugin.is_default)
     chosen = natural if wanted is None else find_engine(wanted)
-    fits = chosen.opens_checkpoints if owner is None else chosen.claims(model)
+    if chosen.addresses and chosen.address is None:
+        raise OptionError(
+            f"the {chosen.name} engine needs an address", fix=f"give --engine {chosen.addresses[0]}HOST:PORT"
+        )
+    fits = chosen.claims(model) or (owner is None and chosen.opens_checkpoints)
     if not fits:
         raise OptionError(f"the {chosen.name} engine cannot score {model}", fix=f"use --engine {natural.name}")
     return chosen

@@ -168,7 +168,7 @@ class HuggingFaceTokenizer:
     def pieces(self) -> list[bytes]:
         names = self.hf.convert_ids_to_tokens(list(range(self.facts.size)))
         byte_level = "ByteLevel" in str(self.hf.backend_tokenizer.decoder)
-        to_bytes = _byte_level_piece if byte_level else _sentencepiece_piece
+        to_bytes = byte_level_piece if byte_level else sentencepiece_piece
         special = set(self.hf.all_special_ids)  # they represent no text, whatever their names look like
         return [b"" if name is None or i in special else to_bytes(name) for i, name in enumerate(names)]
 
@@ -289,13 +289,15 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-def _byte_level_piece(name: str) -> bytes:
+def byte_level_piece(name: str) -> bytes:
+    """The bytes of a token, from its name in a byte-level vocabulary."""
     if all(character in _BYTES for character in name):
         return bytes(_BYTES[character] for character in name)
     return name.encode()  # an added token, whose name is plain text
 
 
-def _sentencepiece_piece(name: str) -> bytes:
+def sentencepiece_piece(name: str) -> bytes:
+    """The bytes of a token, from its name in a vocabulary that marks spaces with ▁."""
     if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
         return bytes([int(match[1], 16)])
     return name.replace("▁", " ").encode()

@@ -23,7 +23,7 @@ import numpy as np
 from scoremode import __version__
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, find_engine, known_engines, open_engine, read_options, registry
-from scoremode.errors import EngineError, ModelError, ScoremodeError
+from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
 from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL
 from scoremode.models.facts import inspect
 from scoremode.models.subject import Subject
@@ -57,6 +57,11 @@ def examine(engine: str | None = None) -> dict[str, Any]:
     """Everything that ``scoremode doctor`` prints. ``engine`` asks for the self-test of that engine alone."""
     if engine is not None and (problem := find_engine(engine).problem()):
         raise ModelError(f"the {engine} engine cannot run here", fix=problem)
+    if engine is not None and find_engine(engine).addresses:
+        raise OptionError(
+            f"the {find_engine(engine).name} engine is tested when it is used",
+            fix="score a short text: scoremode ppl MODEL --engine ADDRESS --text TEXT",
+        )
     checks = self_tests([engine] if engine else usable_engines())
     return {
         "versions": versions(),

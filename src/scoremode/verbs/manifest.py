@@ -83,6 +83,8 @@ def _stored_as(subject: Subject) -> dict[str, Any]:
 
 def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     """Ids of the model that the tokenizer does not have: what they are given, the others lack."""
+    if engine.vocabulary is None:
+        return []
     unnamed = engine.vocabulary - asked.tokens.tokenizer.size
     if unnamed <= 0:
         return []

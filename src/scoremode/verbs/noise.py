@@ -266,7 +266,7 @@ def prepare_settings(
     """The model of a session under each setting, in addition to its own options."""
     options = held.chosen.options.given()
     _require_something_to_compare(vary, repeat, None, options)
-    engine = None if "engine" in vary else held.plugin.name
+    engine = None if "engine" in vary else held.plugin.called
     return [_prepare(held.subject.name, setting, engine, options, tokenizer) for setting in settings]
 
 

@@ -64,7 +64,7 @@ class TableEngine(Engine):
             return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        divergence = None if want.against is None else _divergence_from(want.against, self.facts.vocabulary)
+        divergence = None if want.against is None else _divergence_from(want.against, self.logprobs.shape[1])
         states = np.eye(len(self.logprobs), dtype=np.float32)
         for index in np.flatnonzero(~done).tolist():
             window = source.window(index)
@@ -88,7 +88,7 @@ class TableEngine(Engine):
     def stored_head(self) -> StoredHead:
         # a state selects a line of the table by multiplication; -inf times 0 would be NaN, and exp(-30,000) is 0 anyway
         weight = np.maximum(self.logprobs, NEVER).T.astype(np.float32)
-        return StoredHead(np.ascontiguousarray(weight), None, "float32", "float32", self.facts.vocabulary)
+        return StoredHead(np.ascontiguousarray(weight), None, "float32", "float32", self.logprobs.shape[1])
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         return NoiseFloor(None, "the table engine computes in closed form")

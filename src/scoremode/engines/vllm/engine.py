@@ -195,6 +195,7 @@ class VllmEngine(Engine):
             weight[first : first + count] = block.reshape(count, -1)[:, : head.width]
             bias[first : first + count] = np.ascontiguousarray(words[:, line]).view(np.float32)
         kept = bias if head.has_bias else None
+        assert self.facts.vocabulary is not None
         return StoredHead(weight, kept, head.dtype, "float32", self.facts.vocabulary, head.scale, head.softcap)
 
     def _head_facts(self) -> HeadFacts:

@@ -30,7 +30,8 @@ def plan_table(plan: dict[str, Any]) -> list[Any]:
         f"{name.replace('_', ' ')} {in_bytes(memory[name])}" for name in ("weights", "activations", "logits")
     )
     whole = in_bytes(memory["logits_if_whole"])
-    table.line("memory, about", f"{line} (all logits at once would take {whole})")
+    if any(memory[name] for name in ("weights", "activations", "logits")):  # else the model is elsewhere, or a table
+        table.line("memory, about", f"{line} (all logits at once would take {whole})")
     if kept := plan["reference"]:
         logits = in_bytes(kept["logits_fp16"])
         table.line("as a reference", f"{in_bytes(kept['total'])} on disk (float16 logits would take {logits})")

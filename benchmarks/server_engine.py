@@ -1,0 +1,135 @@
+"""The server engine against a plain loop of the same requests to the same running server, in one process.
+
+plain   asyncio and httpx, as a load test does it: send the request, read the answer, parse its JSON, look at nothing
+ours    the engine: bounded threads, every position checked, the server compared with what it was
+
+The two take turns, and change places in every repeat. The ratio is that of the median times; it must be at least 0.90.
+
+    python benchmarks/server_engine.py --url http://localhost:8000 --model NAME [--context 2048] [--windows 64] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, open_engine
+from scoremode.engines.server.engine import ServerEngine
+from scoremode.plan.windows import Window, WindowList
+
+TARGET = 0.90
+
+
+def make_windows(ids: Sequence[int], context: int, windows: int) -> list[Window]:
+    """Disjoint windows of ``context`` tokens, all but the first token are targets; a short text repeats."""
+    stream = np.resize(np.asarray(ids, np.int32), context * windows).reshape(windows, context)
+    rows = np.arange(context - 1, dtype=np.int32)
+    return [Window(row, rows, row[1:, None]) for row in stream]
+
+
+def ours(engine: ServerEngine, windows: list[Window]) -> float:
+    """Seconds of one pass."""
+    began = time.perf_counter()
+    found = dict(engine.score(WindowList(tuple(windows)), np.zeros(len(windows), np.bool_)))
+    seconds = time.perf_counter() - began
+    assert len(found) == len(windows)
+    return seconds
+
+
+def plain(engine: ServerEngine, windows: list[Window]) -> float:
+    """Seconds of one pass of the same requests."""
+    subject = engine.subject
+    bodies = [json.dumps(subject.form.body(subject.served.model, window.ids.tolist())).encode() for window in windows]
+    return asyncio.run(_plain(f"{subject.root}/v1/completions", bodies, engine.concurrency))
+
+
+async def _plain(url: str, bodies: list[bytes], concurrency: int) -> float:
+    room = asyncio.Semaphore(concurrency)
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    async with httpx.AsyncClient(timeout=3600, limits=limits) as client:
+
+        async def one(body: bytes) -> int:
+            async with room:
+                answer = await client.post(url, content=body, headers={"Content-Type": "application/json"})
+                answer.raise_for_status()
+                return len(answer.json()["choices"][0]["prompt_logprobs"])
+
+        began = time.perf_counter()
+        await asyncio.gather(*map(one, bodies))
+        return time.perf_counter() - began
+
+
+def measure(
+    url: str, model: str, *, tokenizer: str | None, context: int, windows: int, concurrency: int, repeat: int
+) -> dict[str, Any]:
+    """Tokens per second of both ways, and their ratio."""
+    from scoremode.text.corpus import load
+
+    chosen = choose(model, url, {"concurrency": concurrency}, tokenizer)
+    text = "\n\n".join(load("python-docs").texts())[: 8 * context * windows]
+    made = make_windows(chosen.subject.tokenizer.encode(text, special=False).ids.tolist(), context, windows)
+    engine = open_engine(chosen, Work(longest=context))
+    assert isinstance(engine, ServerEngine)
+    ways: dict[str, Callable[[ServerEngine, list[Window]], float]] = {"plain": plain, "ours": ours}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    plain(engine, made[: max(1, windows // 8)])  # the server's first prompts may be slower
+    try:
+        for number in range(repeat):
+            for name in sorted(ways, reverse=number % 2 == 0):
+                seconds[name].append(ways[name](engine, made))
+    finally:
+        engine.close()
+    tokens = context * windows
+    speeds = {name: tokens / statistics.median(found) for name, found in seconds.items()}
+    return {
+        "server": engine.facts.settings,
+        "context": context,
+        "windows": windows,
+        "concurrency": concurrency,
+        "tokens_per_second": {name: round(speed, 1) for name, speed in speeds.items()},
+        "seconds": {name: [round(s, 3) for s in found] for name, found in seconds.items()},
+        "ratio": round(speeds["ours"] / speeds["plain"], 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    found = measure(
+        given.url,
+        given.model,
+        tokenizer=given.tokenizer,
+        context=given.context,
+        windows=given.windows,
+        concurrency=given.concurrency,
+        repeat=given.repeat,
+    )
+    if given.json:
+        print(json.dumps(found))
+    else:
+        for name, speed in found["tokens_per_second"].items():
+            print(f"{name:<6} {speed:>12,.1f} tokens/s")
+        print(f"ratio  {found['ratio']:>12.3f}   (at least {TARGET:.2f})")
+    sys.exit(0 if found["ratio"] >= TARGET else 1)
+
+
+if __name__ == "__main__":
+    main()

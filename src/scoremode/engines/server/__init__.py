@@ -1,0 +1,71 @@
+"""An engine that is a running server: the model is loaded elsewhere, and its prompt log-probabilities are asked for.
+
+plan ──windows──▶ engine.py ──threads──▶ link.py ──HTTP──▶ server
+                     ▲  guard.py: is it still the same?      │
+                     └──────────── forms.py: what it says ◀──┘
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.engines.server.options import ServerOptions
+from scoremode.errors import ModelError
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine
+    from scoremode.models.subject import Subject
+
+INSTALL = "pip install 'scoremode[server]'"
+
+
+class ServerPlugin(EnginePlugin):
+    """``--engine http://HOST:PORT``."""
+
+    contract = 1
+    name = "server"
+    summary = "a running inference server, named by its address: --engine http://HOST:PORT"
+    capabilities: ClassVar[Capabilities] = Capabilities(replicas=True)
+    options = ServerOptions
+    instead: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("dtype", "device", "quantization", "tensor_parallel_size", "max_model_len", "kv_cache_dtype", "adapter"),
+            "give it to the server when you start it",
+        ),
+        "batch_tokens": "use --concurrency",
+        "token": "use --api-key-env NAME",
+    }
+    addresses = ("http://", "https://")
+    opens_for_each_question = True  # it may have been started again with another model
+
+    def problem(self) -> str | None:
+        return None if find_spec("httpx") else f"httpx is not installed: {INSTALL}"
+
+    def claims(self, model: str) -> bool:
+        return self.address is not None  # a server may call its models what it likes
+
+    def subject(self, model: str, options: ServerOptions, tokenizer: str | None) -> Subject:
+        if problem := self.problem():
+            raise ModelError(f"the {self.name} engine cannot run here", fix=problem)
+        from scoremode.engines.server.subject import find_subject
+
+        assert self.address is not None
+        return find_subject(self.address, model, options, tokenizer)
+
+    def settings(self, subject: Subject, options: ServerOptions) -> dict[str, Any]:
+        from scoremode.engines.server.subject import ServedSubject
+
+        assert isinstance(subject, ServedSubject)
+        return {**options.identity(), **subject.served.facts(), "form": subject.form.name}
+
+    def open(self, subject: Subject, options: ServerOptions, work: Work) -> Engine:
+        from scoremode.engines.server.engine import ServerEngine
+        from scoremode.engines.server.subject import ServedSubject
+
+        assert isinstance(subject, ServedSubject)
+        return ServerEngine(subject, options.concurrency)
+
+
+PLUGIN = ServerPlugin

@@ -1,0 +1,128 @@
+"""A served model before it is scored: who it is, how it is asked, and its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scoremode.engines.server.address import read_key, root_of
+from scoremode.engines.server.forms import Form
+from scoremode.engines.server.link import Link
+from scoremode.engines.server.options import PATIENCE, TIMEOUT, ServerOptions
+from scoremode.engines.server.served import Served, find_form, look
+from scoremode.engines.server.tokenizer import ComparedTokenizer, ServedTokenizer, TokenService
+from scoremode.errors import ModelError
+from scoremode.models.embedded import EMBEDDED
+from scoremode.models.facts import resolve
+from scoremode.models.subject import Subject
+from scoremode.text.tokenizer import HuggingFaceTokenizer
+
+HUB_SECONDS = 10  # to wait for the hub, which a machine beside a server may not reach
+RESERVED = 2  # positions that a window leaves free: for its last target, and for the token that servers always generate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """How a server is reached. The key is in no ``repr``."""
+
+    root: str
+    api_key_env: str | None
+    timeout: float
+    patience: float
+
+    @staticmethod
+    def of(address: str, options: ServerOptions) -> Door:
+        return Door(
+            root=root_of(address),
+            api_key_env=options.api_key_env,
+            timeout=options.timeout or TIMEOUT,
+            patience=options.patience or PATIENCE,
+        )
+
+    def connect(self, connections: int) -> Link:
+        key = read_key(self.api_key_env)
+        return Link(self.root, key, timeout=self.timeout, patience=self.patience, connections=connections)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedSubject(Subject):
+    """A model behind an address."""
+
+    door: Door
+    served: Served
+    form: Form
+
+    @property
+    def root(self) -> str:
+        return self.door.root
+
+    def connect(self, connections: int) -> Link:
+        return self.door.connect(connections)
+
+    def tokenizer_note(self) -> str:
+        assert isinstance(self.tokenizer, ComparedTokenizer | ServedTokenizer)
+        return self.tokenizer.note()
+
+
+def find_subject(address: str, model: str, options: ServerOptions, tokenizer: str | None) -> ServedSubject:
+    """Ask a server who it is. Nothing is scored but three tokens."""
+    door = Door.of(address, options)
+    link = door.connect(1)
+    served = look(link, model, first_contact=True)
+    form, first = find_form(link, served.model)
+    served = replace(served, system_fingerprint=first.fingerprint)
+    room = None if served.max_model_len is None else served.max_model_len - RESERVED
+    return ServedSubject(
+        name=model,
+        tokenizer=_tokenizer(model, tokenizer, TokenService(link, served)),
+        fingerprint=_fingerprint(served),
+        context_length=room,
+        door=door,
+        served=served,
+        form=form,
+    )
+
+
+def _fingerprint(served: Served) -> str:
+    """Equal for one model served in one way, wherever that is. The weights themselves are out of sight."""
+    known = {"model": served.model, "root": served.root, "system_fingerprint": served.system_fingerprint}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _tokenizer(model: str, named: str | None, service: TokenService) -> ComparedTokenizer | ServedTokenizer:
+    """The tokenizer that was named, else the model's own if it is at hand, else the server's."""
+    if named is not None:
+        return ComparedTokenizer(HuggingFaceTokenizer.load(_folder(named)), service)
+    is_here = model == EMBEDDED or Path(model).expanduser().is_dir()
+    found = _folder(model) if is_here else _on_hub(model)
+    if found is not None:
+        return ComparedTokenizer(HuggingFaceTokenizer.load(found), service)
+    if service.exists:
+        return ServedTokenizer(service)
+    raise ModelError(
+        f"the server has no /tokenize, and the tokenizer of '{model}' is not here",
+        fix="give it with --tokenizer FOLDER, or a name on the hub",
+    )
+
+
+def _on_hub(name: str) -> str | Path | None:
+    """The tokenizer of a model on the hub: the folder that it was fetched into, else its name; None if it has none."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if name.count("/") != 1 or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return None
+    kept = try_to_load_from_cache(name, "tokenizer.json")
+    if isinstance(kept, str):
+        return Path(kept).parent
+    try:
+        files = {file.rfilename for file in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
+    except Exception:  # the hub client raises many kinds; all of them mean that the server must do
+        return None
+    return name if "tokenizer.json" in files else None
+
+
+def _folder(name: str) -> str | Path:
+    return resolve(name) if name == EMBEDDED else Path(name).expanduser() if Path(name).expanduser().is_dir() else name

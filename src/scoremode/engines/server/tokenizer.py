@@ -1,0 +1,219 @@
+"""The tokens of a server: a local tokenizer that is compared with the server's own, or the server's own alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from scoremode.engines.server.link import SMALL, Link
+from scoremode.engines.server.served import Served
+from scoremode.errors import EngineError, ModelError, OptionError
+from scoremode.text.corpus import Message
+from scoremode.text.tokenizer import (
+    PROBE,
+    Encoding,
+    TextTokenizer,
+    TokenizerFacts,
+    byte_level_piece,
+    owned_characters,
+    sentencepiece_piece,
+)
+from scoremode.values import Ids, Ints
+
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+PART = 1 << 20  # characters that are compared in one request
+MOST_TEXTS, MOST_CHARACTERS = 256, 8 << 20  # that are compared; beyond, one text in 64 is
+ONE_IN = 64
+
+
+class TokenService:
+    """``/tokenize`` and ``/detokenize`` of a server, where it has them."""
+
+    def __init__(self, link: Link, served: Served) -> None:
+        self.link, self.model = link, served.model
+        found = self.ask("a", special=False, required=False)
+        self.exists = found is not None and len(found[0]) > 0  # some servers have another service of that name
+
+    def ask(
+        self, text: str, *, special: bool, names: bool = False, required: bool = True
+    ) -> tuple[Ids, list[str]] | None:
+        """The ids of a text, and with ``names`` their names; None if the server has no such service."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": special, "return_token_strs": names}
+        reply = self.link.post(TOKENIZE, body, largest=SMALL + 64 * len(text.encode()), final=frozenset({500, 501}))
+        found = reply.value if reply.good and isinstance(reply.value, dict) else {}
+        ids, strings = found.get("tokens"), found.get("token_strs")
+        good = isinstance(ids, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in ids)
+        if good and names:
+            good = (
+                isinstance(strings, list)
+                and len(strings) == len(ids or ())
+                and all(isinstance(s, str) for s in strings)
+            )
+        if good:
+            return np.array(ids, np.int32), strings if names and isinstance(strings, list) else []
+        if not required:
+            return None
+        raise EngineError(
+            f"{self.link.root}{TOKENIZE} does not give tokens ({reply.status} {reply.words})",
+            fix="give the model's tokenizer with --tokenizer FOLDER",
+        )
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        reply = self.link.post(DETOKENIZE, {"model": self.model, "tokens": list(ids)}, largest=SMALL + 4096 * len(ids))
+        found = reply.value.get("prompt") if reply.good and isinstance(reply.value, dict) else None
+        if not isinstance(found, str):
+            raise EngineError(
+                f"{self.link.root}{DETOKENIZE} does not give text ({reply.status} {reply.words})",
+                fix="give the model's tokenizer with --tokenizer FOLDER",
+            )
+        return found
+
+
+class ComparedTokenizer:
+    """A local tokenizer. The texts that it encodes are encoded by the server too, and must give the same ids."""
+
+    def __init__(self, local: TextTokenizer, service: TokenService) -> None:
+        self.local, self.service = local, service
+        self.facts = local.facts
+        self.texts = self.compared = self.characters = 0
+        if service.exists:
+            self._compare(PROBE, local.encode(PROBE, special=False), special=False)
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        found = self.local.encode(text, special=special)
+        self.texts += 1
+        is_early = self.compared < MOST_TEXTS and self.characters < MOST_CHARACTERS
+        if self.service.exists and (is_early or self.texts % ONE_IN == 0):
+            part = text[:PART]
+            self._compare(part, found if part == text else self.local.encode(part, special=special), special=special)
+            self.compared += 1
+            self.characters += len(part)
+        return found
+
+    def _compare(self, text: str, ours: Encoding, *, special: bool) -> None:
+        found = self.service.ask(text, special=special)
+        assert found is not None
+        theirs = found[0]
+        if np.array_equal(ours.ids, theirs):
+            return
+        shorter = min(len(theirs), len(ours.ids))
+        differs = np.flatnonzero(ours.ids[:shorter] != theirs[:shorter])
+        at = int(differs[0]) if len(differs) else shorter
+        both = " and ".join(str(int(ids[at])) if at < len(ids) else "nothing" for ids in (ours.ids, theirs))
+        raise ModelError(
+            f"the tokenizer here and the server's differ: token {at} of a text is {both}",
+            fix="give the served model's own tokenizer with --tokenizer FOLDER",
+        )
+
+    def note(self) -> str:
+        """What is known of the tokenizer's fit, for the run."""
+        if not self.service.exists:
+            return "the server has no /tokenize: that the tokenizer is the served model's could not be verified"
+        if self.compared == self.texts and self.characters < MOST_CHARACTERS:
+            return ""
+        return (
+            f"the server's tokenizer gave the same ids for {self.compared} of {self.texts} texts "
+            f"({self.characters:,} characters); the rest was not compared"
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.local.decode(ids)
+
+    def pieces(self) -> list[bytes]:
+        return self.local.pieces()
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        return self.local.render_chat(messages, open_turn=open_turn)
+
+
+class ServedTokenizer:
+    """The server's own tokenizer. Where tokens stand in a text follows from their names, which must spell the text.
+
+    A server does not say how many ids it has: ``facts.size`` covers those of a probe.
+    """
+
+    def __init__(self, service: TokenService) -> None:
+        self.service = service
+        plain, full = (self._ids(PROBE, special=special) for special in (False, True))
+        front = _front(full, plain)
+        adds_bos = front is not None and front > 0
+        known = json.dumps([plain.tolist(), full.tolist(), service.model])
+        self.facts = TokenizerFacts(
+            fingerprint=hashlib.sha256(f"served tokenizer {known}".encode()).hexdigest(),
+            size=1 + int(max(plain.max(initial=0), full.max(initial=0))),
+            bos=int(full[0]) if adds_bos else None,
+            eos=None,
+            adds_bos=adds_bos,
+        )
+
+    def _ids(self, text: str, *, special: bool) -> Ids:
+        found = self.service.ask(text, special=special)
+        assert found is not None
+        return found[0]
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        found = self.service.ask(text, special=False, names=True)
+        assert found is not None
+        ids, names = found
+        spans = _spans(text, names)
+        if spans is None:
+            raise ModelError(
+                "the tokens of the server's tokenizer do not spell the text, so their places in it are unknown",
+                fix="give the model's tokenizer with --tokenizer FOLDER",
+            )
+        full = self._ids(text, special=True) if special else ids
+        front = _front(full, ids)
+        if front is None:
+            raise ModelError(
+                "the server's tokenizer changes its tokens when it adds special ones",
+                fix="give the model's tokenizer with --tokenizer FOLDER",
+            )
+        behind = len(full) - front - len(ids)
+        starts, ends = (
+            np.concatenate([np.zeros(front, np.int64), edge, np.full(behind, len(text), np.int64)]) for edge in spans
+        )
+        return owned_characters(full, starts, ends, len(text))
+
+    def note(self) -> str:
+        return "tokenized by the server"
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.service.text_of(ids)
+
+    def pieces(self) -> list[bytes]:
+        raise ModelError("a server does not list its tokens", fix="give the model's tokenizer with --tokenizer FOLDER")
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        raise OptionError(
+            "chat rows need the model's chat template", fix="give the model's tokenizer with --tokenizer FOLDER"
+        )
+
+
+def _front(full: Ids, plain: Ids) -> int | None:
+    """How many special tokens stand in front of a text; None if the text's own tokens changed."""
+    for at in range(len(full) - len(plain) + 1):
+        if np.array_equal(full[at : at + len(plain)], plain):
+            return at
+    return None
+
+
+def _spans(text: str, names: list[str]) -> tuple[Ints, Ints] | None:
+    """Where each token begins and ends in the text, in characters; None if the tokens do not spell it.
+
+    A token that begins inside a character begins with that character, as in the offsets of local tokenizers.
+    """
+    wanted = text.encode()
+    for to_bytes in (byte_level_piece, sentencepiece_piece):
+        pieces = [to_bytes(name) for name in names]
+        spelled = b"".join(pieces)
+        extra = 1 if spelled == b" " + wanted else 0  # some tokenizers put a space in front
+        if spelled[extra:] != wanted:
+            continue
+        edges = np.maximum(np.cumsum([0, *(len(piece) for piece in pieces)]) - extra, 0)
+        begun = np.concatenate([[0], np.cumsum((np.frombuffer(wanted, np.uint8) & 0xC0) != 0x80)]).astype(np.int64)
+        starts = begun[np.minimum(edges[:-1] + 1, len(wanted))] - 1
+        return np.maximum(starts, 0), begun[edges[1:]]
+    return None

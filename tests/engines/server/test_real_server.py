@@ -1,0 +1,167 @@
+"""The server engine against a real inference server: numbers, resuming, and what it must refuse.
+
+The tests share one server and run in this order: the last ones kill it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import scoremode as sm
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose
+from scoremode.engines.server.engine import ServerEngine
+from scoremode.engines.server.forms import Echo
+from scoremode.engines.server.subject import ServedSubject
+from scoremode.errors import MethodError, ModelError
+from scoremode.head.definition import define_columns
+from scoremode.plan.windows import Window, WindowList
+from tests.engines.server.conftest import RealServer
+from tests.makers import VOCABULARY
+
+NATS = 2e-4
+TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 60
+FORMS = (None, Echo(0, names_ids=True), Echo(0, names_ids=False), Echo(1, names_ids=False))
+
+
+def windows() -> list[Window]:
+    random = np.random.default_rng(0)
+    found = []
+    for length in (200, 33, 7, 2):
+        ids = random.integers(3, VOCABULARY, length).astype(np.int32)
+        rows = np.arange(len(ids) - 1, dtype=np.int32)
+        found.append(Window(ids[:-1], rows, ids[1:, None]))  # the last target is not fed
+    ids = random.integers(3, VOCABULARY, 50).astype(np.int32)
+    some = np.array([4, 9, 30], np.int32)
+    return [*found, Window(ids, some, ids[some + 1][:, None])]
+
+
+def judged(model: Path, window: Window) -> Any:
+    """The definition in float64, on a model in float64."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    with torch.no_grad():
+        logits = loaded(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0, window.rows.tolist()]
+    return define_columns(logits, torch.from_numpy(window.targets.astype(np.int64))).logprob.numpy()
+
+
+def opened(real: RealServer, **options: Any) -> ServerEngine:
+    chosen = choose("llama", real.address, options, str(real.model))
+    engine = chosen.plugin.open(chosen.subject, chosen.options, Work())
+    assert isinstance(engine, ServerEngine)
+    return engine
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "prompt_logprobs" if form is None else form.name)
+def test_scores_are_those_of_the_definition(real: RealServer, form: Any) -> None:
+    engine = opened(real)
+    if form is not None:
+        engine.subject = replace(engine.subject, form=form)
+    asked = windows()
+    found = dict(engine.score(WindowList(tuple(asked)), np.zeros(len(asked), np.bool_)))
+    engine.close()
+    for index, window in enumerate(asked):
+        gap = np.abs(found[index].logprob - judged(real.model, window)).max()
+        assert gap <= NATS, f"window {index} differs by {gap} nats"
+
+
+def test_perplexity_is_that_of_a_local_engine(real: RealServer) -> None:
+    question: dict[str, Any] = {"text": TEXT, "context_length": 100, "fresh": True}
+    ours = sm.ppl("llama", engine=real.address, tokenizer=str(real.model), **question)
+    local = sm.ppl(str(real.model), engine="transformers", dtype="float32", **question)
+    assert ours.plan_digest == local.plan_digest
+    assert ours.manifest["tokenizer"] == local.manifest["tokenizer"]
+    np.testing.assert_allclose(ours.scores.logprob, local.scores.logprob, rtol=0, atol=NATS)
+    (compared,) = sm.compare(str(local.path), str(ours.path))
+    assert compared.kl is None
+    facts = ours.manifest["engine_settings"]
+    assert facts["max_model_len"] == 256
+    assert facts["root"] == str(real.model)
+    assert facts["system_fingerprint"].startswith("vllm-")
+    assert ours.manifest["versions"]["server"] in facts["system_fingerprint"]
+    assert not [note for note in ours.manifest["notes"] if "tokenizer" in note]  # all of the text was compared
+
+
+def test_the_servers_own_tokenizer(real: RealServer) -> None:
+    served, local = (choose("llama", real.address, {}, name).subject.tokenizer for name in (None, str(real.model)))
+    for text in (TEXT[:300], "12 naïve — 東京 👩‍🔬\n\tx", ""):
+        for special in (False, True):
+            ours, theirs = served.encode(text, special=special), local.encode(text, special=special)
+            for name in ("ids", "char_start", "char_end"):
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    run = sm.ppl("llama", engine=real.address, text=TEXT, context_length=100, fresh=True)
+    same = sm.ppl("llama", engine=real.address, tokenizer=str(real.model), text=TEXT, context_length=100)
+    np.testing.assert_allclose(run.scores.logprob, same.scores.logprob, rtol=0, atol=NATS)
+
+
+def test_prob_is_that_of_a_local_engine(real: RealServer) -> None:
+    asked: dict[str, Any] = {"prompt": "the cat sat on", "targets": [" the mat", " the dog"]}
+    ours = sm.prob("llama", engine=real.address, tokenizer=str(real.model), **asked)
+    local = sm.prob(str(real.model), engine="transformers", dtype="float32", **asked)
+    assert [s.log_prob for s in ours] == pytest.approx([s.log_prob for s in local], abs=NATS)
+
+
+def test_windows_up_to_the_last_token_that_fits(real: RealServer) -> None:
+    run = sm.ppl("llama", engine=real.address, text=TEXT, context_length=254, fresh=True)
+    assert run.perplexity.value > 1
+    with pytest.raises(MethodError, match="give --context-length 254"):
+        sm.ppl("llama", engine=real.address, text=TEXT, context_length=255)
+
+
+def test_wrong_model_and_wrong_tokenizer(real: RealServer, tiny_bos: Path) -> None:
+    with pytest.raises(ModelError, match="it serves llama"):
+        sm.ppl("lama", engine=real.address, text=TEXT)
+    with pytest.raises(ModelError, match="the tokenizer here and the server's differ"):
+        sm.ppl("llama", engine=real.address, tokenizer=str(tiny_bos), text=TEXT)
+
+
+def test_killed_and_started_again(real: RealServer, tmp_path: Path) -> None:
+    """Killed mid-run and started again, a server ends the run in the numbers of an undisturbed one."""
+    question: dict[str, Any] = {"text": TEXT * 20, "context_length": 100, "tokenizer": str(real.model)}
+    undisturbed = sm.ppl("llama", engine=real.address, fresh=True, **question)
+    (tmp_path / "text.txt").write_text(question["text"])
+    words = [
+        sys.executable,
+        "-m",
+        "scoremode",
+        "ppl",
+        "llama",
+        "--engine",
+        real.address,
+        "--tokenizer",
+        str(real.model),
+    ]
+    words += ["--corpus", str(tmp_path / "text.txt"), "--context-length", "100", "--out", str(tmp_path / "run")]
+    words += ["--concurrency", "2", "--patience", "2"]
+    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "run" / "partial.journal"
+    while run.poll() is None and (not journal.exists() or journal.stat().st_size < 20_000):
+        time.sleep(0.01)
+    real.kill()
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 2, said
+    assert "run the same command again" in said.splitlines()[-1]
+    real.start()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    resumed = sm.load(str(tmp_path / "run"))
+    assert resumed.plan_digest == undisturbed.plan_digest
+    np.testing.assert_allclose(resumed.scores.logprob, undisturbed.scores.logprob, rtol=0, atol=1e-5)
+
+
+def test_a_subject_shows_no_key(real: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REAL_KEY", "sk-verysecret")
+    subject = choose("llama", real.address, {"api_key_env": "REAL_KEY"}).subject
+    assert isinstance(subject, ServedSubject)
+    assert "verysecret" not in repr(subject)
+    assert "verysecret" not in repr(subject.connect(1))
