@@ -113,7 +113,7 @@ def measure(model: str, corpus: str, context: int, count: int, repeat: int) -> d
         "tokens_per_second": len(source) * context / seconds["scoremode"],
         "ratio": statistics.median(ratios),
         "ratios": ratios,
-        "batch_of_logits_mb": context * engine.facts.vocabulary * 4 / 1e6,
+        "batch_of_logits_mb": context * engine.facts.known_vocabulary * 4 / 1e6,
         "peak_mb": max(loaded, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1000,
         "perplexity": perplexity,
     }

@@ -766,7 +766,7 @@ AGAIN = "scoremode ppl CANDIDATE --corpus wikitext2 --method sliding-once --cont
 @pytest.mark.parametrize(
     ("other", "reason", "fix"),
     [
-        ({"tokenizer": "u" * 64}, "different tokenizers", "bits per byte"),
+        ({"tokenizer": "u" * 64, "plan_digest": "q"}, "different tokenizers", "bits per byte"),
         ({"vocabulary": 49280}, "vocabulary 49152 vs 49280", "scoremode reference MODEL --corpus wikitext2"),
         ({"vocabulary": 49000}, "vocabulary 49152 vs 49000", "model with 49000 ids"),
         ({"plan_digest": "q", "corpus_sha256": "d" * 64}, "different texts", AGAIN),

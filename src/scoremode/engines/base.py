@@ -29,6 +29,14 @@ class EngineFacts:
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the model as it was loaded
 
 
+    @property
+    def known_vocabulary(self) -> int:
+        """The vocabulary, for what needs whole distributions."""
+        if self.vocabulary is None:
+            raise EngineError(f"the {self.engine} engine does not know how many ids the model has", fix="use another")
+        return self.vocabulary
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredHead:
     """The last matrix of a model as it is kept in a reference: whole, in its own dtype, nothing rounded."""

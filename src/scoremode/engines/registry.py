@@ -168,5 +168,9 @@ def require(plugin: EnginePlugin, capability: str, what: str) -> None:
     """Refuse a question that an engine cannot answer, before it is opened."""
     if getattr(plugin.capabilities, capability):
         return
-    able = [name for name, other in known_engines().items() if getattr(other.capabilities, capability)]
+    if capability == "hidden_states" and plugin.capabilities.distributions:
+        fix = "keep its distributions instead, as a baseline: scoremode reference MODEL --kld FILE"
+        raise EngineError(f"the {plugin.name} engine cannot {what}", fix=fix)
+    able = [other.name for other in known_engines().values() if getattr(other.capabilities, capability)]
+    able.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
     raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(able)}")

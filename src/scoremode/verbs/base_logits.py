@@ -70,7 +70,7 @@ def _candidate(file: KldFile, held: HeldModel, asked: Question, run_p: Run, fold
         if claim.finished is not None:
             return claim.finished
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
-        _require_vocabulary(file, worker.facts.vocabulary)
+        _require_vocabulary(file, worker.facts.known_vocabulary)
         asked = replace(asked, plan=replace(asked.plan, notes=(*asked.plan.notes, *_notes_of(run_p))))
         run_q = score_against(
             asked,

@@ -75,7 +75,7 @@ def write_kld(
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
         check_fits(asked.plan, worker.facts.vocabulary, worker.facts.context_length)
         claim.begin()
-        layout = layout_of(asked.plan, worker.facts.vocabulary)
+        layout = layout_of(asked.plan, worker.facts.known_vocabulary)
         with KldWriter(work / RECORDS, layout, chunk_tokens(asked.plan)) as writer:
             run = score_into(
                 asked,
