@@ -4,9 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRITON ?= $(VENV)-triton
 
-.PHONY: demo test chromium docs lint format bench hostile clean help
+.PHONY: demo demo-formats test chromium docs lint format bench hostile clean help
 help:
-	@grep -E '^(demo|test|docs|lint|format|bench|hostile|clean):.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^(demo|demo-formats|test|docs|lint|format|bench|hostile|clean):.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 # torch by this exact version is the build that the tests were run with; a plain `torch` may pull another
 $(VENV)/.core: pyproject.toml
@@ -43,6 +43,19 @@ demo: $(VENV)/.core ## install, then make 8-bit and 4-bit versions of the embedd
 	  --corpus python-docs --num-samples 20 --document-tokens 256 --context-length 256 --stride 256 \
 	  --out runs/demo --fresh --report runs/demo.html
 	$(BIN)/scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London" --target "Paris"
+
+# the model's own GGUF as llama.cpp serves it, beside its de-quantized weights and two emulated versions
+$(VENV)/.gguf: $(VENV)/.core
+	$(BIN)/pip install --quiet -e ".[gguf]" "transformers<5.20"
+	touch $@
+
+demo-formats: $(VENV)/.gguf ## install, then put a GGUF as llama.cpp serves it, 8 bits and 4 bits into one table and page
+	$(BIN)/python examples/emulate_quantization.py smollm2-135m runs/demo-models --bits 8 4
+	cp "$$($(BIN)/python -c 'import scoremode.models.embedded as e; print(e.embedded_gguf())')" runs/demo-models/smollm2-135m-Q4_1.gguf
+	$(BIN)/scoremode compare smollm2-135m runs/demo-models/smollm2-135m-Q4_1.gguf \
+	  runs/demo-models/smollm2-135m-w8 runs/demo-models/smollm2-135m-w4 \
+	  --corpus python-docs --num-samples 20 --document-tokens 256 --context-length 256 --stride 256 \
+	  --out runs/demo-formats --fresh --report runs/demo-formats.html
 
 # two processes, because most of the time is spent waiting for engines to start; one thread in each, because threads of
 # two processes on two cores wait for each other. A file stays in one process: its tests share engines.

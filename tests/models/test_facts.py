@@ -24,7 +24,7 @@ from scoremode.text.tokenizer import HuggingFaceTokenizer
 def test_the_embedded_model_is_a_checkpoint_made_from_the_published_gguf() -> None:
     folder = resolve(EMBEDDED)
     made = json.loads((folder / "scoremode.json").read_text())
-    assert made["sha256"] == embedded.EMBEDDED_SHA256 == file_sha256(embedded._embedded_gguf())
+    assert made["sha256"] == embedded.EMBEDDED_SHA256 == file_sha256(embedded.embedded_gguf())
     config = json.loads((folder / "config.json").read_text())
     assert "quantization_config" not in config
     assert (config["vocab_size"], config["hidden_size"]) == (49_152, 576)
@@ -47,7 +47,7 @@ def test_wikitext2_has_as_many_tokens_as_llamacpp_counts(wikitext_file: Path) ->
 def test_a_damaged_gguf_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF")
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(embedded, "_embedded_gguf", lambda: tmp_path / "bad.gguf")
+    monkeypatch.setattr(embedded, "embedded_gguf", lambda: tmp_path / "bad.gguf")
     with pytest.raises(ModelError, match="sha256"):
         resolve(EMBEDDED)
     assert not (tmp_path / "cache" / "models").exists()

