@@ -12,6 +12,8 @@ INSIDE = (
     "engines/table",
     "engines/transformers",
     "engines/vllm",
+    "engines/llamacpp",
+    "engines/exllamav3",
     "engines/server",
     "report/terminal",
     "report/html",

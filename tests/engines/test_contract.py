@@ -99,7 +99,8 @@ def test_the_tables_in_the_docs_are_up_to_date() -> None:
     """``make format`` writes them."""
     page = (ROOT / "docs" / "engines.md").read_text()
     assert signature.docs(page) == page
-    assert re.findall(r"<!-- options of (\w+) -->", page) == ["transformers", "vllm", "server"]
+    with_options = ["transformers", "vllm", "llamacpp", "exllamav3", "server"]
+    assert re.findall(r"<!-- options of (\w+) -->", page) == with_options
 
 
 def test_engines_that_share_an_option_agree_on_its_kind() -> None:
