@@ -63,11 +63,12 @@ class LlamaCppEngine(Engine):
     """Scores windows with llama.cpp."""
 
     def __init__(self, facts: GgufFacts, vocabulary: int, options: LlamaCppOptions, longest: int) -> None:
+        self._model = self._context = None  # before anything can fail: close() looks at them
         self._llama: Library = library()
-        self._model = self._context = None
         self.choices, self.vocabulary = Choices.of(options), vocabulary
         self.threads = options.threads or cores()
-        self._model = self._load(facts)
+        _require_whole_blocks(facts, self.choices)
+        self._load(facts)
         self.longest = max(longest, PROBE_TOKENS)
         self._context = self._open_context(self.longest)
         self._at_once: int = self._llama.call.llama_n_batch(self._context)  # not more than fit into the context
@@ -92,14 +93,14 @@ class LlamaCppEngine(Engine):
         )
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _load(self, facts: GgufFacts) -> Any:
+    def _load(self, facts: GgufFacts) -> None:
         call = self._llama.call
         parameters = call.llama_model_default_params()
         parameters.check_tensors = True  # a damaged file is refused, not scored
         if self.choices.n_gpu_layers is not None:
             parameters.n_gpu_layers = self.choices.n_gpu_layers
         self._llama.complaints.clear()
-        model = call.llama_model_load_from_file(str(facts.files[0]).encode(), parameters)
+        self._model = model = call.llama_model_load_from_file(os.fsencode(facts.files[0]), parameters)
         if not model:
             raise ModelError(
                 f"llama.cpp cannot load {facts.files[0]}: {self._llama.complaint() or 'no reason given'}",
@@ -110,7 +111,6 @@ class LlamaCppEngine(Engine):
         found = call.llama_vocab_n_tokens(call.llama_model_get_vocab(model))
         if found != self.vocabulary:
             raise ModelError(f"{facts.files[0]} has {found} ids, not {self.vocabulary}", fix="download it again")
-        return model
 
     def _open_context(self, longest: int) -> Any:
         from gguf.constants import GGMLQuantizationType
@@ -138,15 +138,17 @@ class LlamaCppEngine(Engine):
 
     def _self_test(self) -> tuple[str, ...]:
         """Our rows against logits read one by one, and a shorter text against a longer one with the same beginning."""
-        ids = (np.arange(PROBE_TOKENS, dtype=np.int32) * 7 + 3) % self.vocabulary
-        rows = np.arange(PROBE_TOKENS, dtype=np.int32)
+        count = min(PROBE_TOKENS, self._at_once)  # more in one decode would end the process
+        ids = (np.arange(count, dtype=np.int32) * 7 + 3) % self.vocabulary
+        rows = np.arange(count, dtype=np.int32)
         together = self._decode(ids, 0, rows).clone()
-        each = torch.stack([self._one_by_one(i) for i in range(PROBE_TOKENS)])
-        if not torch.equal(together, each):
-            raise EngineError("llama.cpp gives its logits in another order than expected", fix="report this model")
+        each = torch.stack([self._one_by_one(i) for i in range(count)])
         if not bool(together.isfinite().all()):
             raise EngineError("the model gives NaN", fix="the file is damaged, or its type is not supported here")
-        alone = self._decode(ids[: PROBE_TOKENS // 2], 0, rows[: PROBE_TOKENS // 2])
+        if not torch.equal(together, each):
+            raise EngineError("llama.cpp gives its logits in another order than expected", fix="report this model")
+        half = -(-count // 2)
+        alone = self._decode(ids[:half], 0, rows[:half])
         distance = float((alone - together[: len(alone)]).abs().max() / together.abs().max().clamp_min(1.0))
         if distance > SLACK:
             raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
@@ -160,6 +162,8 @@ class LlamaCppEngine(Engine):
     def _decode(self, ids: Ids, at: int, rows: Ids) -> Tensor:
         """Feed tokens from position ``at`` on; the logits (rows, vocabulary) stay valid until the next decode."""
         call, count = self._llama.call, len(ids)
+        if not self._context:
+            raise EngineError("this engine is closed", fix="open it again")
         memory = call.llama_get_memory(self._context)
         if at == 0:
             call.llama_memory_clear(memory, False)
@@ -251,6 +255,22 @@ class LlamaCppEngine(Engine):
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _require_whole_blocks(facts: GgufFacts, choices: Choices) -> None:
+    """Refuse a quantized cache whose blocks do not divide a head: llama.cpp would end the process."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    width, heads = facts.number("embedding_length"), facts.number("attention.head_count")
+    size = width // heads if width and heads else None
+    for flag, key, kind in (("k", "key", choices.cache_type_k), ("v", "value", choices.cache_type_v)):
+        found = facts.number(f"attention.{key}_length") or size
+        block = GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]][0]
+        if found is not None and found % block:
+            raise OptionError(
+                f"--cache-type-{flag} {kind} stores blocks of {block}, and a head of this model has {found}",
+                fix=f"use --cache-type-{flag} f16",
+            )
 
 
 def settings_of(choices: Choices) -> dict[str, Any]:

@@ -133,6 +133,7 @@ def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, .
         "llama_decode": (c_int32, (p, Batch)),
         "llama_get_logits": (POINTER(c_float), (p,)),
         "llama_get_logits_ith": (POINTER(c_float), (p, c_int32)),
+        "llama_vocab_type": (c_int, (p,)),
         "llama_vocab_n_tokens": (c_int32, (p,)),
         "llama_vocab_bos": (c_int32, (p,)),
         "llama_vocab_eos": (c_int32, (p,)),

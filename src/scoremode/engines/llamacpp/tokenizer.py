@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from scoremode.text.tokenizer import (
 from scoremode.values import Ids, Ints
 
 UNUSED, CONTROL = 1 << 1, 1 << 3  # what llama.cpp knows of a token
+NO_VOCABULARY = 0  # llama.cpp's type of a vocabulary that has a size and no tokens
 LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
 
 
@@ -38,7 +40,7 @@ class LlamaTokenizer:
         parameters = call.llama_model_default_params()
         parameters.vocab_only = True
         self._llama.complaints.clear()
-        self._model = call.llama_model_load_from_file(str(path).encode(), parameters)
+        self._model = call.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self._model:
             raise ModelError(
                 f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",
@@ -54,7 +56,7 @@ class LlamaTokenizer:
     def _facts(self) -> TokenizerFacts:
         call, vocab = self._llama.call, self._vocab
         count = call.llama_vocab_n_tokens(vocab)
-        if count < 1:
+        if count < 1 or call.llama_vocab_type(vocab) == NO_VOCABULARY:
             raise ModelError(f"{self.name} has no tokenizer", fix="name one with --tokenizer")
         # converters fill the vocabulary up to the size of the head: such ids have no token
         while count > 1 and call.llama_vocab_get_attr(vocab, count - 1) & UNUSED:
@@ -74,14 +76,19 @@ class LlamaTokenizer:
         raw = text.encode()
         if len(raw) > LONGEST_INPUT:
             raise CorpusError("llama.cpp cannot tokenize a text of 2 GB", fix="give the text as several files")
-        room = len(raw) + 16
+        ids, found = self._tokenized(raw, len(raw) + 16, special=special)
+        if LONGEST_INPUT >= -found > len(ids):  # spaces that it puts after special tokens: it says how many it needs
+            ids, found = self._tokenized(raw, -found, special=special)
+        if found < 0:
+            raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
+        return ids[:found].copy()
+
+    def _tokenized(self, raw: bytes, room: int, *, special: bool) -> tuple[Ids, int]:
         ids = np.empty(room, np.int32)
         found = self._llama.call.llama_tokenize(
             self._vocab, raw, len(raw), ids.ctypes.data_as(ctypes.c_void_p), room, special, True
         )
-        if found < 0:
-            raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
-        return ids[:found].copy()
+        return ids, int(found)
 
     def encode(self, text: str, *, special: bool) -> Encoding:
         ids = self._ids(text, special=special)
