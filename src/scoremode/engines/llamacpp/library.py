@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
@@ -173,6 +174,28 @@ class Library:
     def complaint(self) -> str:
         """The last errors in its own words, on one line."""
         return " / ".join(line.strip() for line in self.complaints if line.strip())[-300:]
+
+
+class Held:
+    """What llama.cpp holds for an object: given back once, at the latest before Python takes itself apart."""
+
+    def __init__(self) -> None:
+        self._handles: list[tuple[Any, Any]] = []
+
+    @staticmethod
+    def by(owner: object) -> Held:
+        held = Held()
+        weakref.finalize(owner, held.give_back)
+        return held
+
+    def add(self, free: Any, handle: Any) -> None:
+        self._handles.append((free, handle))
+
+    def give_back(self) -> None:
+        """The last first: a context needs its model."""
+        while self._handles:
+            free, handle = self._handles.pop()
+            free(handle)
 
 
 def installed() -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.llamacpp.library import Library, library
+from scoremode.engines.llamacpp.library import Held, Library, library
 from scoremode.errors import CorpusError, ModelError
 from scoremode.text.corpus import Message
 from scoremode.text.tokenizer import (
@@ -46,12 +46,9 @@ class LlamaTokenizer:
                 f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",
                 fix="download it again, or install a newer llama.cpp",
             )
+        Held.by(self).add(call.llama_model_free, self._model)
         self._vocab = call.llama_model_get_vocab(self._model)
         self.facts = self._facts()
-
-    def __del__(self) -> None:
-        if getattr(self, "_model", None):
-            self._llama.call.llama_model_free(self._model)
 
     def _facts(self) -> TokenizerFacts:
         call, vocab = self._llama.call, self._vocab
