@@ -26,7 +26,7 @@ from scoremode.text.tokenizer import (
 from scoremode.values import Ids, Ints
 
 UNUSED, CONTROL = 1 << 1, 1 << 3  # what llama.cpp knows of a token
-NO_VOCABULARY = 0  # llama.cpp's type of a vocabulary that has a size and no tokens
+NO_VOCABULARY, SENTENCEPIECE = 0, 1  # llama.cpp's types of vocabularies: the first has a size and no tokens
 LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
 
 
@@ -58,7 +58,9 @@ class LlamaTokenizer:
         # converters fill the vocabulary up to the size of the head: such ids have no token
         while count > 1 and call.llama_vocab_get_attr(vocab, count - 1) & UNUSED:
             count -= 1
-        names = ((call.llama_vocab_get_text(vocab, i) or b"").decode("utf-8", "replace") for i in range(count))
+        names = [(call.llama_vocab_get_text(vocab, i) or b"").decode("utf-8", "replace") for i in range(count)]
+        if call.llama_vocab_type(vocab) == SENTENCEPIECE:
+            self._require_bytes(set(names))
         both = [self._ids(PROBE, special=special).tolist() for special in (True, False)]
         bos, eos = call.llama_vocab_bos(vocab), call.llama_vocab_eos(vocab)
         return TokenizerFacts(
@@ -68,6 +70,15 @@ class LlamaTokenizer:
             eos=eos if eos >= 0 else None,
             adds_bos=bos >= 0 and both[0][:1] == [bos] and both[1][:1] != [bos],
         )
+
+    def _require_bytes(self, names: set[str]) -> None:
+        """A character without a token is spelled in bytes, and llama.cpp ends the process if one of them is missing."""
+        missing = [b for b in range(256) if f"<0x{b:02X}>" not in names and (b > 127 or chr(b) not in names)]
+        if missing:
+            raise ModelError(
+                f"the vocabulary of {self.name} lacks the token <0x{missing[0]:02X}> of a byte",
+                fix="name a Hugging Face tokenizer with --tokenizer",
+            )
 
     def _ids(self, text: str, *, special: bool) -> Ids:
         raw = text.encode()
