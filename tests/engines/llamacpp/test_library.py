@@ -47,6 +47,17 @@ def test_a_library_with_other_defaults_is_refused(model: dict[str, Any], context
     assert "scoremode[gguf]" in str(refused.value)
 
 
+def test_a_broken_own_build_must_go_before_another_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "installed", lambda: (library.OWN_BUILD, "0.0"))
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    library.library.cache_clear()
+    try:
+        with pytest.raises(EngineError, match=r"llama-cpp-python 0.0 cannot be loaded.*pip uninstall llama-cpp-python"):
+            library.library()
+    finally:
+        library.library.cache_clear()
+
+
 def test_without_a_package_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> None:
     monkeypatch.setattr(library, "installed", lambda: None)
     library.library.cache_clear()
@@ -59,25 +70,15 @@ def test_without_a_package_the_line_says_what_to_install(monkeypatch: pytest.Mon
 
 
 ABORTING = """
-import sys
 from scoremode.engines.llamacpp.library import library
-call = library().call
-parameters = call.llama_model_default_params()
-parameters.vocab_only = True
-model = call.llama_model_load_from_file(sys.argv[1].encode(), parameters)
-vocab = call.llama_model_get_vocab(model)
-call.llama_vocab_get_attr(vocab, 0)
-print(call.llama_token_to_piece(vocab, 10**9, None, 0, 0, True))
-print(call.llama_get_logits_ith(call.llama_init_from_model(model, call.llama_context_default_params()), 5))
-import ctypes
-call.ggml_abort(b"somewhere.c", 7, b"a check \\x1b[2J failed")
+library().call.ggml_abort(b"somewhere.c", 7, b"a check \\x1b[2J failed")
 print("still here")
 """
 
 
-def test_where_llamacpp_ends_the_process_one_line_says_so(tiny_gguf: Path) -> None:
+def test_where_llamacpp_ends_the_process_one_line_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ABORTING, str(tiny_gguf)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", ABORTING], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 1
     assert "still here" not in done.stdout

@@ -221,7 +221,8 @@ def library() -> Library:
             function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError, ImportError) as error:
-        raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=INSTALL) from None
+        repair = INSTALL if package == PREBUILT else f"repair it, or pip uninstall {package} and {INSTALL}"
+        raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=repair) from None
     check_layout(functions, f"{package} {its_version}")
     complaints: deque[str] = deque(maxlen=6)
     log = LOG(lambda level, text, _: _hear(complaints, level, text))
