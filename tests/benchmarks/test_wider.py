@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from benchmarks.wider import BLOCK, padded, up, widen
 
 

@@ -68,7 +68,7 @@ def test_an_engine_by_name_is_for_the_models_that_it_can_score(tiny: Path, made:
             engine_for(engine, str(tiny))
     everyone = list(known_engines().values())
     assert share_options(everyone[0], everyone, {"made_up": 1}) == {"made_up": 1}
-    with pytest.raises(OptionError, match="the transformers engine cannot score .*use --engine llamacpp"):
+    with pytest.raises(OptionError, match=r"the transformers engine cannot score .*use --engine llamacpp"):
         sm.ppl(str(made), engine="transformers", **ASKED)
 
 
@@ -86,7 +86,7 @@ def test_one_comparison_of_models_of_two_engines(tiny: Path, made: Path, other: 
 
 
 def test_a_gguf_cannot_be_the_baseline_of_a_model(tiny: Path, made: Path) -> None:
-    with pytest.raises(sm.ScoremodeError, match="the llamacpp engine cannot be the baseline|hidden states"):
+    with pytest.raises(sm.ScoremodeError, match=r"the llamacpp engine cannot be the baseline|hidden states"):
         sm.compare(str(made), str(tiny), **ASKED)
 
 

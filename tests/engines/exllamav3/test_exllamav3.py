@@ -84,9 +84,7 @@ def test_an_unquantized_width_that_it_cannot_run_is_refused_before_it_is_opened(
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size does not apply.*--tensor-p"),
     ],
 )
-def test_options_of_other_engines_are_refused(
-    tiny: Path, tmp_path: Path, options: dict[str, Any], words: str
-) -> None:
+def test_options_of_other_engines_are_refused(tiny: Path, tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         choose(str(as_exl3(tiny, tmp_path / "exl3")), None, options)
 
@@ -145,7 +143,9 @@ def test_unquantized_weights_give_what_transformers_gives(tmp_path: Path) -> Non
     make_tokenizer(folder, adds_bos=False)
     ids = np.random.default_rng(0).integers(2, 1000, 200).astype(np.int32)
     rows = np.arange(50, 199, 3, dtype=np.int32)
-    source = WindowList((Window(ids, np.arange(199, dtype=np.int32), ids[1:, None]), Window(ids, rows, ids[rows][:, None])))
+    source = WindowList(
+        (Window(ids, np.arange(199, dtype=np.int32), ids[1:, None]), Window(ids, rows, ids[rows][:, None]))
+    )
     done = np.zeros(2, np.bool_)
     engines: dict[str, dict[str, Any]] = {"exllamav3": {}, "transformers": {"dtype": "float16", "device": "cuda"}}
     found = {}

@@ -77,9 +77,7 @@ print("still here")
 
 
 def test_where_llamacpp_ends_the_process_one_line_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ABORTING], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", ABORTING], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert "still here" not in done.stdout
     (line,) = done.stderr.splitlines()
@@ -98,7 +96,7 @@ print(json.dumps([library().package, run.scores.logprob.tolist()]))
 
 
 def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, tmp_path: Path) -> None:
-    """SCOREMODE_LLAMA_CPP_PYTHON names a folder with an installed llama-cpp-python, if it is not in this environment."""
+    """SCOREMODE_LLAMA_CPP_PYTHON names the folder of an installed llama-cpp-python, if it is not found otherwise."""
     import json
 
     folder = os.environ.get("SCOREMODE_LLAMA_CPP_PYTHON", "")
@@ -107,7 +105,11 @@ def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, t
         paths = [part for part in (path, *sys.path) if part]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SCOREMODE_CACHE": str(tmp_path / "cache")}
         done = subprocess.run(
-            [sys.executable, "-c", LOGPROBS, str(tiny_gguf)], capture_output=True, text=True, env=environment, check=False
+            [sys.executable, "-c", LOGPROBS, str(tiny_gguf)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         found.append(json.loads(done.stdout.splitlines()[-1]))
@@ -142,9 +144,13 @@ def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, t
 )
 def test_options_that_cannot_work_are_refused(tiny_gguf: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        chosen = choose(str(tiny_gguf), None, options)
-        chosen.settings()
-        open_engine(chosen, Work(longest=16))
+        open_engine(choose(str(tiny_gguf), None, options), Work(longest=16))
+
+
+def test_options_that_contradict_each_other_are_refused_before_a_weight_is_loaded(tiny_gguf: Path) -> None:
+    for options in ({"cache_type_v": "q8_0"}, {"n_batch": 64, "n_ubatch": 65}):
+        with pytest.raises(OptionError):
+            choose(str(tiny_gguf), None, options).settings()
 
 
 def test_settings_before_opening_are_those_of_the_open_engine(tiny_gguf: Path) -> None:
