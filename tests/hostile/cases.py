@@ -421,7 +421,7 @@ GGUF = [
     ("ppl nothing-here.gguf --text abcdef", "nothing-here.gguf"),
     ("reference {gguf:good} <question> --out {nothing-here}", "llamacpp engine cannot|hidden states"),
     ("compare {gguf:good} {model:good} <question>", "llamacpp engine cannot|hidden states"),
-    ("compare {model:good} {gguf:nan} <question>", "invalid data"),
+    ("compare {model:good} {gguf:cut-5} <question>", "not a whole GGUF"),
     ("compare {model:other-vocabulary} {gguf:good} <question>", "vocabular|tokenizer"),
 ]
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 
 def at(offset: int, layout: str, value: int) -> Callable[[Path], None]:
     """Write a number somewhere in the file."""
@@ -41,12 +39,6 @@ def replaced(key: bytes, by: bytes) -> Callable[[Path], None]:
     return damage
 
 
-def with_nan(path: Path) -> None:
-    """The last weights of the file."""
-    content = path.read_bytes()
-    path.write_bytes(content[:-64] + np.full(16, np.nan, np.float32).tobytes())
-
-
 def written(content: bytes) -> Callable[[Path], None]:
     return lambda path: void(path.write_bytes(content))
 
@@ -66,7 +58,6 @@ GGUFS: dict[str, tuple[Callable[[Path], None], str]] = {  # name -> damage, word
     "keys-2-60": (at(16, "Q", 1 << 60), "more entries than fit"),
     "key-length-2-60": (at(24, "Q", 1 << 60), "larger than the file"),
     **{f"cut-{i}": (cut(i / 10), "not a whole GGUF") for i in range(1, 10)},
-    "nan": (with_nan, "invalid data"),
     "architecture-unknown": (replaced(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lxxma"), "llama.cpp cannot"),
     "no-tokens": (replaced(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"), "llama.cpp cannot|tokenizer"),
     "no-merges": (replaced(b"tokenizer.ggml.merges", b"tokenizer.ggml.mergez"), "llama.cpp cannot"),
