@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from benchmarks.wider import BLOCK, padded, up, widen
+
+BLOCK = 128
 
 
-def test_padding_keeps_the_upper_left_corner() -> None:
-    wide = padded(torch.ones(2, 3), 4, 5)
+@pytest.fixture(scope="module")
+def wider() -> Any:
+    """The script as a module; benchmarks are not a package."""
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "wider.py"
+    spec = importlib.util.spec_from_file_location("wider", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_padding_keeps_the_upper_left_corner(wider: Any) -> None:
+    wide = wider.padded(torch.ones(2, 3), 4, 5)
     assert wide.sum() == 6
     assert bool((wide[:2, :3] == 1).all())
-    assert [up(size) for size in (1, 128, 129)] == [128, 128, 256]
+    assert [wider.up(size) for size in (1, 128, 129)] == [128, 128, 256]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_stay_and_sizes_become_multiples(tmp_path: Path, tied: bool) -> None:
+def test_logits_stay_and_sizes_become_multiples(wider: Any, tied: bool) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -33,7 +48,7 @@ def test_logits_stay_and_sizes_become_multiples(tmp_path: Path, tied: bool) -> N
         tie_word_embeddings=tied,
     )
     model = LlamaForCausalLM(config).double()
-    wide = widen(model).double()
+    wide = wider.widen(model).double()
     assert wide.config.hidden_size % BLOCK == wide.config.intermediate_size % BLOCK == 0
     assert wide.config.num_key_value_heads * wide.config.head_dim % BLOCK == 0
     ids = (torch.arange(40) * 37 % 101)[None]
