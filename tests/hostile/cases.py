@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.hostile.gguf_inputs import GGUFS
 from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, REFERENCES, RUNS
 
 VALUES = {
@@ -406,6 +407,24 @@ COMPARE = [
     ("compare {model:good} {stock:model} <question> --baseline-engine nope", "nope"),
 ]
 
+GGUF = [
+    ("ppl {gguf:good} --text abcdef --dtype float16", "--cache-type-k"),
+    ("ppl {gguf:good} --text abcdef --engine transformers", "--engine llamacpp"),
+    ("ppl {model:good} --text abcdef --engine llamacpp", "--engine transformers"),
+    ("ppl {model:good} --text abcdef --threads 2", "--threads"),
+    ("ppl {gguf:good} --text abcdef --cache-type-k q3", "q3"),
+    ("ppl {gguf:good} --text abcdef --cache-type-v q8_0", "--flash-attn on"),
+    ("ppl {gguf:good} --text abcdef --cache-type-k q8_0", "blocks of 32"),
+    ("ppl {gguf:good} --text abcdef --n-ubatch 9 --n-batch 8", "--n-ubatch 9"),
+    ("ppl {gguf:good} --text abcdef --tokenizer {empty-folder}", "empty-folder"),
+    ("ppl {gguf:good} --corpus {long.txt} --context-length 500", "128"),
+    ("ppl nothing-here.gguf --text abcdef", "nothing-here.gguf"),
+    ("reference {gguf:good} <question> --out {nothing-here}", "llamacpp engine cannot|hidden states"),
+    ("compare {gguf:good} {model:good} <question>", "llamacpp engine cannot|hidden states"),
+    ("compare {model:good} {gguf:cut-5} <question>", "not a whole GGUF"),
+    ("compare {model:other-vocabulary} {gguf:good} <question>", "vocabular|tokenizer"),
+]
+
 STREAMS = [
     (f"{PPL} --corpus -", "stdin closed", (2,), ("standard input",)),
     (f"{PPL} <question>", "stdout full", (2,), ("disk is full",)),
@@ -442,6 +461,8 @@ def all_cases() -> list[Case]:
     cases += [Case("places", command, (words,)) for command, words in PLACES]
     cases += [Case("places", f"{command} {{a-device}}", (), (0, 2)) for command in TO_A_DEVICE]
     cases += [Case("compare", command, (words,)) for command, words in COMPARE]
+    cases += [Case("GGUF", command, (words,)) for command, words in GGUF]
+    cases += [Case("GGUF", f"ppl {{gguf:{name}}} <question>", (words,)) for name, (_, words) in GGUFS.items()]
     cases += [Case("runs", line % f"run:{name}", ()) for name in RUNS for line in RUN_COMMANDS]
     cases += [Case("runs", f"{PPL} <question> --out {{run:{name}}}", (), (0, 2)) for name in RUNS]
     cases += [Case("references", f"compare {{reference:{name}}} {{model:good}}", ()) for name in REFERENCES]

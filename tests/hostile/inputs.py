@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.gguf_files import gguf_of
+from tests.hostile.gguf_inputs import GGUFS
 from tests.makers import VOCABULARY, make_tiny_model
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 12
@@ -34,6 +36,7 @@ class Stock:
     reference: Path
     perplexity: float  # of model_run
     kld: Path  # base logits of the model
+    gguf: Path  # the model as a GGUF file
 
     @staticmethod
     def make(folder: Path) -> Stock:
@@ -58,6 +61,7 @@ class Stock:
             folder / "reference",
             scored.perplexity.value,
             kld,
+            gguf_of(model, folder / "good.gguf"),
         )
 
 
@@ -521,11 +525,12 @@ def make_input(name: str, folder: Path, stock: Stock) -> Path:
         "reference": (stock.reference, REFERENCES),
         "journal": (stock.partial, JOURNALS),
         "kld": (stock.kld, KLDS | {"good": lambda path: None}),
+        "gguf": (stock.gguf, {key: damage for key, (damage, _) in GGUFS.items()} | {"good": lambda path: None}),
         "stock": (getattr(stock, which.replace("-", "_"), stock.run), {which: lambda folder: None}),
     }
     good, damages = kinds[kind]
-    if kind == "kld":
-        path = path.with_suffix(".kld")
+    if kind in ("kld", "gguf"):
+        path = path.with_suffix(f".{kind}")
     (shutil.copytree if good.is_dir() else shutil.copyfile)(good, path)
     damages[which](path / "partial.journal" if kind == "journal" else path)
     return path

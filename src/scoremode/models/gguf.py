@@ -94,6 +94,8 @@ def find_files(name: str) -> tuple[Path, ...]:
         path = models[0]
     if not path.is_file():
         raise ModelError(f"there is no file '{name}'", fix="check the path")
+    if any("\ud800" <= character <= "\udfff" for character in str(path)):
+        raise ModelError(f"the name of {path} is not UTF-8, so no run can keep it", fix="rename the file")
     split = SPLIT.match(path.name)
     if split is None:
         return (path,)

@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
@@ -133,6 +134,7 @@ def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, .
         "llama_decode": (c_int32, (p, Batch)),
         "llama_get_logits": (POINTER(c_float), (p,)),
         "llama_get_logits_ith": (POINTER(c_float), (p, c_int32)),
+        "llama_vocab_type": (c_int, (p,)),
         "llama_vocab_n_tokens": (c_int32, (p,)),
         "llama_vocab_bos": (c_int32, (p,)),
         "llama_vocab_eos": (c_int32, (p,)),
@@ -174,6 +176,28 @@ class Library:
         return " / ".join(line.strip() for line in self.complaints if line.strip())[-300:]
 
 
+class Held:
+    """What llama.cpp holds for an object: given back once, at the latest before Python takes itself apart."""
+
+    def __init__(self) -> None:
+        self._handles: list[tuple[Any, Any]] = []
+
+    @staticmethod
+    def by(owner: object) -> Held:
+        held = Held()
+        weakref.finalize(owner, held.give_back)
+        return held
+
+    def add(self, free: Any, handle: Any) -> None:
+        self._handles.append((free, handle))
+
+    def give_back(self) -> None:
+        """The last first: a context needs its model."""
+        while self._handles:
+            free, handle = self._handles.pop()
+            free(handle)
+
+
 def installed() -> tuple[str, str] | None:
     """The distribution that brings llama.cpp here, and its version. Nothing is loaded."""
     for distribution in (OWN_BUILD, PREBUILT):
@@ -197,7 +221,8 @@ def library() -> Library:
             function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError, ImportError) as error:
-        raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=INSTALL) from None
+        repair = INSTALL if package == PREBUILT else f"repair it, or pip uninstall {package} and {INSTALL}"
+        raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=repair) from None
     check_layout(functions, f"{package} {its_version}")
     complaints: deque[str] = deque(maxlen=6)
     log = LOG(lambda level, text, _: _hear(complaints, level, text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.llamacpp.library import Library, library
+from scoremode.engines.llamacpp.library import Held, Library, library
 from scoremode.errors import CorpusError, ModelError
 from scoremode.text.corpus import Message
 from scoremode.text.tokenizer import (
@@ -25,6 +26,7 @@ from scoremode.text.tokenizer import (
 from scoremode.values import Ids, Ints
 
 UNUSED, CONTROL = 1 << 1, 1 << 3  # what llama.cpp knows of a token
+NO_VOCABULARY, SENTENCEPIECE = 0, 1  # llama.cpp's types of vocabularies: the first has a size and no tokens
 LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
 
 
@@ -38,28 +40,27 @@ class LlamaTokenizer:
         parameters = call.llama_model_default_params()
         parameters.vocab_only = True
         self._llama.complaints.clear()
-        self._model = call.llama_model_load_from_file(str(path).encode(), parameters)
+        self._model = call.llama_model_load_from_file(os.fsencode(path), parameters)
         if not self._model:
             raise ModelError(
                 f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",
                 fix="download it again, or install a newer llama.cpp",
             )
+        Held.by(self).add(call.llama_model_free, self._model)
         self._vocab = call.llama_model_get_vocab(self._model)
         self.facts = self._facts()
-
-    def __del__(self) -> None:
-        if getattr(self, "_model", None):
-            self._llama.call.llama_model_free(self._model)
 
     def _facts(self) -> TokenizerFacts:
         call, vocab = self._llama.call, self._vocab
         count = call.llama_vocab_n_tokens(vocab)
-        if count < 1:
+        if count < 1 or call.llama_vocab_type(vocab) == NO_VOCABULARY:
             raise ModelError(f"{self.name} has no tokenizer", fix="name one with --tokenizer")
         # converters fill the vocabulary up to the size of the head: such ids have no token
         while count > 1 and call.llama_vocab_get_attr(vocab, count - 1) & UNUSED:
             count -= 1
-        names = ((call.llama_vocab_get_text(vocab, i) or b"").decode("utf-8", "replace") for i in range(count))
+        names = [(call.llama_vocab_get_text(vocab, i) or b"").decode("utf-8", "replace") for i in range(count)]
+        if call.llama_vocab_type(vocab) == SENTENCEPIECE:
+            self._require_bytes(set(names))
         both = [self._ids(PROBE, special=special).tolist() for special in (True, False)]
         bos, eos = call.llama_vocab_bos(vocab), call.llama_vocab_eos(vocab)
         return TokenizerFacts(
@@ -70,18 +71,32 @@ class LlamaTokenizer:
             adds_bos=bos >= 0 and both[0][:1] == [bos] and both[1][:1] != [bos],
         )
 
+    def _require_bytes(self, names: set[str]) -> None:
+        """A character without a token is spelled in bytes, and llama.cpp ends the process if one of them is missing."""
+        missing = [b for b in range(256) if f"<0x{b:02X}>" not in names and (b > 127 or chr(b) not in names)]
+        if missing:
+            raise ModelError(
+                f"the vocabulary of {self.name} lacks the token <0x{missing[0]:02X}> of a byte",
+                fix="name a Hugging Face tokenizer with --tokenizer",
+            )
+
     def _ids(self, text: str, *, special: bool) -> Ids:
         raw = text.encode()
         if len(raw) > LONGEST_INPUT:
             raise CorpusError("llama.cpp cannot tokenize a text of 2 GB", fix="give the text as several files")
-        room = len(raw) + 16
+        ids, found = self._tokenized(raw, len(raw) + 16, special=special)
+        if LONGEST_INPUT >= -found > len(ids):  # spaces that it puts after special tokens: it says how many it needs
+            ids, found = self._tokenized(raw, -found, special=special)
+        if found < 0:
+            raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
+        return ids[:found].copy()
+
+    def _tokenized(self, raw: bytes, room: int, *, special: bool) -> tuple[Ids, int]:
         ids = np.empty(room, np.int32)
         found = self._llama.call.llama_tokenize(
             self._vocab, raw, len(raw), ids.ctypes.data_as(ctypes.c_void_p), room, special, True
         )
-        if found < 0:
-            raise CorpusError("llama.cpp cannot tokenize this text", fix="name a tokenizer with --tokenizer")
-        return ids[:found].copy()
+        return ids, int(found)
 
     def encode(self, text: str, *, special: bool) -> Encoding:
         ids = self._ids(text, special=special)

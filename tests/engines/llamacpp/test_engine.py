@@ -1,0 +1,304 @@
+"""The llama.cpp engine against the float64 reading of the same weights in Transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scoremode.engines.base import StoredDistributions, Want
+from scoremode.engines.baseline import LiveBaseline
+from scoremode.engines.llamacpp.engine import LlamaCppEngine
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, open_engine
+from scoremode.errors import EngineError, ModelError
+from scoremode.head.definition import define_columns
+from scoremode.head.sixteen_bits import encode_records, kl_from_records
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.values import Ids, Raw
+from tests.gguf_files import gguf_of
+from tests.makers import VOCABULARY
+
+FLOAT32 = {"cache_type_k": "f32", "cache_type_v": "f32"}
+
+
+def engine_for(file: Path, longest: int = 128, **options: Any) -> LlamaCppEngine:
+    engine = open_engine(choose(str(file), None, {"threads": 1, **FLOAT32, **options}), Work(longest=longest))
+    assert isinstance(engine, LlamaCppEngine)
+    return engine
+
+
+def scored(engine: Any, source: WindowSource, done: tuple[int, ...] = (), **want: Any) -> dict[int, Answers]:
+    mask = np.zeros(len(source), np.bool_)
+    mask[list(done)] = True
+    return dict(engine.score(source, mask, Want(**want)))
+
+
+def random_ids(length: int, seed: int = 0) -> Ids:
+    return np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.int32)
+
+
+def own_tokens(ids: Ids) -> Window:
+    return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
+
+
+@pytest.fixture(scope="module")
+def judge(tiny: Path) -> Any:
+    """The weights of ``tiny``, computed in float64."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64, attn_implementation="eager")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_gguf: Path) -> LlamaCppEngine:
+    return engine_for(tiny_gguf)
+
+
+@torch.inference_mode()
+def true_logits(judge: Any, window: Window, vocabulary: int = VOCABULARY) -> torch.Tensor:
+    logits: torch.Tensor = judge(torch.from_numpy(window.ids.astype(np.int64))[None]).logits[0]
+    return logits[window.rows.tolist(), :vocabulary]
+
+
+def assert_true(answers: Answers, judge: Any, window: Window, vocabulary: int = VOCABULARY) -> None:
+    truth: Any = define_columns(
+        true_logits(judge, window, vocabulary), torch.from_numpy(window.targets.astype(np.int64))
+    )
+    for name in ("logprob", "entropy", "top_logprob"):
+        assert np.abs(getattr(answers, name) - getattr(truth, name).numpy()).max() < 1e-4, name
+    assert np.array_equal(measured(answers.rank), truth.rank.numpy())
+    assert np.array_equal(measured(answers.top), truth.top.numpy())
+
+
+def assert_same_bits(one: Answers, other: Answers) -> None:
+    for name in ("logprob", "rank", "entropy", "top", "top_logprob"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+# ── the numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_column_equals_the_float64_reading_of_the_same_weights(engine: LlamaCppEngine, judge: Any) -> None:
+    windows = WindowList(tuple(own_tokens(random_ids(n, n)) for n in (2, 3, 17, 127, 128)))
+    found = scored(engine, windows)
+    assert sorted(found) == list(range(5))
+    for index, answers in found.items():
+        assert_true(answers, judge, windows.window(index))
+
+
+@pytest.mark.parametrize("rows", [[0], [19], [0, 7, 19], [3, 4, 18]])
+@pytest.mark.parametrize("targets", [1, 3])
+def test_any_rows_and_any_targets(engine: LlamaCppEngine, judge: Any, rows: list[int], targets: int) -> None:
+    wanted = np.random.default_rng(1).integers(0, VOCABULARY, (len(rows), targets)).astype(np.int32)
+    window = Window(random_ids(20), np.array(rows, np.int32), wanted)
+    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
+
+
+def test_one_token_is_a_window(engine: LlamaCppEngine, judge: Any) -> None:
+    window = Window(np.array([5], np.int32), np.array([0], np.int32), np.array([[0]], np.int32))
+    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
+
+
+def test_ids_behind_the_plans_vocabulary_get_no_probability(engine: LlamaCppEngine, judge: Any) -> None:
+    window = own_tokens(random_ids(30) % 200)
+    assert_true(scored(engine, WindowList((window,), vocabulary=200))[0], judge, window, 200)
+
+
+@pytest.mark.parametrize("n_batch", [1, 4, 7, 50, 127])
+def test_several_decodes_of_one_window_equal_one(
+    tiny_gguf: Path, engine: LlamaCppEngine, judge: Any, n_batch: int
+) -> None:
+    window = own_tokens(random_ids(128))
+    some = Window(window.ids, np.array([0, 3, 49, 50, 120], np.int32), window.targets[[0, 3, 49, 50, 120]])
+    parts = engine_for(tiny_gguf, n_batch=n_batch)
+    for asked in (window, some):
+        assert_true(scored(parts, WindowList((asked,)))[0], judge, asked)
+    assert parts.facts.settings["n_batch"] == n_batch
+    assert parts.facts.settings["n_ubatch"] <= n_batch
+
+
+@pytest.mark.parametrize("stored", ["F16", "Q8_0", "Q4_0"])
+def test_quantized_types_equal_the_float64_reading_of_what_they_stand_for(
+    wider: Path, tmp_path: Path, stored: str
+) -> None:
+    """The judge has the dequantized weights; llama.cpp also rounds activations, to 8 bits for types of blocks."""
+    import gguf
+    from transformers import AutoModelForCausalLM
+
+    judge = AutoModelForCausalLM.from_pretrained(wider, dtype=torch.float64, attn_implementation="eager")
+    kind = gguf.GGMLQuantizationType[stored]
+    with torch.no_grad():
+        for parameter in judge.parameters():
+            if parameter.ndim == 2:
+                packed = gguf.quants.quantize(parameter.float().numpy(), kind)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(packed, kind)))
+    engine = engine_for(gguf_of(wider, tmp_path / "small.gguf", stored))
+    window = own_tokens(random_ids(60))
+    truth = define_columns(true_logits(judge, window), torch.from_numpy(window.targets.astype(np.int64)))
+    found = scored(engine, WindowList((window,)))[0]
+    gap = np.abs(found.logprob - truth.logprob.numpy())
+    assert gap.mean() < (0.02 if stored == "F16" else 1.0)
+    assert engine.facts.settings["types"][stored] > engine.facts.settings["types"]["F32"]
+    before = AutoModelForCausalLM.from_pretrained(wider, dtype=torch.float64, attn_implementation="eager")
+    unrounded = define_columns(true_logits(before, window), torch.from_numpy(window.targets.astype(np.int64)))
+    if stored == "Q4_0":
+        assert gap.mean() < np.abs(found.logprob - unrounded.logprob.numpy()).mean() / 3
+
+
+# ── windows that share a prompt, and resumed runs ────────────────────────────────────────────────────────────────────
+def prompted(lengths: tuple[int, ...] = (1, 1, 3, 6, 2), prompt: int = 60) -> WindowList:
+    windows = []
+    for length in lengths:
+        ids = np.concatenate([random_ids(prompt), random_ids(length, 100 + length)])
+        rows = np.arange(prompt - 1, len(ids) - 1, dtype=np.int32)
+        windows.append(Window(ids[:-1], rows, ids[prompt:, None]))
+    return WindowList(tuple(windows), np.zeros(len(windows), np.int64))
+
+
+def test_a_shared_prompt_is_fed_once_and_gives_the_bits_of_windows_that_are_fed_alone(
+    engine: LlamaCppEngine, judge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, fed = prompted(), []
+    decode = engine._decode
+
+    def counting(ids: Ids, at: int, rows: Ids) -> torch.Tensor:
+        fed.append(len(ids))
+        return decode(ids, at, rows)
+
+    alone = scored(engine, WindowList(source.items))
+    monkeypatch.setattr(engine, "_decode", counting)
+    together = scored(engine, source)
+    assert sum(fed) < 80, "the prompt of 60 tokens was fed more than once"
+    for index, answers in together.items():
+        assert_same_bits(answers, alone[index])
+        assert_true(answers, judge, source.window(index))
+
+
+def test_a_prompt_longer_than_a_batch_is_shared_too(tiny_gguf: Path, judge: Any) -> None:
+    source = prompted()
+    for index, answers in scored(engine_for(tiny_gguf, n_batch=16), source).items():
+        assert_true(answers, judge, source.window(index))
+
+
+def test_a_group_whose_windows_share_nothing_is_scored_all_the_same(engine: LlamaCppEngine, judge: Any) -> None:
+    windows = tuple(own_tokens(random_ids(n, n)) for n in (5, 9, 2))
+    source = WindowList(windows, np.array([3, 3, 3]))
+    for index, answers in scored(engine, source).items():
+        assert_true(answers, judge, windows[index])
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_what_is_done_is_not_scored_again_and_changes_no_bit_of_the_rest(engine: LlamaCppEngine, grouped: bool) -> None:
+    source = prompted() if grouped else WindowList(prompted().items)
+    everything = scored(engine, source)
+    rest = scored(engine, source, done=(0, 2, 4))
+    assert sorted(rest) == [1, 3]
+    for index, answers in rest.items():
+        assert_same_bits(answers, everything[index])
+    assert scored(engine, source, done=(0, 1, 2, 3, 4)) == {}
+
+
+# ── divergences and records ──────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("vocabulary", [None, 200])
+def test_the_divergence_from_hidden_states_equals_its_float64_definition(
+    tiny: Path, wider: Path, tmp_path: Path, vocabulary: int | None
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    other = gguf_of(tiny, tmp_path / "other.gguf", weights=lambda name, x: x * 1.1 if name == "output.weight" else x)
+    source = WindowList(tuple(own_tokens(random_ids(n, n) % 200) for n in (2, 40)), vocabulary=vocabulary)
+    baseline = open_engine(choose(str(tiny), None, {"dtype": "float32"}), Work(longest=40))
+    found = scored(engine_for(other), source, against=LiveBaseline(baseline, source, lambda *_: None))
+    judge = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
+    for index, answers in found.items():
+        window = source.window(index)
+        p = true_logits(judge, window, vocabulary or VOCABULARY)
+        assert np.abs(measured(answers.kl) - kl_of(p, p * 1.1)).max() < 1e-5
+        assert measured(answers.kl).min() > 1e-4
+
+
+def kl_of(p: torch.Tensor, q: torch.Tensor) -> Any:
+    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum(-1).numpy()
+
+
+class Kept(StoredDistributions):
+    """Records in memory."""
+
+    vocabulary = VOCABULARY
+
+    def __init__(self, records: dict[int, Raw]) -> None:
+        self.kept = records
+
+    def records(self, index: int, window: Window) -> Raw:
+        return self.kept[index]
+
+
+def test_records_are_those_of_the_logits_and_diverge_from_themselves_by_their_rounding(
+    engine: LlamaCppEngine, judge: Any
+) -> None:
+    source = WindowList((own_tokens(random_ids(40)), own_tokens(random_ids(2))))
+    plain, found = scored(engine, source), scored(engine, source, records=True)
+    for index, answers in found.items():
+        window = source.window(index)
+        logits = engine._decode(window.ids, 0, window.rows).clone()
+        expected = encode_records(logits.clone()).numpy().view(np.uint16)
+        assert np.array_equal(measured(answers.records), expected)
+        assert_same_bits(answers, plain[index])
+    kept = Kept({index: measured(answers.records) for index, answers in found.items()})
+    for index, answers in scored(engine, source, against=kept).items():
+        window = source.window(index)
+        logits = engine._decode(window.ids, 0, window.rows).clone()
+        records = torch.from_numpy(kept.kept[index].view(np.int16).copy())
+        assert np.array_equal(measured(answers.kl), kl_from_records(records, logits).numpy())
+        assert_same_bits(answers, plain[index])
+
+
+# ── what it refuses ──────────────────────────────────────────────────────────────────────────────────────────────────
+def test_hidden_states_are_refused(engine: LlamaCppEngine) -> None:
+    with pytest.raises(EngineError, match="does not give hidden states"):
+        scored(engine, WindowList((own_tokens(random_ids(4)),)), states=True)
+
+
+def test_a_closed_engine_says_so(tiny_gguf: Path) -> None:
+    engine = engine_for(tiny_gguf)
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        scored(engine, WindowList((own_tokens(random_ids(4)),)))
+
+
+def test_a_window_longer_than_the_context_is_an_error_and_the_engine_lives_on(tiny_gguf: Path, judge: Any) -> None:
+    engine = engine_for(tiny_gguf, longest=20)
+    with pytest.raises(EngineError, match="too small"):
+        scored(engine, WindowList((own_tokens(random_ids(600)),)))
+    window = own_tokens(random_ids(20))
+    assert_true(scored(engine, WindowList((window,)))[0], judge, window)
+
+
+@pytest.mark.parametrize("ids", [[5, VOCABULARY, 7], [5, -1, 7]])
+def test_ids_that_the_model_does_not_have_are_an_error(engine: LlamaCppEngine, ids: list[int]) -> None:
+    with pytest.raises(EngineError, match="could not decode 3 tokens"):
+        scored(engine, WindowList((own_tokens(np.array(ids, np.int32)),)))
+
+
+def test_weights_that_give_nan_are_named_so(tiny: Path, tmp_path: Path) -> None:
+    huge = gguf_of(tiny, tmp_path / "huge.gguf", weights=lambda n, x: x * np.float32(1e38) if "ffn" in n else x)
+    with pytest.raises(EngineError, match="gives NaN"):
+        engine_for(huge)
+    damaged = gguf_of(tiny, tmp_path / "nan.gguf", weights=lambda n, x: x * np.nan if "attn_q" in n else x)
+    with pytest.raises(ModelError, match="invalid data"):
+        engine_for(damaged)
+
+
+def test_equal_logits_are_noted(tiny: Path, tmp_path: Path) -> None:
+    flat = gguf_of(tiny, tmp_path / "flat.gguf", weights=lambda n, x: x * 0 if n == "output.weight" else x)
+    assert "all logits are equal" in engine_for(flat).facts.notes[0]
+
+
+def test_a_header_that_counts_other_ids_than_the_matrix_has_is_refused(tiny: Path, tmp_path: Path) -> None:
+    short = gguf_of(tiny, tmp_path / "short.gguf", weights=lambda n, x: x[:-1] if n == "token_embd.weight" else x)
+    with pytest.raises(ModelError, match="cannot load"):
+        engine_for(short)

@@ -1,0 +1,177 @@
+"""llama.cpp's library: which package brings it, the layout of its structs, and what happens when it gives up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scoremode.engines.llamacpp import LlamaCppPlugin, library
+from scoremode.engines.llamacpp.library import CONTEXT_DEFAULTS, MODEL_DEFAULTS, check_layout
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, open_engine
+from scoremode.errors import EngineError, OptionError, ScoremodeError
+
+
+def functions(model: dict[str, Any], context: dict[str, Any]) -> Any:
+    """A library that says other defaults."""
+    return SimpleNamespace(
+        llama_model_default_params=lambda: SimpleNamespace(**{**MODEL_DEFAULTS, **model}),
+        llama_context_default_params=lambda: SimpleNamespace(**{**CONTEXT_DEFAULTS, **context}),
+    )
+
+
+def test_the_installed_library_has_the_layout_that_is_known() -> None:
+    check_layout(library.library().call, "this one")
+    check_layout(functions({}, {}), "one that says the same")
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "words"),
+    [
+        ({"main_gpu": 7}, {}, r"another llama_model_params \(main_gpu\)"),
+        ({"devices": 140_000}, {}, r"another llama_model_params \(devices\)"),
+        ({}, {"n_ctx": 0}, r"another llama_context_params \(n_ctx\)"),
+        ({}, {"type_k": 0, "swa_full": False}, r"another llama_context_params \(type_k, swa_full\)"),
+    ],
+)
+def test_a_library_with_other_defaults_is_refused(model: dict[str, Any], context: dict[str, Any], words: str) -> None:
+    with pytest.raises(EngineError, match=words) as refused:
+        check_layout(functions(model, context), "other 1.0")
+    assert "other 1.0" in str(refused.value)
+    assert "scoremode[gguf]" in str(refused.value)
+
+
+def test_a_broken_own_build_must_go_before_another_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "installed", lambda: (library.OWN_BUILD, "0.0"))
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    library.library.cache_clear()
+    try:
+        with pytest.raises(EngineError, match=r"llama-cpp-python 0.0 cannot be loaded.*pip uninstall llama-cpp-python"):
+            library.library()
+    finally:
+        library.library.cache_clear()
+
+
+def test_without_a_package_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path) -> None:
+    monkeypatch.setattr(library, "installed", lambda: None)
+    library.library.cache_clear()
+    try:
+        assert "pip install 'scoremode[gguf]'" in str(LlamaCppPlugin().problem())
+        with pytest.raises(EngineError, match=r"not installed.*pip install"):
+            choose(str(tiny_gguf))
+    finally:
+        library.library.cache_clear()
+
+
+ABORTING = """
+from scoremode.engines.llamacpp.library import library
+library().call.ggml_abort(b"somewhere.c", 7, b"a check \\x1b[2J failed")
+print("still here")
+"""
+
+
+def test_where_llamacpp_ends_the_process_one_line_says_so() -> None:
+    done = subprocess.run([sys.executable, "-c", ABORTING], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert "still here" not in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("scoremode: llama.cpp stopped the process: ")
+    assert "somewhere.c:7: a check" in line
+    assert "\x1b" not in line
+
+
+LOGPROBS = """
+import sys, json
+from scoremode.engines.llamacpp.library import library
+import scoremode as sm
+run = sm.ppl(sys.argv[1], text="The quick brown fox jumps over the lazy dog. " * 8, context_length=64, fresh=True)
+print(json.dumps([library().package, run.scores.logprob.tolist()]))
+"""
+
+
+def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, tmp_path: Path) -> None:
+    """SCOREMODE_LLAMA_CPP_PYTHON names the folder of an installed llama-cpp-python, if it is not found otherwise."""
+    import json
+
+    folder = os.environ.get("SCOREMODE_LLAMA_CPP_PYTHON", "")
+    found = []
+    for path in (folder, ""):
+        paths = [part for part in (path, *sys.path) if part]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SCOREMODE_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, "-c", LOGPROBS, str(tiny_gguf)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    if found[0][0] == found[1][0]:
+        reason = f"one package brings llama.cpp here, {found[0][0]}: set SCOREMODE_LLAMA_CPP_PYTHON for another"
+        print(reason)
+        pytest.skip(reason)
+    assert [package for package, _ in found] == ["llama-cpp-python", "xllamacpp"]
+    assert found[0][1] == pytest.approx(found[1][1], abs=2e-2), "two builds, a cache of keys in float16"
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cache_type_k": "q3"}, "--cache-type-k q3 is not known; give f32"),
+        ({"cache_type_v": "q8_0"}, "only with flash attention; add --flash-attn on"),
+        ({"cache_type_v": "q8_0", "flash_attn": "off"}, "only with flash attention; add --flash-attn on"),
+        ({"n_batch": 64, "n_ubatch": 65}, "--n-ubatch 65 is larger than --n-batch 64"),
+        ({"n_ubatch": 4096}, "--n-ubatch 4096 is larger than --n-batch 2048"),
+        ({"n_batch": 0}, "--n-batch 0 is not above 0"),
+        ({"threads": 0}, "--threads 0 is not above 0"),
+        ({"threads": True}, "threads"),
+        ({"flash_attn": "maybe"}, "--flash-attn maybe is not known; give off or on or auto"),
+        ({"dtype": "float16"}, "--dtype does not apply.*--cache-type-k"),
+        ({"device": "cpu"}, "--device does not apply.*--n-gpu-layers 0"),
+        ({"batch_tokens": 5}, "--batch-tokens does not apply.*--n-batch"),
+        ({"quantization": "awq"}, "--quantization does not apply.*the file declares its types"),
+        ({"cache_type_k": "q4_0"}, "stores blocks of 32, and a head of this model has 12; use --cache-type-k f16"),
+        ({"cache_type_v": "q8_0", "flash_attn": "on"}, "stores blocks of 32, and a head of this model has 12"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tiny_gguf: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        open_engine(choose(str(tiny_gguf), None, options), Work(longest=16))
+
+
+def test_options_that_contradict_each_other_are_refused_before_a_weight_is_loaded(tiny_gguf: Path) -> None:
+    for options in ({"cache_type_v": "q8_0"}, {"n_batch": 64, "n_ubatch": 65}):
+        with pytest.raises(OptionError):
+            choose(str(tiny_gguf), None, options).settings()
+
+
+def test_settings_before_opening_are_those_of_the_open_engine(tiny_gguf: Path) -> None:
+    given = {"n_batch": 32, "cache_type_k": "bf16", "flash_attn": "on", "threads": 1}
+    chosen = choose(str(tiny_gguf), None, given)
+    before, engine = chosen.settings(), open_engine(chosen, Work(longest=40))
+    assert before.items() >= given.items()
+    for name, value in engine.facts.settings.items():
+        assert before.get(name, value) == value
+    assert before["library"].split()[0] in engine.facts.versions
+    assert engine.facts.context_length == 128
+
+
+def test_a_gguf_belongs_to_this_engine(tiny_gguf: Path, tiny: Path, tmp_path: Path) -> None:
+    plugin = LlamaCppPlugin()
+    assert plugin.claims(str(tiny_gguf))
+    assert plugin.claims("nowhere/MODEL.GGUF")
+    assert plugin.claims(str(tiny_gguf.parent))
+    assert not plugin.claims(str(tiny))
+    assert not plugin.claims(str(tmp_path))
+    (tmp_path / "mmproj-x.gguf").write_bytes(b"")
+    assert not plugin.claims(str(tmp_path))
+    with pytest.raises(ScoremodeError, match="use --engine llamacpp"):
+        choose(str(tiny_gguf), "transformers")

@@ -1,0 +1,68 @@
+"""GGUF files that are wrong in one way each. A damage is given a good file and changes it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def at(offset: int, layout: str, value: int) -> Callable[[Path], None]:
+    """Write a number somewhere in the file."""
+
+    def damage(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        struct.pack_into(f"<{layout}", content, offset, value)
+        path.write_bytes(content)
+
+    return damage
+
+
+def cut(share: float) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * share)])
+
+    return damage
+
+
+def replaced(key: bytes, by: bytes) -> Callable[[Path], None]:
+    """Another name of the same length, in the header."""
+    assert len(key) == len(by)
+
+    def damage(path: Path) -> None:
+        content = path.read_bytes()
+        assert key in content
+        path.write_bytes(content.replace(key, by))
+
+    return damage
+
+
+def written(content: bytes) -> Callable[[Path], None]:
+    return lambda path: void(path.write_bytes(content))
+
+
+def void(_: Any) -> None:
+    pass
+
+
+GGUFS: dict[str, tuple[Callable[[Path], None], str]] = {  # name -> damage, words of the line
+    "empty": (written(b""), "not a whole GGUF"),
+    "text": (written(b"not a model\n" * 100), "does not begin with GGUF"),
+    "magic-only": (written(b"GGUF"), "not a whole GGUF"),
+    "version-1": (at(4, "I", 1), "version 1"),
+    "version-4": (at(4, "I", 4), "version 4"),
+    "big-endian": (at(4, "I", 3 << 24), "big-endian"),
+    "tensors-2-60": (at(8, "Q", 1 << 60), "more entries than fit"),
+    "keys-2-60": (at(16, "Q", 1 << 60), "more entries than fit"),
+    "key-length-2-60": (at(24, "Q", 1 << 60), "larger than the file"),
+    **{f"cut-{i}": (cut(i / 10), "not a whole GGUF") for i in range(1, 10)},
+    "architecture-unknown": (replaced(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lxxma"), "llama.cpp cannot"),
+    "no-tokens": (replaced(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"), "llama.cpp cannot|tokenizer"),
+    "no-merges": (replaced(b"tokenizer.ggml.merges", b"tokenizer.ggml.mergez"), "llama.cpp cannot"),
+    "no-layers": (replaced(b"llama.block_count", b"llama.block_counz"), "llama.cpp cannot"),
+    "no-heads": (replaced(b"llama.attention.head_count\x04", b"llama.attention.head_counz\x04"), "llama.cpp cannot"),
+    "tensor-renamed": (replaced(b"blk.1.ffn_up.weight", b"blk.7.ffn_up.weight"), "llama.cpp cannot"),
+    "tensor-twice": (replaced(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"), "twice"),
+}

@@ -1,0 +1,119 @@
+"""Comparisons whose models belong to different engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.engines.registry import engine_for, known_engines, share_options
+from scoremode.errors import InputError, OptionError
+from scoremode.verbs.sides import Wanted, divide
+from tests.gguf_files import gguf_of, require_llamacpp
+from tests.makers import make_tiny_model
+
+TEXT = "The quick brown fox jumps over 12345 lazy dogs, and the dog does not mind. " * 6
+ASKED: Any = {"text": TEXT, "context_length": 48}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _llamacpp() -> None:
+    require_llamacpp()
+
+
+@pytest.fixture(scope="module")
+def made(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_of(tiny, tmp_path_factory.mktemp("made") / "made.gguf")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("other"), adds_bos=False, num_hidden_layers=1)
+
+
+def wanted(engine: str | None = None, **options: Any) -> Wanted:
+    return Wanted(engine, options, engine, options, None)
+
+
+# ── which engine, which options ──────────────────────────────────────────────────────────────────────────────────────
+def test_each_model_gets_its_engine_and_the_options_that_it_has(tiny: Path, made: Path, other: Path) -> None:
+    its, how = divide(str(tiny), [str(made), str(other)], wanted("transformers", threads=1, dtype="float32"))
+    assert its is not None
+    assert (its.plugin(str(tiny)).name, its.options) == ("transformers", {"dtype": "float32"})
+    assert (how[str(made)].engine, how[str(made)].options) == ("llamacpp", {"threads": 1})
+    assert how[str(other)].options == {"dtype": "float32"}
+
+
+def test_an_option_that_no_engine_of_the_comparison_has_is_left_to_be_refused(tiny: Path, made: Path) -> None:
+    its, how = divide(str(tiny), [str(made)], wanted(quantization="awq"))
+    assert its is not None
+    assert its.options == how[str(made)].options == {"quantization": "awq"}
+    with pytest.raises(OptionError, match="--quantization does not apply"):
+        sm.compare(str(tiny), str(made), quantization="awq", **ASKED)
+    with pytest.raises(OptionError, match="nonsense"):
+        sm.compare(str(tiny), str(made), nonsense=1, **ASKED)
+    with pytest.raises(OptionError, match="--threads does not apply to the transformers engine"):
+        sm.compare(str(tiny), str(tiny), threads=1, **ASKED)
+
+
+def test_an_engine_by_name_is_for_the_models_that_it_can_score(tiny: Path, made: Path) -> None:
+    assert engine_for("transformers", str(made)).name == "llamacpp"
+    assert engine_for(None, str(tiny)).name == "transformers"
+    for engine in ("nope", "llamacpp"):
+        with pytest.raises(OptionError):
+            engine_for(engine, str(tiny))
+    everyone = list(known_engines().values())
+    assert share_options(everyone[0], everyone, {"made_up": 1}) == {"made_up": 1}
+    with pytest.raises(OptionError, match=r"the transformers engine cannot score .*use --engine llamacpp"):
+        sm.ppl(str(made), engine="transformers", **ASKED)
+
+
+# ── end to end ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_one_comparison_of_models_of_two_engines(tiny: Path, made: Path, other: Path) -> None:
+    options: Any = {"threads": 1, "cache_type_k": "f32", "cache_type_v": "f32", "dtype": "float32"}
+    same, less = sm.compare(str(tiny), str(made), str(other), **options, **ASKED)
+    assert same.kl is not None
+    assert less.kl is not None
+    assert np.abs(same.kl).max() < 1e-7
+    assert less.kl.mean() > 0.1
+    (alone,) = sm.compare(str(tiny), str(made), engine="transformers", **options, **ASKED)
+    assert alone.kl is not None
+    assert np.abs(alone.kl - same.kl).max() < 1e-7, "side by side, and against a stored reference"
+
+
+def test_a_gguf_cannot_be_the_baseline_of_a_model(tiny: Path, made: Path) -> None:
+    with pytest.raises(sm.ScoremodeError, match=r"the llamacpp engine cannot be the baseline|hidden states"):
+        sm.compare(str(made), str(tiny), **ASKED)
+
+
+# ── tokenizers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_ids_that_differ_are_refused_where_they_first_do_and_one_tokenizer_for_both_helps(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """The same vocabulary; this one never joins a digit to another."""
+    digits = gguf_of(tiny, tmp_path / "digits.gguf", pre="smollm")
+    words = r"other ids from character 30 on, at ' 12345 lazy dogs.*'; \d+ tokens in the baseline and \d+ in the candi"
+    with pytest.raises(InputError, match=words):
+        sm.compare(str(tiny), str(digits), **ASKED)
+    with pytest.raises(InputError, match=words):
+        sm.compare(str(tiny), str(digits), str(tiny), **ASKED)
+    (found,) = sm.compare(str(tiny), str(digits), tokenizer=str(tiny), **ASKED)
+    assert found.kl is not None
+    assert np.abs(found.kl).max() < 1e-2
+
+
+def test_equal_ids_are_enough_even_if_the_tokenizers_have_different_names(tiny: Path, tmp_path: Path) -> None:
+    renamed = make_tiny_model(tmp_path / "renamed", adds_bos=False)
+    file = renamed / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    stored["added_tokens"][1]["content"] = "<end>"
+    stored["model"]["vocab"]["<end>"] = stored["model"]["vocab"].pop("</s>")
+    file.write_text(json.dumps(stored))
+    made = gguf_of(renamed, tmp_path / "renamed.gguf")
+    (found,) = sm.compare(str(tiny), str(made), **ASKED)
+    assert found.kl is not None
+    assert np.abs(found.kl).max() < 1e-2
