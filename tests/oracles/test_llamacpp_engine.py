@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.models.embedded import _embedded_gguf
+from scoremode.models.embedded import embedded_gguf
 from tests.gguf_files import require_llamacpp
 
 pytestmark = pytest.mark.slow
@@ -53,13 +53,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=TYPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == TYPES[0]:
-        return _embedded_gguf()
+        return embedded_gguf()
     folder = os.environ.get("SCOREMODE_LLAMACPP")
     if folder is None:
         skip("llama-quantize is not here: set SCOREMODE_LLAMACPP")
     made = tmp_path_factory.mktemp("quantized") / f"{request.param}.gguf"
     line = [str(Path(str(folder)) / "llama"), "llama-quantize", "--allow-requantize"]
-    subprocess.run([*line, str(_embedded_gguf()), str(made), request.param], check=True, capture_output=True)
+    subprocess.run([*line, str(embedded_gguf()), str(made), request.param], check=True, capture_output=True)
     return made
 
 

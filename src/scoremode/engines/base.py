@@ -28,7 +28,6 @@ class EngineFacts:
     settings: dict[str, Any] = field(default_factory=dict)  # what may change the last digits: batch size, attention…
     notes: tuple[str, ...] = ()  # what a reader of the numbers must know of the model as it was loaded
 
-
     @property
     def known_vocabulary(self) -> int:
         """The vocabulary, for what needs whole distributions."""

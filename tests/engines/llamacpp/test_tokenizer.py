@@ -11,7 +11,7 @@ import pytest
 from scoremode.engines.llamacpp.subject import gguf_subject
 from scoremode.engines.llamacpp.tokenizer import LlamaTokenizer
 from scoremode.errors import CorpusError, ModelError
-from scoremode.models.embedded import EMBEDDED, _embedded_gguf
+from scoremode.models.embedded import EMBEDDED, embedded_gguf
 from scoremode.models.facts import resolve
 from scoremode.text.tokenizer import Encoding, HuggingFaceTokenizer, TextTokenizer
 from tests.gguf_files import CONTROL, gguf_of, sentencepiece_like
@@ -144,7 +144,7 @@ def test_stories260k_has_the_ids_and_positions_of_its_hugging_face_tokenizer(sto
 
 # ── the embedded model ───────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_embedded_gguf_has_the_tokenizer_of_the_embedded_model() -> None:
-    ours: TextTokenizer = gguf_subject(str(_embedded_gguf()), None).tokenizer
+    ours: TextTokenizer = gguf_subject(str(embedded_gguf()), None).tokenizer
     theirs = HuggingFaceTokenizer.load(resolve(EMBEDDED))
     assert ours.facts == theirs.facts
     for text in [*TEXTS, "<|im_start|>user\nhi<|im_end|>", "x" * 5000, "naïve 1234567\r\n\u200d"]:
