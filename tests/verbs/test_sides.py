@@ -55,7 +55,7 @@ def test_an_option_that_no_engine_of_the_comparison_has_is_left_to_be_refused(ti
     with pytest.raises(OptionError, match="--quantization does not apply"):
         sm.compare(str(tiny), str(made), quantization="awq", **ASKED)
     with pytest.raises(OptionError, match="nonsense"):
-        sm.compare(str(tiny), str(made), nonsense=1, **ASKED)
+        sm.compare(str(tiny), str(made), **{**ASKED, "nonsense": 1})
     with pytest.raises(OptionError, match="--threads does not apply to the transformers engine"):
         sm.compare(str(tiny), str(tiny), threads=1, **ASKED)
 

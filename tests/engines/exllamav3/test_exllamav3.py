@@ -110,7 +110,8 @@ def test_size_and_format_from_a_header_written_by_hand(tiny: Path, tmp_path: Pat
         "model.embed_tokens.weight": ("F16", [10, 128]),
         "lm_head.trellis": ("I16", [8, 1, 96]),
     }
-    header, at = {}, 0
+    header: dict[str, Any] = {}
+    at = 0
     for name, (dtype, shape) in shapes.items():
         size = int(np.prod(shape, dtype=np.int64)) * {"I16": 2, "F16": 2, "I32": 4}[dtype]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
