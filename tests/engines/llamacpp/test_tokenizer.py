@@ -136,9 +136,9 @@ def test_stories260k_has_the_ids_and_positions_of_its_hugging_face_tokenizer(sto
     ours = LlamaTokenizer(gguf_of(stories, tmp_path / "stories.gguf", tokenizer=add))
     for text in ["Once upon a time", "Lily and Ben", " a  b", "the 👩‍🔬 cat", "é"]:
         one, other = ours.encode(text, special=True), theirs.encode(text, special=True)
-        assert one.ids.sum() > 0
+        assert np.array_equal(one.ids, other.ids), text
         assert_whole(one, text)
-        if np.array_equal(one.ids, other.ids):
+        if text != "é":  # Hugging Face gives the letter to the space before it, which is a token of its own here
             assert np.array_equal(one.char_end, other.char_end), text
 
 
