@@ -139,7 +139,8 @@ def _read_header(path: Path) -> Header:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(content, path).header()
     except (struct.error, ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        reason = f" ({error})" if str(error) else ""
+        what = "it ends early" if isinstance(error, struct.error) else str(error)
+        reason = f" ({what})" if what else ""
         raise ModelError(f"{path} is not a whole GGUF file{reason}", fix="download it again") from None
 
 

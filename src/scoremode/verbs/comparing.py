@@ -26,8 +26,8 @@ NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
 
 def short(name: str) -> str:
-    """What a candidate is called in tables: the last part of a folder's path."""
-    return Path(name).name or name if Path(name).is_dir() else name
+    """What a candidate is called in tables: the last part of the path of a folder or file."""
+    return Path(name).name or name if Path(name).exists() else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class LlamaCppEngine(Engine):
             head="as-served",
             vocabulary=vocabulary,
             context_length=facts.number("context_length"),
-            versions={self._llama.package: self._llama.version},
+            versions={"llamacpp": f"{self._llama.package} {self._llama.version}"},
             settings={
                 **settings_of(self.choices),
                 "threads": self.threads,
