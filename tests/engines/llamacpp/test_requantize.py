@@ -1,0 +1,31 @@
+"""examples/requantize_gguf.py: a file that llama.cpp opens, in the type that was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.models.gguf import read_gguf
+from tests.gguf_files import gguf_of
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "requantize_gguf.py"
+
+
+@pytest.mark.parametrize(("kind", "furthest"), [("F32", 0.0), ("Q8_0", 0.2)])
+def test_a_file_is_rounded_to_another_type(kind: str, furthest: float, wider: Path, tmp_path: Path) -> None:
+    source = gguf_of(wider, tmp_path / "wide.gguf")
+    command = [sys.executable, str(EXAMPLE), str(source), str(tmp_path), "--types", kind]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    made = tmp_path / f"{source.stem}-{kind}.gguf"
+    before, after = read_gguf(str(source)), read_gguf(str(made))
+    assert after.quantization == kind
+    assert [t.name for t in after.tensors] == [t.name for t in before.tensors]
+    one, other = (sm.ppl(str(file), text="a cab, a bad cab and a dab") for file in (source, made))
+    gap = np.abs(one.scores.logprob - other.scores.logprob).max()
+    assert gap <= furthest
+    assert (gap == 0) == (kind == "F32")
