@@ -1,7 +1,7 @@
 """Whole distributions between engines and files in 16 bits: records out of states, and divergences from records.
 
-An engine that has logits calls ``divergence_of_logits`` with them, for either kind of baseline, and
-``records_of_logits``. One that has hidden states passes its answers through ``with_distributions``.
+An engine that has logits uses logits.py, which calls ``diverge_rows`` and ``records_of_logits`` with them. One that has
+hidden states passes its answers through ``with_distributions``.
 """
 
 from __future__ import annotations
@@ -59,10 +59,22 @@ def divergence_of_logits(
     The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
     float64. May overwrite the logits.
     """
+    return diverge_rows(against, baseline_rows(against, windows), logits, targets, logits.shape[1])
+
+
+def baseline_rows(against: Against | AgainstRecords, windows: list[IndexedWindow]) -> Tensor:
+    """What the baseline kept of the rows of these windows, concatenated: records or hidden states."""
+    return against.records(windows) if isinstance(against, AgainstRecords) else against.states(windows)
+
+
+def diverge_rows(
+    against: Against | AgainstRecords, kept: Tensor, logits: Tensor, targets: Tensor, width: int
+) -> Divergence:
+    """As ``divergence_of_logits``, for rows whose baseline was read already; ids from ``width`` on are left out."""
     if isinstance(against, AgainstRecords):
-        kl = kl_from_records(against.records(windows), logits)
-        return Divergence(kl, reduce_logits(logits, targets))
-    return diverge_logits(against.states(windows), against.head, logits, targets)
+        kl = kl_from_records(kept, logits)
+        return Divergence(kl, reduce_logits(logits[:, :width], targets))
+    return diverge_logits(kept, against.head.within(width), logits[:, :width], targets)
 
 
 def records_of_logits(logits: Tensor) -> Raw:

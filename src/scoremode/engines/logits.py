@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import Want
-from scoremode.engines.distributions import AgainstRecords, load_baseline, records_of_logits
+from scoremode.engines.distributions import baseline_rows, diverge_rows, load_baseline, records_of_logits
 from scoremode.engines.tensors import IndexedWindow, split_columns
 from scoremode.head.budget import rows_within
-from scoremode.head.chunked import diverge_logits, empty_columns, reduce_logits
+from scoremode.head.chunked import empty_columns, reduce_logits
 from scoremode.head.definition import Columns
-from scoremode.head.divergence import Divergence
-from scoremode.head.sixteen_bits import kl_from_records
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.values import Raw
 
@@ -49,26 +47,14 @@ class LogitsReducer:
 
     def _baseline(self, indexed: IndexedWindow, rows: slice) -> Tensor | None:
         """The baseline's hidden states or records for these rows."""
-        if self.against is None:
-            return None
-        if isinstance(self.against, AgainstRecords):
-            return self.against.records([indexed])[rows]
-        return self.against.states([indexed])[rows]
+        return None if self.against is None else baseline_rows(self.against, [indexed])[rows]
 
     def _block(self, logits: Tensor, targets: Tensor, baseline: Tensor | None) -> Reduced:
         records = records_of_logits(logits) if self.want.records else None
-        found = self._divergence(logits, targets, baseline)
-        if found is None:
-            return Reduced(reduce_logits(logits[:, : self.width], targets), None, records)
-        return Reduced(found.q, found.kl, records)
-
-    def _divergence(self, logits: Tensor, targets: Tensor, baseline: Tensor | None) -> Divergence | None:
         if self.against is None or baseline is None:
-            return None
-        if isinstance(self.against, AgainstRecords):
-            kl = kl_from_records(baseline, logits)
-            return Divergence(kl, reduce_logits(logits[:, : self.width], targets))
-        return diverge_logits(baseline, self.against.head.within(self.width), logits[:, : self.width], targets)
+            return Reduced(reduce_logits(logits[:, : self.width], targets), None, records)
+        found = diverge_rows(self.against, baseline, logits, targets, self.width)
+        return Reduced(found.q, found.kl, records)
 
     def answers(self, parts: list[Reduced], targets_per_row: int) -> Answers:
         """The answers of one window, from the parts of its rows in their order."""

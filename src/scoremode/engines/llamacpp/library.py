@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -124,7 +124,6 @@ def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, .
         "llama_model_is_recurrent": (c_bool, (p,)),
         "llama_model_is_hybrid": (c_bool, (p,)),
         "llama_model_has_encoder": (c_bool, (p,)),
-        "llama_model_n_params": (c_uint64, (p,)),
         "llama_init_from_model": (p, (p, context)),
         "llama_free": (None, (p,)),
         "llama_n_batch": (c_uint32, (p,)),
