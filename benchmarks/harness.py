@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import sys
 import time
@@ -62,6 +63,7 @@ def load_tasks(names: list[str], folder: Path, fewshot: int) -> dict[str, Any]:
 
 
 def make_requests(task: Any, limit: int) -> list[Any]:
+    task.set_fewshot_seed(1234)  # every process asks the same
     task.build_all_requests(limit=limit, rank=0, world_size=1)
     return list(task.instances)
 
@@ -77,7 +79,7 @@ def open_backend(asked: argparse.Namespace) -> Any:
 
         more = {"load_format": "dummy"} if asked.dummy else {}
         return VLLM(pretrained=asked.model, dtype=dtype, batch_size="auto", max_model_len=longest, **more)
-    from scoremode.harness import ScoremodeLM
+    from scoremode.harness.model import ScoremodeLM
 
     given = {"engine_args": (("load_format", "dummy"),)} if asked.dummy else {}
     return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest, **given)
@@ -127,6 +129,8 @@ def child(asked: argparse.Namespace) -> None:
     lm = open_backend(asked)
     found = {name: time_task(lm, task, asked.limit) for name, task in tasks.items()}
     Path(asked.result).write_text(json.dumps(found), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # threads of vLLM and of datasets end badly when the interpreter does, whichever backend it was
 
 
 # ── in the parent ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,8 +143,10 @@ def run_backends(asked: argparse.Namespace) -> dict[str, dict[str, Any]]:
         log = folder / f"{backend}.log"
         command = [__file__, *sys.argv[1:], "--backend", backend, "--result", str(result)]
         environment = child_environment(SCOREMODE_CACHE=str(folder / "cache"), **asked.environment)
-        if problem := run_child(command, environment, log, asked.timeout):
-            say(f"{backend}: {problem}")
+        problem = run_child(command, environment, log, asked.timeout)
+        if problem:
+            say(f"{backend}: {problem}\n{log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+        if not result.exists():
             continue
         found[backend] = json.loads(result.read_text(encoding="utf-8"))
     return found
