@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -59,7 +60,8 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         del max_batch_size
         _note_batch_size(batch_size)
-        self.held, self.settings = arguments.read({"pretrained": pretrained, **given}, device)
+        chosen = None if device == _usual_device() else device
+        self.held, self.settings = arguments.read({"pretrained": pretrained, **given}, chosen)
         self.subject = self.held.subject
         self.max_length = self._choose_max_length()
         self.encoder = PairEncoder(
@@ -391,6 +393,13 @@ def _refuse_empty(requests: Sequence[Any]) -> None:
 
 def _settings(settings: arguments.Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in ("add_bos_token", "prefix_token_id", "greedy")}
+
+
+def _usual_device() -> Any:
+    """The device that the harness's command line names if the user names none: engines choose better themselves."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
 
 
 def _note_batch_size(batch_size: int | str | None) -> None:
