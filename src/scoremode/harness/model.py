@@ -26,7 +26,7 @@ from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.harness import answer_cache, arguments
 from scoremode.harness.chat import render
 from scoremode.harness.encoding import Encoded, PairEncoder, rolling
-from scoremode.harness.kept import Folder, Scored, Writer
+from scoremode.harness.kept import Folder, Scored
 from scoremode.harness.tally import Tally
 from scoremode.harness.writing import write_texts
 from scoremode.store.redaction import without_secrets
@@ -97,7 +97,9 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
                     self.tally.add(request, own)
-                self._keep(writer, chunk, encoded, found)
+                if writer is not None:
+                    triples = zip(chunk, encoded, found, strict=True)
+                    writer.add([Scored.pair(self.tally.next_number(), *triple) for triple in triples])
         self.tally.tell()
         return answers
 
@@ -115,7 +117,8 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
                         answers.append(math.fsum(likelihood.log_prob for _, likelihood in own_scored))
                         self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
                         bar.update(1)
-                    self._keep_texts(writer, scored)
+                    if writer is not None:
+                        writer.add([Scored.text(self.tally.next_number(), *one) for one in scored])
         return answers
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -191,58 +194,6 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         if self.folder is None:
             return nullcontext()
         return self.folder.call(Words(self.subject.tokenizer))
-
-    def _keep(
-        self, writer: Writer | None, requests: Sequence[Any], encoded: list[Encoded], found: list[Likelihood]
-    ) -> None:
-        if writer is None:
-            return
-        rows = []
-        for request, own, likelihood in zip(requests, encoded, found, strict=True):
-            ids, first = own.asked.ids, own.asked.first
-            rows.append(
-                Scored(
-                    self.tally.next_number(),
-                    "loglikelihood",
-                    request.task_name,
-                    request.doc_id,
-                    request.idx,
-                    *request.args,
-                    windows=[(ids[first:], likelihood.answers)],
-                    context_tokens=first,
-                    log_prob=likelihood.log_prob,
-                    is_greedy=likelihood.is_greedy,
-                    spanning=own.spanning,
-                    truncated=own.truncated,
-                )
-            )
-        writer.add(rows)
-
-    def _keep_texts(
-        self, writer: Writer | None, scored: list[tuple[Any, list[tuple[Continuation, Likelihood]]]]
-    ) -> None:
-        if writer is None:
-            return
-        rows = []
-        for request, own in scored:
-            rows.append(
-                Scored(
-                    self.tally.next_number(),
-                    "loglikelihood_rolling",
-                    request.task_name,
-                    request.doc_id,
-                    request.idx,
-                    "",
-                    request.args[0],
-                    windows=[(w.ids[w.first :], likelihood.answers) for w, likelihood in own],
-                    context_tokens=1,
-                    log_prob=math.fsum(likelihood.log_prob for _, likelihood in own),
-                    is_greedy=None,
-                    spanning=False,
-                    truncated=0,
-                )
-            )
-        writer.add(rows)
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for kept answers to be this model's; known before anything is loaded."""

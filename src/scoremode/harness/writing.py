@@ -32,7 +32,7 @@ def write_texts(lm: ScoremodeLM, requests: Sequence[Any], bar: Any) -> list[str]
         alike.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
     how = {key: sampling(lm, requests[numbers[0]].args[1]) for key, numbers in alike.items()}  # refused before loading
     held = lm.held
-    work = Work(lm.max_length)
+    work = Work(max((_longest(lm, [requests[i] for i in alike[key]], how[key]) for key in alike), default=None))
     with closing(held.plugin.open_generator(held.subject, held.chosen.options, work)) as generator:
         for key, numbers in alike.items():
             for begin in range(0, len(numbers), CHUNK):
@@ -61,6 +61,11 @@ def sampling(lm: ScoremodeLM, given: Any) -> Sampling:
     if samples and not temperature:
         temperature = 1.0  # Transformers' own
     return Sampling(most, tuple(stop for stop in until if stop), temperature if samples else 0.0, known)
+
+
+def _longest(lm: ScoremodeLM, requests: Sequence[Any], how: Sampling) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return how.max_tokens + max(len(_prompt(lm, request.args[0], how.max_tokens)[0]) for request in requests)
 
 
 def _write(lm: ScoremodeLM, generator: Generator, contexts: list[str], how: Sampling, bar: Any) -> list[str]:
