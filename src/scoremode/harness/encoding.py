@@ -67,6 +67,10 @@ class PairEncoder:
         self._last: tuple[str, Ids] | None = None  # the last context and its ids: choices share it
 
     @property
+    def has_prefix(self) -> bool:
+        return self._prefix is not None
+
+    @property
     def prefix(self) -> int:
         """The token before a text that has no context: the one given, else BOS, else EOS."""
         if self._prefix is None:
