@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.arguments import require_flag, require_text, whole_number
+from scoremode.engines.base import Engine
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import all_options, choose_engine
 from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean
@@ -54,11 +55,14 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[HeldModel, Setti
     model = named.pop("model", None)
     if model is None:
         raise OptionError("no model was given", fix="give --model_args model=NAME")
-    engine, tokenizer = (_text(name, named.pop(name, None)) for name in ("engine", "tokenizer"))
+    engine = named.pop("engine", None)
+    if not isinstance(engine, Engine):  # one that is open already is taken as it is
+        engine = _text("engine", engine)
+    tokenizer = _text("tokenizer", named.pop("tokenizer", None))
     ours = {f.name: named.pop(f.name) for f in fields(Settings) if f.name in named}
     settings = _checked(ours)
     name = _text("model", model) or ""
-    if device is not None and "device" not in named:
+    if device is not None and "device" not in named and not isinstance(engine, Engine):
         _put_on(device, choose_engine(engine, name), named)
     held = hold(name, engine, _engine_options(named), tokenizer, many_questions=True)
     held.settings()  # refuses options that cannot work
@@ -92,9 +96,10 @@ def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
 def _text(name: str, value: Any) -> str | None:
     if isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)  # a folder whose name is a number
-    if value is not None:
-        require_text(name, value)
-    return value
+    if value is None:
+        return None
+    require_text(name, value)
+    return str(value)
 
 
 def _checked(ours: dict[str, Any]) -> Settings:
