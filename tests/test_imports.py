@@ -1,6 +1,7 @@
 """The shape of the house, held by tests: imports go down only, and help answers without the heavy libraries.
 
-cli ▶ report ▶ verbs ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ {text, head} ▶ values, errors, arguments
+cli ▶ report ▶ {harness, service} ▶ verbs ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ {text, head}
+    ▶ values, errors, arguments
 """
 
 from __future__ import annotations

@@ -175,13 +175,18 @@ def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
     """
     prefix = prefix_token(tokens)
     for begin, end in _documents(tokens):
-        scored = min(begin + sizes.context, end)
-        if scored > begin:
-            yield Span(begin, scored - 1, begin, scored, lead=prefix)
-        while scored < end:
-            last = min(scored + sizes.context, end)
-            yield Span(last - sizes.context - 1, last - 1, scored, last)
-            scored = last
+        yield from rolling_spans(begin, end, sizes.context, prefix)
+
+
+def rolling_spans(begin: int, end: int, context: int, prefix: int) -> Iterator[Span]:
+    """The windows of lm-eval-rolling over one document, the tokens from ``begin`` to ``end``."""
+    scored = min(begin + context, end)
+    if scored > begin:
+        yield Span(begin, scored - 1, begin, scored, lead=prefix)
+    while scored < end:
+        last = min(scored + context, end)
+        yield Span(last - context - 1, last - 1, scored, last)
+        scored = last
 
 
 def prefix_token(tokens: Tokens) -> int:

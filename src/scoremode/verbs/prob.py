@@ -24,18 +24,19 @@ from scoremode.engines.arguments import EngineArguments
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
-from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError, UnknownArgumentError
+from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError
 from scoremode.models.subject import Subject
 from scoremode.plan.making import plan_of_pairs
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, joined_names
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
 from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import is_text
 from scoremode.values import Ids
 from scoremode.verbs.arguments import spelled_out
+from scoremode.verbs.likelihoods import answered_once, no_more_than_certain
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import numbers_version, split_arguments
-from scoremode.verbs.scoring import check_answers, check_fits
+from scoremode.verbs.scoring import check_fits
 
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
@@ -297,7 +298,7 @@ class SequenceProbability:
             rows = np.array([pair.first - 1], dtype=np.int32)
             windows.append(Window(pair.ids[: pair.first], rows, allowed[None, :]))
         for (i, pair), answers in zip(asked, _answers(engine, WindowList(tuple(windows))), strict=True):
-            logs[i] = _no_more_than_certain(float(np.logaddexp.reduce(answers.logprob[0])))
+            logs[i] = no_more_than_certain(float(np.logaddexp.reduce(answers.logprob[0])))
             if logs[i] == -math.inf:
                 raise BoundaryError(
                     f"the model gives {pair.condition!r} at the end of the prompt {pair.prompt!r} probability zero, so "
@@ -322,7 +323,7 @@ class SequenceProbability:
     def _result(self, pair: EncodedPair, answers: Answers, condition_log_prob: float) -> SequenceScore:
         logprobs, ids = answers.logprob[:, 0].tolist(), pair.ids[pair.first :].tolist()
         ranks = [None] * len(ids) if answers.rank is None else answers.rank[:, 0].tolist()
-        log_prob = _no_more_than_certain(math.fsum(logprobs) - condition_log_prob)
+        log_prob = no_more_than_certain(math.fsum(logprobs) - condition_log_prob)
         per_token = -log_prob / len(ids)
         return SequenceScore(
             prompt=pair.prompt,
@@ -339,36 +340,11 @@ class SequenceProbability:
 
 
 def _answers(engine: Engine, source: WindowSource, progress: Progress | None = None) -> list[Answers]:
-    """The answers of every window, in order: all of them, all of them numbers, all with the same columns."""
+    """The answers of every window, in order."""
     if not len(source):
         return []
-    found: dict[int, Answers] = {}
-    lengths = source.lengths
-    fed, total = 0, int(lengths.sum())
-    for index, answers in engine.score(source, np.zeros(len(source), dtype=np.bool_)):
-        check_answers(index, source.window(index), answers)
-        before = next(iter(found.values()), answers)
-        if before.columns != answers.columns:
-            raise EngineError(
-                f"window {index} has {joined_names(answers.columns)}, "
-                f"and windows before it have {joined_names(before.columns)}",
-                fix="this is a fault of the engine",
-            )
-        found[index] = answers
-        fed += int(lengths[index])
-        if progress:
-            progress(fed, total)
-    missing = len(source) - len(found)
-    if missing:
-        raise EngineError(f"the engine left {missing} of {len(source)} windows without an answer", fix="run it again")
+    found = dict(answered_once(engine, source, progress=progress))
     return [found[i] for i in range(len(source))]
-
-
-def _no_more_than_certain(log_prob: float) -> float:
-    """Rounding may carry a sum a little above 0. ``min(0.0, nan)`` would be 0, that is: certain."""
-    if math.isnan(log_prob):
-        raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
-    return min(0.0, log_prob)
 
 
 def _begins(ids: Ids, with_ids: Ids) -> bool:

@@ -1,0 +1,1 @@
+"""Tasks: lm-evaluation-harness on any engine of scoremode."""

@@ -1,0 +1,149 @@
+"""(context, continuation) ─▶ ids, by the rule of lm-evaluation-harness for causal models.
+
+context  "The capital of France is "     continuation  "Paris"
+         "The capital of France is"                    " Paris"     spaces at the end of a context move over
+tokens   The| capital| of| France| is    | Paris                    the whole is encoded, and cut after as many
+                                                                    tokens as the context has alone
+
+Where a token spans the border, the context alone is not the beginning of the whole. The harness cuts there all the
+same, and joins the context's own tokens with the rest of the whole's. So does this file, because the numbers are
+compared with the harness's; but it says so: ``spanning``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scoremode.errors import InputError, ModelError, OptionError
+from scoremode.plan.recipes import rolling_spans
+from scoremode.text.corpus import is_text
+from scoremode.text.tokenizer import TextTokenizer
+from scoremode.values import Ids
+from scoremode.verbs.likelihoods import Continuation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A pair as it is fed and scored."""
+
+    asked: Continuation
+    spanning: bool = False  # the context's tokens are not the first tokens of the whole: the cut is not where it seems
+    truncated: int = 0  # tokens cut from the left, because the model's context is not longer
+
+
+class PairEncoder:
+    """Encodes pairs and texts as the harness does, with any tokenizer.
+
+    >>> from scoremode.text.tokenizer import ByteTokenizer
+    >>> found = PairEncoder(ByteTokenizer(), max_length=4).pair("abc ", "de")
+    >>> found.asked.ids.tolist(), found.asked.first, found.truncated
+    ([98, 99, 32, 100, 101], 2, 1)
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        max_length: int | None,
+        add_bos: bool | None = None,
+        prefix: int | None = None,
+    ) -> None:
+        """``max_length``: tokens fed at most; None: no limit. ``add_bos`` None: as the tokenizer does by itself."""
+        if max_length is not None and max_length < 1:
+            raise OptionError(f"max_length {max_length} leaves no room for a token", fix="give 1 or more")
+        facts = tokenizer.facts
+        if add_bos and facts.bos is None:
+            raise OptionError("add_bos_token: this tokenizer has no BOS", fix="leave add_bos_token out")
+        if prefix is not None and not 0 <= prefix < facts.size:
+            raise OptionError(
+                f"prefix_token_id {prefix} is not an id of this tokenizer", fix=f"give 0 to {facts.size - 1}"
+            )
+        self.tokenizer, self.max_length, self.add_bos = tokenizer, max_length, add_bos
+        self._prefix = next((i for i in (prefix, facts.bos, facts.eos) if i is not None), None)
+        # a text that begins with the prefix token's name, as a chat template may write it, gets no other
+        self._prefix_text = "" if self._prefix is None else tokenizer.decode([self._prefix])
+        self._last: tuple[str, Ids] | None = None  # the last context and its ids: choices share it
+
+    @property
+    def prefix(self) -> int:
+        """The token before a text that has no context: the one given, else BOS, else EOS."""
+        if self._prefix is None:
+            raise ModelError("this tokenizer has neither BOS nor EOS to put before a text", fix="give prefix_token_id")
+        return self._prefix
+
+    def text(self, text: str, *, special: bool | None = None) -> Ids:
+        """The ids of a text. ``special`` None: with special tokens, unless the text begins with one already."""
+        if not is_text(text):
+            raise InputError("a text of the task is not UTF-8", fix="correct the task's data")
+        if special is None:
+            begins = bool(self._prefix_text) and text.startswith(self._prefix_text)
+            special = not begins and self.add_bos is not False
+        ids = self.tokenizer.encode(text, special=special).ids
+        facts = self.tokenizer.facts
+        if special and self.add_bos and not facts.adds_bos:
+            ids = np.concatenate([np.array([facts.bos], dtype=np.int32), ids])
+        return ids
+
+    def pair(self, context: str, continuation: str) -> Encoded:
+        """A context and its continuation, ready to be scored."""
+        stripped = context.rstrip()
+        continuation = context[len(stripped) :] + continuation
+        if context:
+            whole, before = self.text(stripped + continuation), self._context(stripped)
+            spanning = not np.array_equal(whole[: len(before)], before)
+            target = whole[len(before) :]
+        else:
+            before, target, spanning = np.empty(0, np.int32), self.text(continuation, special=False), False
+        if not len(before):
+            before, target = self._after_prefix(target)
+        if not len(target):
+            after = _shortened(context, end=True)
+            raise InputError(
+                f"the continuation {_shortened(continuation)} has no token of its own after {after}",
+                fix="correct the task: a continuation needs a token",
+            )
+        return self._cut(before, target, continuation, spanning=spanning)
+
+    def _context(self, context: str) -> Ids:
+        if self._last is None or self._last[0] != context:
+            self._last = (context, self.text(context))
+        return self._last[1]
+
+    def _after_prefix(self, target: Ids) -> tuple[Ids, Ids]:
+        """A text without context stands after the prefix token, which is not doubled."""
+        if target[:1].tolist() == [self.prefix]:
+            return target[:1], target[1:]
+        return np.array([self.prefix], dtype=np.int32), target
+
+    def _cut(self, before: Ids, target: Ids, continuation: str, *, spanning: bool) -> Encoded:
+        """As much of the context as fits, from the right. The last token is scored, not fed."""
+        room = len(before) + len(target) - 1 if self.max_length is None else self.max_length
+        if len(target) > room:
+            raise InputError(
+                f"the continuation {_shortened(continuation)} has {len(target)} tokens, more than max_length {room}",
+                fix="give a larger max_length, if the model can take it",
+            )
+        ids = np.concatenate([before, target]).astype(np.int32)
+        truncated = max(0, len(ids) - room - 1)
+        ids = ids[truncated:]
+        return Encoded(Continuation(ids, len(ids) - len(target)), spanning, truncated)
+
+
+def rolling(encoder: PairEncoder, text: str) -> list[Continuation]:
+    """A whole text in windows of full length, each token scored once: docs/methods/lm-eval-rolling.md draws them."""
+    ids = encoder.text(text)
+    found = []
+    for span in rolling_spans(0, len(ids), encoder.max_length or len(ids), encoder.prefix):
+        lead = np.array([span.lead] if span.lead >= 0 else [], dtype=np.int32)
+        found.append(
+            Continuation(np.concatenate([lead, ids[span.start : span.last]]), len(lead) + span.first - span.start)
+        )
+    return found
+
+
+def _shortened(text: str, most: int = 40, *, end: bool = False) -> str:
+    if len(text) <= most:
+        return repr(text)
+    return repr("…" + text[-most:] if end else text[:most] + "…")
