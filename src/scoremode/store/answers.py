@@ -3,8 +3,9 @@
 DIR/answers.records   a header that says which model answered, then one record per document (records.py)
 DIR/.lock             while a process writes here
 
-A document's digest is made of its ids alone, so it does not matter which task it came from, or how many others were
-asked with it. Later records of a document go before earlier ones: ``--fresh`` appends.
+Records also hold what the engine said of itself, so that answers found later can say who gave them. A document's
+digest is made of its ids alone, so it does not matter which task it came from, or how many others were asked with it.
+Later records go before earlier ones: ``--fresh`` appends.
 """
 
 from __future__ import annotations
@@ -62,11 +63,10 @@ class AnswerFile:
         self._records = RecordFile(self.path, {"for": KIND, "format": FORMAT, "identity": identity})
         self._found: dict[str, list[Answer]] = {}
         self._count = 0
+        self.engine: dict[str, Any] | None = None  # what the engine said of itself
         try:
             for number, _, body in self._records.replay():
-                digest, answers = self._read(number, body)
-                self._found[digest] = answers
-                self._count = number + 1
+                self._read(number, body)
         except BaseException:
             self.close()
             raise
@@ -81,24 +81,38 @@ class AnswerFile:
     def add(self, digest: str, answers: Sequence[Answer]) -> None:
         """Keep the answers to a document. When this returns, a kill does not lose them."""
         stored = [[None if math.isinf(log_prob) else log_prob, greedy] for log_prob, greedy in answers]
-        body = json.dumps({"document": digest, "answers": stored}, allow_nan=False).encode()
-        self._records.append(self._count, body)
-        self._count += 1
+        self._append({"document": digest, "answers": stored})
         self._found[digest] = list(answers)
+
+    def set_engine(self, facts: dict[str, Any]) -> None:
+        """Keep what the engine says of itself, if that is new."""
+        facts = parse(json.dumps(facts, allow_nan=False))
+        if facts != self.engine:
+            self._append({"engine": facts})
+            self.engine = facts
+
+    def _append(self, value: dict[str, Any]) -> None:
+        self._records.append(self._count, json.dumps(value, allow_nan=False).encode())
+        self._count += 1
 
     def close(self) -> None:
         self._records.close()
 
-    def _read(self, number: int, body: bytes) -> tuple[str, list[Answer]]:
-        """A record, checked: a checksum does not show that a number is possible."""
+    def _read(self, number: int, body: bytes) -> None:
+        """Take in a record, checked: a checksum does not show that a number is possible."""
         try:
             value = parse(body)
-            digest, answers = value["document"], value["answers"]
-            if number != self._count or not isinstance(digest, str) or set(value) != {"document", "answers"}:
+            if number != self._count or not isinstance(value, dict):
                 raise ValueError("a record where none belongs")
-            return digest, [_answer(*one) for one in answers]
-        except (ValueError, TypeError, KeyError) as error:
+            if set(value) == {"engine"} and isinstance(value["engine"], dict):
+                self.engine = value["engine"]
+            elif set(value) == {"document", "answers"} and isinstance(value["document"], str):
+                self._found[value["document"]] = [_answer(*one) for one in value["answers"]]
+            else:
+                raise ValueError("other fields than a record has")
+        except (ValueError, TypeError) as error:
             raise RunError(f"{self.path} is damaged in record {number} ({error})", fix=DISCARD) from None
+        self._count += 1
 
 
 def _answer(log_prob: Any, greedy: Any) -> Answer:
