@@ -19,6 +19,7 @@ VERBS = (
     "ppl",
     "prob",
     "compare",
+    "tasks",
     "reference",
     "report",
     "plan",

@@ -152,7 +152,8 @@ def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
     """The metric that recovery is about: the one that was asked for, else acc_norm, else acc, else the first."""
     if not known:
         raise InputError(f"the task {name} has no metric that is a mean over documents", fix="leave the task out")
-    return next((metric for metric in (wanted, *PREFERRED) if metric in known), known[0])
+    order = PREFERRED if wanted is None else (wanted, *PREFERRED)
+    return next((metric for metric in order if metric in known), known[0])
 
 
 def _paired(

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from scoremode.arguments import require_flag, whole_number
 from scoremode.engines.arguments import EngineArguments
-from scoremode.errors import InputError, OptionError
+from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.harness.documents import Render, build_documents
 from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
@@ -26,6 +26,7 @@ from scoremode.text.tokenizer import TextTokenizer
 from scoremode.verbs import sides
 from scoremode.verbs.arguments import spelled_out
 from scoremode.verbs.comparing import Folders, short
+from scoremode.verbs.model import HeldModel
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import split_arguments
 
@@ -47,6 +48,7 @@ def tasks(
     baseline_options: EngineArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
+    rows: Sequence[str] = (),
     progress: Progress | None = None,
     **options: Unpack[EngineArguments],
 ) -> list[TasksComparison]:
@@ -54,7 +56,8 @@ def tasks(
 
     ``num_fewshot`` None is what each task says. ``limit`` takes the first documents of each task. ``metric`` is the one
     that recovery and flips are about: acc_norm where a task has it, else acc. ``task_data`` is a folder with local
-    data, ``include_path`` folders with definitions of your own (which may hold code).
+    data, ``include_path`` folders with definitions of your own (which may hold code). ``rows`` are tasks and groups
+    that must be among the results: what is not is refused before a model is opened.
 
     >>> import scoremode as sm
     >>> found = sm.tasks("base", "base-Q4", tasks=["arc_easy", "hellaswag"])[0]   # doctest: +SKIP
@@ -79,12 +82,21 @@ def tasks(
     wanted = sides.Wanted(engine, given, baseline_engine or engine, {**given, **(baseline_options or {})}, tokenizer)
     its, how = sides.divide(baseline, candidates, wanted, divergence=False)
     assert its is not None, "a baseline that is a model is scored"
-    for name, settings in ((baseline, its), *how.items()):
-        settings.hold(name).settings()  # refuses what an engine would refuse, before the data are loaded
+    models = [its.hold(baseline), *(how[name].hold(name) for name in candidates)]
+    for held in models:
+        held.settings()  # refuses what its engine would refuse, before data are loaded
     loaded = load_tasks(asked, progress)
+    _require_rows(loaded, rows)
     work = _Work(loaded, folders, metric)
-    first = work.answers(baseline, its, "baseline")
-    return [work.comparison(baseline, first, name, work.answers(name, how[name], name)) for name in candidates]
+    first = work.answers(models[0], "baseline")
+    return [work.comparison(models[0], first, held, work.answers(held, held.subject.name)) for held in models[1:]]
+
+
+def _require_rows(loaded: Loaded, rows: Sequence[str]) -> None:
+    known = [*loaded.tasks, *loaded.groups]
+    for name in rows:
+        if name not in known:
+            raise OptionError(f"the task '{name}' is not asked here", fix=did_you_mean(name, known))
 
 
 def _checked(
@@ -126,10 +138,10 @@ class _Work:
     metric: str | None
     documents: TaskDocuments | None = None
 
-    def answers(self, model: str, how: sides.Settings, folder: str) -> tuple[TaskDocuments, ModelAnswers]:
+    def answers(self, model: HeldModel, folder: str) -> tuple[TaskDocuments, ModelAnswers]:
         progress = self.folders.progress
-        with closing(how.hold(model)) as held:
-            announce(progress, f"making questions for {model}")
+        with closing(model) as held:
+            announce(progress, f"making questions for {held.subject.name}")
             if self.documents is None or self.loaded.wanted.chat_template:  # a template writes other questions
                 render = _renderer(held.subject.tokenizer) if self.loaded.wanted.chat_template else None
                 self.documents = {name: build_documents(self.loaded, name, render) for name in self.loaded.tasks}
@@ -139,28 +151,28 @@ class _Work:
 
     def comparison(
         self,
-        baseline: str,
+        baseline: HeldModel,
         first: tuple[TaskDocuments, ModelAnswers],
-        name: str,
+        candidate: HeldModel,
         second: tuple[TaskDocuments, ModelAnswers],
     ) -> TasksComparison:
         documents, answers = second
+        names = [short(held.subject.name) for held in (baseline, candidate)]
         found = pair_tasks(self.loaded, documents, (first[1], answers), self.metric)
         sizes = {task.name: task.paired.documents for task in found}
+        notes = _notes(self.loaded, self.metric, found)
+        for name, side in zip(names, (first[1], answers), strict=True):
+            notes += [f"{name}: {note}" for note in side.notes]
         return TasksComparison(
-            name=short(name),
-            baseline_name=short(baseline),
+            name=names[1],
+            baseline_name=names[0],
             tasks=found,
             groups=groups_of(self.loaded, sizes),
             top=self.loaded.top,
             baseline=first[1].facts,
             candidate=answers.facts,
             settings=_settings(self.loaded, self.metric),
-            notes=(
-                *_notes(self.loaded, self.metric, found),
-                *_model_notes(baseline, first[1]),
-                *_model_notes(name, answers),
-            ),
+            notes=tuple(dict.fromkeys(notes)),
             manifest={},
         )
 
@@ -207,7 +219,3 @@ def _notes(loaded: Loaded, metric: str | None, found: Sequence[Any]) -> list[str
         if not group.aggregate_metric_list
     ]
     return notes
-
-
-def _model_notes(name: str, answers: ModelAnswers) -> list[str]:
-    return [f"{short(name)}: {note}" for note in answers.notes]
