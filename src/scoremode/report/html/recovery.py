@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scoremode.report.html.charts import SERIES, Axis, escaped, linear
+from scoremode.report.html.charts import SERIES, Axis, escaped, linear, style_of
 from scoremode.report.html.numbers import written
 from scoremode.report.text import middle_cut
 
@@ -87,22 +87,22 @@ def _drawing(lines: Sequence[Line], names: Sequence[str], frame: Frame) -> str:
         parts.append(f"{label}<title>{escaped(line.name)}</title></text>")
         first = middle - MARK * (len(line.marks) - 1) / 2
         for j, mark in enumerate(line.marks):
-            parts.append(
-                f'<g class="s{j % SERIES}">{_mark(mark, f"{line.name}, {names[j]}", frame, first + MARK * j)}</g>'
-            )
+            parts.append(_mark(mark, f"{line.name}, {names[j]}", frame, (first + MARK * j, j)))
     return (
         f'<svg class="{frame.kind}" viewBox="0 0 {frame.width:.0f} {bottom + BOTTOM:.0f}" role="img" '
         f'aria-label="Recovery of each task with its 95% bounds">{"".join(parts)}</svg>'
     )
 
 
-def _mark(mark: Mark, name: str, frame: Frame, y: float) -> str:
+def _mark(mark: Mark, name: str, frame: Frame, at: tuple[float, int]) -> str:
+    """A mark at a height, in the colour of the candidate of that number."""
     if mark.value is None:
         return ""
+    y, number = at
     bar = said = ""
     if mark.low is not None and mark.high is not None:
-        bar = f'<path class="line bar" d="M{frame.x(mark.low):.1f} {y:.1f}H{frame.x(mark.high):.1f}"/>'
+        bar = f'<path {style_of(number)} d="M{frame.x(mark.low):.1f} {y:.1f}H{frame.x(mark.high):.1f}"/>'
         said = f", 95%: {written(mark.low, percent=True)[0]} to {written(mark.high, percent=True)[0]}"
     title = escaped(f"{name}: {written(mark.value, percent=True)[0]}{said}")
     dot = f'<circle class="dot" cx="{frame.x(mark.value):.1f}" cy="{y:.1f}" r="3.6"/>'
-    return f"{bar}{dot}<title>{title}</title>"
+    return f'<g class="s{number % SERIES}">{bar}{dot}<title>{title}</title></g>'

@@ -171,7 +171,8 @@ def _mark(row: Row) -> Mark:
 def _flipped(found: Sequence[TasksComparison]) -> str:
     parts = []
     for i, c in enumerate(found):
-        inside = [_task_flips(c, task, list(flips)) for task, flips in groupby(c.flips(), key=lambda flip: flip.task)]
+        tasks = [list(flips) for _, flips in groupby(c.flips(), key=lambda flip: flip.task)]
+        inside = [_task_flips(c, flips, opened=i == j == 0) for j, flips in enumerate(tasks)]
         said = "".join(inside) or '<p class="note">No document flipped.</p>'
         parts.append(f"<h3>{charts.swatch(i)} {escaped(c.name)}</h3>{said}")
     return (
@@ -181,14 +182,13 @@ def _flipped(found: Sequence[TasksComparison]) -> str:
     )
 
 
-def _task_flips(c: TasksComparison, task: str, flips: Sequence[Flip]) -> str:
+def _task_flips(c: TasksComparison, flips: Sequence[Flip], *, opened: bool) -> str:
     lost = sum(not flip.gained for flip in flips)
-    title = f"{task}: {lost:,} lost, {len(flips) - lost:,} gained"
+    title = f"{flips[0].task}: {lost:,} lost, {len(flips) - lost:,} gained"
     shown = "".join(_flip(c, flip) for flip in islice(flips, FLIPS_SHOWN))
     more = len(flips) - FLIPS_SHOWN
     rest = f'<p class="note">{more:,} more are not shown here; --json lists all.</p>' if more > 0 else ""
-    opened = " open" if len(flips) <= 3 else ""
-    return f"<details{opened}><summary>{escaped(title)}</summary>{shown}{rest}</details>"
+    return f"<details{' open' if opened else ''}><summary>{escaped(title)}</summary>{shown}{rest}</details>"
 
 
 def _flip(c: TasksComparison, flip: Flip) -> str:
