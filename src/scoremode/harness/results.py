@@ -58,6 +58,7 @@ class Flip:
     baseline: tuple[float, ...]  # log-probabilities of the choices
     candidate: tuple[float, ...]
     chosen: tuple[int | None, int | None]  # by the baseline, by the candidate; None if there is one continuation
+    per_character: bool  # is the choice made by log-probability per character, as acc_norm does?
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +122,20 @@ def _flips(task: TaskPair) -> Iterator[Flip]:
         sides = [tuple(log_prob for log_prob, _ in side[i][:count]) for side in (task.baseline, task.candidate)]
         per_character = task.paired.metric == "acc_norm"
         chosen = [_choice(document, side, per_character=per_character) for side in sides]
-        yield Flip(task.name, document, bool(cand[i] > base[i]), sides[0], sides[1], (chosen[0], chosen[1]))
+        gained = bool(cand[i] > base[i])
+        yield Flip(task.name, document, gained, sides[0], sides[1], (chosen[0], chosen[1]), per_character)
 
 
 def _strength(flip: Flip) -> float:
-    """By how much the log-probability of the right answer moved against the others: large changes come first."""
-    moved = [c - b if c != b else 0.0 for b, c in zip(flip.baseline, flip.candidate, strict=True)]
-    finite = [min(abs(one), 1e9) for one in moved]
-    return max(finite, default=0.0)
+    """By how many nats the right answer's lead over the best other one moved."""
+    right = list(flip.document.gold or ())
+    several = flip.document.choices and right and not _all_right(flip.document)
+    with np.errstate(invalid="ignore"):
+        before, after = (
+            _margin(np.array(side), right) if several else side[0] for side in (flip.baseline, flip.candidate)
+        )
+        moved = abs(after - before)
+    return math.inf if math.isnan(moved) else moved
 
 
 # ── made of answers ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -175,10 +175,13 @@ def _flipped(found: Sequence[TasksComparison]) -> str:
         inside = [_task_flips(c, flips, opened=i == j == 0) for j, flips in enumerate(tasks)]
         said = "".join(inside) or '<p class="note">No document flipped.</p>'
         parts.append(f"<h3>{charts.swatch(i)} {escaped(c.name)}</h3>{said}")
+    said = (
+        "Probabilities are over the choices of a document and sum to 100%. ✓ marks the right answer; the answer that a "
+        "model chose is bold: the likeliest, or with acc_norm the one with the most nats per character."
+    )
     return (
         '<section id="flips" aria-labelledby="flips-title"><h2 id="flips-title">Documents that flipped</h2>'
-        '<p class="note">Probabilities are over the choices of a document and sum to 100%. ✓ marks the right answer; '
-        f"the answer that a model chose is bold.</p>{''.join(parts)}</section>\n"
+        f'<p class="note">{escaped(said)}</p>{"".join(parts)}</section>\n'
     )
 
 
@@ -210,19 +213,26 @@ def _flip(c: TasksComparison, flip: Flip) -> str:
 def _choice_row(flip: Flip, i: int) -> str:
     document = flip.document
     text = document.choices[i] if document.choices else document.pairs[0][1]
-    if document.contexts_differ:
-        text += document.pairs[i][1]
+    whole = text + document.pairs[i][1] if document.contexts_differ else text
     right = i in (document.gold or ())
     mark = '<span aria-label="right">✓</span> ' if right else ""
     cells = ""
     for side, chosen in ((flip.baseline, flip.chosen[0]), (flip.candidate, flip.chosen[1])):
-        alone = f'<span class="error">{side[i]:.3f} nats</span>' if math.isfinite(side[i]) else "probability 0"
+        alone = f'<span class="error">{_nats(side[i], text if flip.per_character else "")}</span>'
         share = softmax(side)[i]
         number = f"{100 * share:.1f}% " if document.choices and math.isfinite(share) else ""
         strong = f"<strong>{number}</strong>" if chosen == i else number
         cells += f"<td>{strong}{alone}</td>"
     kind = ' class="right"' if right else ""
-    return f'<tr{kind}><th scope="row">{mark}{escaped(_beginning(text, LONGEST_CHOICE))}</th>{cells}</tr>'
+    return f'<tr{kind}><th scope="row">{mark}{escaped(_beginning(whole, LONGEST_CHOICE))}</th>{cells}</tr>'
+
+
+def _nats(log_prob: float, text: str) -> str:
+    """A log-probability, and that per character of a text."""
+    if not math.isfinite(log_prob):
+        return "probability 0"
+    each = f", {log_prob / len(text):.3f} per character" if text else ""
+    return escaped(f"{log_prob:.3f} nats{each}".replace("-", "−"))
 
 
 def _end(text: str, most: int) -> str:
