@@ -11,7 +11,10 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "model", "of", "tokens", "nothing", "more", "cats", "said", "people", "mind"]
+WORDS = (
+    *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
+    *("model", "of", "tokens", "nothing", "more", "cats", "said", "people", "mind"),
+)
 
 
 def sentence(rng: random.Random, least: int, most: int) -> str:

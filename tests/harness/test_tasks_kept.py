@@ -110,14 +110,14 @@ def test_a_folder_of_another_model_and_of_somebody_else_is_refused(tmp_path: Pat
         pass
     assert (tmp_path / "one" / ANSWERS).read_bytes() == before
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="notes.txt"), opened_answers(tmp_path, IDENTITY):
+    with pytest.raises(RunError, match=r"notes\.txt"), opened_answers(tmp_path, IDENTITY):
         pass
 
 
 def test_two_processes_do_not_write_at_once(tmp_path: Path) -> None:
-    with opened_answers(tmp_path, IDENTITY), pytest.raises(RunError, match="another process"):
-        with opened_answers(tmp_path, IDENTITY):
-            pass
+    busy = pytest.raises(RunError, match="another process")
+    with opened_answers(tmp_path, IDENTITY), busy, opened_answers(tmp_path, IDENTITY):
+        pass
 
 
 # ── asked once ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,23 +159,23 @@ def test_a_run_that_was_cut_short_ends_with_the_same_numbers(
 
 
 def test_kill_9_loses_little_and_changes_nothing(models: tuple[str, str], tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "rows", count=500)
+    rows = write_rows(tmp_path / "rows", count=160)
     out, kept = tmp_path / "out", tmp_path / "out" / "baseline" / ANSWERS
     flags = ["--tasks", "arc_easy", "--task-data", str(rows), "--out", str(out), "--json"]
     command = [sys.executable, "-m", "scoremode", "tasks", *models, *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ends = time.monotonic() + 120
-    while time.monotonic() < ends and process.poll() is None and (not kept.exists() or kept.stat().st_size < 4000):
+    while time.monotonic() < ends and process.poll() is None and (not kept.exists() or kept.stat().st_size < 2500):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it ended before it was killed"
-    assert kept.stat().st_size >= 4000
+    assert kept.stat().st_size >= 2500
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
     resumed = json.loads(done.stdout)["candidates"][0]
     undisturbed = sm.tasks(*models, tasks="arc_easy", task_data=rows, out=tmp_path / "undisturbed")[0]
     assert resumed["rows"] == json.loads(json.dumps(undisturbed.rows))
     whole = (tmp_path / "undisturbed" / "baseline" / ANSWERS).read_bytes()
-    assert kept.read_bytes()[:3000] == whole[:3000]  # what was there before the kill is still there
+    assert kept.read_bytes()[:2500] == whole[:2500]  # what was there before the kill is still there
     assert kept.stat().st_size == len(whole)  # and nothing was asked twice
 
 
