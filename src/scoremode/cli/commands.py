@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from scoremode import __version__
 from scoremode.cli import signals, streams
@@ -24,6 +25,7 @@ VERBS = (
     "report",
     "plan",
     "noise",
+    "lm-eval",
     "methods",
     "show",
     "cache",
@@ -53,12 +55,16 @@ def build_parser() -> argparse.ArgumentParser:
     # the column is as wide as the longest name here; argparse does not count the verbs themselves
     verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", prog="scoremode", parser_class=Parser)
     for name in VERBS:
-        module = import_module(f"scoremode.cli.{name}")
+        module = _module(name)
         summary = (module.__doc__ or "").split("\n")[0].split(": ", 1)[1]
         verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
         module.add_arguments(verb)
         verb.set_defaults(run=module.run)
     return parser
+
+
+def _module(verb: str) -> Any:
+    return import_module(f"scoremode.cli.{verb.replace('-', '_')}")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -88,6 +94,8 @@ def _end_with(error: Exception | KeyboardInterrupt) -> int:
 
 
 def _run(given: list[str]) -> int:
+    if given and given[0] in VERBS and hasattr(_module(given[0]), "pass_on"):
+        return int(_module(given[0]).pass_on(given[1:]))  # the flags are another program's
     parser = build_parser()
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")

@@ -21,6 +21,7 @@ from scoremode.engines.options import Options
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
+    from scoremode.engines.generation import Generator
     from scoremode.models.subject import Subject
 
 CONTRACT = 1
@@ -42,6 +43,7 @@ class Capabilities:
         False  # two of it, or it and another engine, can run in one process, window by window, without a reference
     )
     replicas: bool = False  # several of it may run at a time
+    generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
 
 
 EVERYTHING = Capabilities(
@@ -117,6 +119,10 @@ class EnginePlugin(ABC):
     @abstractmethod
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
         """Start the engine: here weights are loaded."""
+
+    def open_generator(self, subject: Subject, options: Any, work: Work) -> Generator:
+        """Open the model for writing, for tasks that need it. Engines that can say so: ``capabilities.generates``."""
+        raise NotImplementedError(f"the {self.name} engine does not generate")
 
     def limit(self, options: Any) -> tuple[str, int] | None:
         """The flag with which a user limited the length of windows, and the limit in tokens; None if none is set."""

@@ -106,6 +106,12 @@ class PairEncoder:
             )
         return self._cut(before, target, continuation, spanning=spanning)
 
+    def ids(self, before: Ids, target: Ids) -> Encoded:
+        """A pair that is encoded already."""
+        if not len(before) or not len(target):
+            raise InputError("a context or a continuation has no token", fix="give at least one of each")
+        return self._cut(before.astype(np.int32), target.astype(np.int32), "given as ids", spanning=False)
+
     def _context(self, context: str) -> Ids:
         if self._last is None or self._last[0] != context:
             self._last = (context, self.text(context))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
@@ -9,6 +10,7 @@ from scoremode.engines.transformers.options import TransformersOptions
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
+    from scoremode.engines.generation import Generator
     from scoremode.models.subject import Subject
 
 
@@ -18,7 +20,7 @@ class TransformersPlugin(EnginePlugin):
     contract = 1
     name = "transformers"
     summary = "any causal LM that Transformers loads, in this process (the default)"
-    capabilities: ClassVar[Capabilities] = EVERYTHING
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, generates=True)
     options = TransformersOptions
     instead: ClassVar[dict[str, str]] = {
         "tensor_parallel_size": "use --device auto for several GPUs",
@@ -56,6 +58,14 @@ class TransformersPlugin(EnginePlugin):
 
         assert subject.checkpoint is not None
         return TransformersEngine.load(subject.checkpoint, options)
+
+    def open_generator(self, subject: Subject, options: TransformersOptions, work: Work) -> Generator:
+        from scoremode.engines.transformers.engine import load
+        from scoremode.engines.transformers.generation import TransformersGenerator
+
+        assert subject.checkpoint is not None
+        model, _ = load(subject.checkpoint, options)
+        return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
     def self_test_options(self) -> dict[str, Any]:
         return {"dtype": "float32"}

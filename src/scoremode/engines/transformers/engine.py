@@ -8,7 +8,6 @@ rows at a time, and the result says so: ``head: as-served``.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -44,6 +43,18 @@ from scoremode.engines.transformers.choices import (
 from scoremode.engines.transformers.loading import load_model
 from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.engines.transformers.other_batches import PADDING, OtherBatches, other_threads
+from scoremode.engines.transformers.sharing import (
+    FILLED,
+    WORTH_SHARING,
+    common_prefix,
+    cost_of_a_pass,
+    fed,
+    is_group,
+    pack,
+    passes,
+    rows_needed,
+    selected,
+)
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns
@@ -51,7 +62,7 @@ from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.models.facts import ModelFacts
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.plan.windows import Answers, WindowSource
 from scoremode.values import Bools, Ids, Ints
 
 Finish = Callable[[Tensor, list[IndexedWindow], int | None], list[Answers]]
@@ -76,6 +87,9 @@ class TransformersEngine(Engine):
                 f"{type(model).__name__} has no body separate from its head", fix="choose a causal language model"
             )
         self.batch_tokens = choose_batch_tokens(options.batch_tokens, model.device.type)
+        self.pass_cost = cost_of_a_pass(sum(p.numel() for p in model.parameters()), model.device.type)
+        # small windows fill batches until a pass is worth its cost, unless the user bounded them
+        self.small_batch = max(self.batch_tokens, 0 if options.batch_tokens else FILLED * self.pass_cost)
         self._output_type: Any = None  # type that the body returns, set on the first pass
         self._other_batches: OtherBatches | None = None  # how windows are batched while the noise floor is measured
         if model.dtype == torch.float32:
@@ -106,11 +120,7 @@ class TransformersEngine(Engine):
     @staticmethod
     def load(facts: ModelFacts, options: TransformersOptions | None = None) -> TransformersEngine:
         options = options or TransformersOptions()
-        device = choose_device(options.device)
-        dtype = choose_dtype(options.dtype, device, facts)
-        model, notes = load_model(facts, device, dtype, options)
-        if options.adapter is not None:
-            model = put_on(model, options.adapter)
+        model, notes = load(facts, options)
         return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options)
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -222,7 +232,10 @@ class TransformersEngine(Engine):
             self._other_batches = None
 
     def _batches(self, source: WindowSource) -> list[Ints]:
-        usual = batches_by_length(source, self.batch_tokens)
+        grouped = source.prefix_group is not None
+        usual = batches_by_length(source, self.small_batch if grouped else self.batch_tokens)
+        if grouped and self.shares_prefixes:
+            usual = pack(source, usual, self.small_batch, self.pass_cost)
         if self._other_batches is None:
             return usual
         return [np.array([index]) for batch in usual for index in batch]
@@ -242,21 +255,29 @@ class TransformersEngine(Engine):
             if done[batch].all():
                 continue
             windows = [(int(index), source.window(int(index))) for index in batch]
-            grouped = source.prefix_group is not None and len(windows) > 1
-            alike = self._rows_shared if self.shares_prefixes else self._rows_in_parts
-            rows_of = alike if grouped else self._rows_together
-            found = self._within_memory(rows_of, windows, source.vocabulary, finish)
-            for (index, _), made in zip(windows, found, strict=True):
+            for index, made in self._within_memory(self._rows_of(source, batch), windows, source.vocabulary, finish):
                 if not done[index]:
                     yield index, made
 
+    def _rows_of(self, source: WindowSource, batch: Ints) -> RowsOf:
+        """How the rows of a batch are computed: by what its windows share."""
+        if source.prefix_group is None or len(batch) == 1:
+            return self._rows_together
+        if not is_group(source.prefix_group[batch]):
+            return self._rows_perhaps_alike if self.shares_prefixes else self._rows_together
+        return partial(self._rows_shared, source.prefix_group) if self.shares_prefixes else self._rows_in_parts
+
     def _within_memory(
         self, rows_of: RowsOf, windows: list[IndexedWindow], vocabulary: int | None, finish: Finish
-    ) -> list[Answers]:
+    ) -> list[tuple[int, Answers]]:
         """Score the batch; if memory runs out, score its halves."""
         try:
             with full_float32(), torch.inference_mode():
-                return [made for part, rows in rows_of(windows) for made in finish(rows, part, vocabulary)]
+                return [
+                    (index, made)
+                    for part, rows in rows_of(windows)
+                    for (index, _), made in zip(part, finish(rows, part, vocabulary), strict=True)
+                ]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
         if len(windows) == 1:
@@ -266,55 +287,65 @@ class TransformersEngine(Engine):
             )
         half = len(windows) // 2
         halves = (windows[:half], windows[half:])
-        return [made for part in halves for made in self._within_memory(rows_of, part, vocabulary, finish)]
+        return [found for part in halves for found in self._within_memory(rows_of, part, vocabulary, finish)]
 
     def _rows_together(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows in one forward pass, each cut after the last requested row."""
-        fed = [w.ids[: _rows_needed(w)] for _, w in windows]
+        tokens = [fed(w) for _, w in windows]
         if self._other_batches is not None:
-            fed = self._other_batches.batch(windows, fed)
-        hidden = self._hidden(self._padded(fed))
+            tokens = self._other_batches.batch(windows, tokens)
+        hidden = self._hidden(self._padded(tokens))
         yield windows, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(windows)])
 
     def _rows_in_parts(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows of a group that cannot share a prefix: as many at a time as the batch budget allows."""
-        longest = max(_rows_needed(w) for _, w in windows)
+        longest = max(rows_needed(w) for _, w in windows)
         size = max(1, self.batch_tokens // longest)
         for begin in range(0, len(windows), size):
             yield from self._rows_together(windows[begin : begin + size])
 
-    def _rows_shared(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
-        """Windows with a common prefix: it is fed once, and its keys and values are used for all of them."""
+    def _rows_perhaps_alike(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+        """Windows of different questions, which may begin alike, as after the same examples."""
+        tokens = [fed(w) for _, w in windows]
+        alike = common_prefix(tokens) >= max(2, WORTH_SHARING * max(map(len, tokens)))
+        one_group = np.zeros(1 + max(index for index, _ in windows), np.int64)
+        yield from self._rows_shared(one_group, windows) if alike else self._rows_together(windows)
+
+    def _rows_shared(self, groups: Ints, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
+        """Windows of groups: what a group has in common is fed once, and its keys and values are used for all of it."""
         from transformers import DynamicCache
 
-        common = _common_prefix([w.ids[: _rows_needed(w)] for _, w in windows])
+        members: dict[int, list[Ids]] = {}
+        for index, window in windows:
+            members.setdefault(int(groups[index]), []).append(fed(window))
+        common = min(common_prefix(own) for own in members.values())
         if common < 2:
             yield from self._rows_in_parts(windows)
             return
         cache = DynamicCache(config=self.model.config)
-        prefix = self._hidden(self._padded([windows[0][1].ids[:common]]), cache)[0]
-        for part in self._continuations(windows, common):
-            rest = [w.ids[common : _rows_needed(w)] for _, w in part]
-            hidden = self._continued(cache, rest) if max(map(len, rest)) else None
+        prefix = self._hidden(self._padded([own[0][:common] for own in members.values()]), cache)
+        place = {group: i for i, group in enumerate(members)}
+        rest = [fed(w)[common:] for _, w in windows]
+        longest = max(rows_needed(w) for _, w in windows)
+        for part in passes([len(ids) for ids in rest], max(1, 4 * self.small_batch // longest), self.pass_cost):
+            chosen = [windows[i] for i in part]
+            places = np.array([place[int(groups[index])] for index, _ in chosen])
+            hidden = self._continued(cache, places, [rest[i] for i in part])
             rows = []
-            for i, (_, w) in enumerate(part):
+            for i, (_, w) in enumerate(chosen):
                 early, late = w.rows[w.rows < common], w.rows[w.rows >= common]
-                rows.append(prefix[_index(early, prefix)])
+                rows.append(prefix[int(places[i]), _index(early, prefix)])
                 if len(late):
                     assert hidden is not None
                     rows.append(hidden[i, _index(late - common, prefix)])
-            yield part, torch.cat(rows)
+            yield chosen, torch.cat(rows)
 
-    def _continuations(self, windows: list[IndexedWindow], common: int) -> Iterator[list[IndexedWindow]]:
-        """Groups of windows whose copies of the cache and own tokens stay within the batch budget."""
-        longest = max(_rows_needed(w) for _, w in windows)
-        size = max(1, 4 * self.batch_tokens // max(1, longest))
-        yield from (windows[i : i + size] for i in range(0, len(windows), size))
-
-    def _continued(self, cache: Any, rest: list[Ids]) -> Tensor:
-        copies = copy.deepcopy(cache)  # a forward pass appends to its cache; the original must stay unchanged
-        copies.batch_repeat_interleave(len(rest))
-        return self._hidden(self._padded(rest), copies)
+    def _continued(self, cache: Any, places: Ints, rest: list[Ids]) -> Tensor | None:
+        """The hidden states of what follows; None if nothing does. ``places``: which prefix each follows."""
+        if not max(map(len, rest)):
+            return None
+        chosen = selected(cache, torch.from_numpy(places).to(self.model.device))
+        return self._hidden(self._padded(rest), chosen)
 
     def _padded(self, sequences: list[Ids]) -> Tensor:
         ids = np.zeros((len(sequences), max(map(len, sequences))), dtype=np.int64)
@@ -361,6 +392,13 @@ class TransformersEngine(Engine):
         return score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :vocabulary], targets, vocabulary)
 
 
+def load(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, list[str]]:
+    """The model on its device, with its adapter, and notes on tensors that were left out."""
+    device = choose_device(options.device)
+    model, notes = load_model(facts, device, choose_dtype(options.dtype, device, facts), options)
+    return (model if options.adapter is None else put_on(model, options.adapter)), notes
+
+
 def find_head(model: Any) -> Head | None:
     """The last matrix of a model with its scale and cap, or None if it is not a plain matrix."""
     layer = model.get_output_embeddings()
@@ -396,10 +434,6 @@ def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
     return bool(((ours - theirs).abs().max() / size) < tolerance)
 
 
-def _rows_needed(window: Window) -> int:
-    return int(window.rows[-1]) + 1
-
-
 def _targets(windows: list[IndexedWindow], like: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate([w.targets for _, w in windows]).astype(np.int64)).to(like.device)
 
@@ -410,15 +444,6 @@ def _ends(windows: list[IndexedWindow]) -> Ints:
 
 def _index(rows: Ids, like: Tensor) -> Tensor:
     return torch.from_numpy(rows.astype(np.int64)).to(like.device)
-
-
-def _common_prefix(sequences: list[Ids]) -> int:
-    length = min(map(len, sequences))
-    first = sequences[0][:length]
-    for other in sequences[1:]:
-        differs = np.flatnonzero(first != other[: len(first)])
-        first = first[: differs[0]] if len(differs) else first
-    return len(first)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,134 @@
+"""Windows that share a prompt: which of them are computed together, so that small groups fill a batch as well.
+
+choices of three questions          fed first, once each      then, after a copy of the cache
+a a a a│x                           a a a                     a│x
+a a a a│y y          3 tokens are   b b b                     a│y y
+b b b│z              common to all  c c c                     z
+b b b│w w                                                     w w
+c c c c│v …                                                   …
+
+All prompts of a batch are fed up to the length of the shortest, so there is no padding inside the cache and no mask:
+what is left of the longer ones is computed once for each of their windows. Questions of almost equal length are put
+together, so that this is little.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.batching import PADDING_SHARE
+from scoremode.plan.windows import Window, WindowSource
+from scoremode.values import Ids, Ints
+
+PASS_WEIGHTS = 10**8  # weights of a model that a CPU multiplies with a token in the time that a pass takes for itself
+LEAST_PASS, MOST_PASS = 8, 512  # tokens; a GPU computes hundreds of them in the time that a pass takes for itself
+FILLED = 8  # how many times its own cost a pass should compute, at least
+WORTH_SHARING = 1 / 4  # of a window, at least, if windows of different questions happen to begin alike
+
+
+def cost_of_a_pass(weights: int, kind: str) -> int:
+    """A forward pass of a model takes some time, whatever it computes: about as many tokens as it could compute then.
+
+    >>> cost_of_a_pass(260_000, "cpu"), cost_of_a_pass(135_000_000, "cpu"), cost_of_a_pass(8 * 10**9, "cuda")
+    (384, 8, 512)
+    """
+    return MOST_PASS if kind != "cpu" else min(MOST_PASS, max(LEAST_PASS, PASS_WEIGHTS // max(1, weights)))
+
+
+def pack(source: WindowSource, batches: list[Ints], budget: int, cost: int) -> list[Ints]:
+    """Put small groups together: the groups of ``batches`` whose prompts have almost the same length."""
+    if source.prefix_group is None:
+        return batches
+    groups = [batch for batch in batches if is_group(source.prefix_group[batch])]
+    others = [batch for batch in batches if not is_group(source.prefix_group[batch])]
+    shared = {int(group[0]): common_prefix([fed(source.window(int(i))) for i in group]) for group in groups}
+    groups.sort(key=lambda group: -shared[int(group[0])])
+    return [np.concatenate(part) for part in _filled(groups, shared, source.lengths, budget, cost)] + others
+
+
+def is_group(numbers: Ints) -> bool:
+    """Do several windows of a batch share their prompt by its plan?"""
+    return len(np.unique(numbers)) < len(numbers)
+
+
+def _filled(groups: list[Ints], shared: dict[int, int], lengths: Ints, budget: int, cost: int) -> list[list[Ints]]:
+    """Groups batch by batch, those with the longest prompts first."""
+    found: list[list[Ints]] = []
+    windows = longest = longest_prompt = 0
+    for group in groups:
+        prompt, own = shared[int(group[0])], int(lengths[group].max())
+        if found:
+            # what the longer prompts of this batch would feed again if this shorter one joined it
+            again = sum(len(g) * (shared[int(g[0])] - prompt) for g in found[-1])
+            fits = (len(found[-1]) + 1) * longest_prompt <= budget
+            room = (windows + len(group)) * max(longest, own) <= 4 * budget
+            little = again <= cost + PADDING_SHARE * longest_prompt * len(found[-1])
+            if fits and room and little and prompt > 1:
+                found[-1].append(group)
+                windows, longest = windows + len(group), max(longest, own)
+                continue
+        found.append([group])
+        windows, longest, longest_prompt = len(group), own, prompt
+    return found
+
+
+def passes(rest: Sequence[int], most: int, cost: int) -> list[Ints]:
+    """Which windows are continued in one pass, by the number of tokens that each has left; ``most`` windows at a time.
+
+    Another pass is worth it where it saves more padding than it costs.
+
+    >>> [part.tolist() for part in passes([2, 40, 3, 38], 8, 32)]
+    [[1, 3], [2, 0]]
+    """
+    lengths = np.asarray(rest, dtype=np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    found: list[list[int]] = []
+    padding = 0
+    for index in order.tolist():
+        if found:
+            longest = int(lengths[found[-1][0]])
+            more = longest - int(lengths[index])
+            if len(found[-1]) < most and padding + more <= cost + PADDING_SHARE * longest * len(found[-1]):
+                found[-1].append(index)
+                padding += more
+                continue
+        found.append([index])
+        padding = 0
+    return [np.array(part, dtype=np.int64) for part in found]
+
+
+def selected(cache: Any, places: Any) -> Any:
+    """Keys and values of some entries of a cache, for a pass that appends to them; the cache itself stays as it is."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    replaced_not_changed = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    if replaced_not_changed:  # selecting makes new tensors, and these layers never write into old ones
+        chosen = copy.copy(cache)
+        chosen.layers = [copy.copy(layer) for layer in cache.layers]
+    else:
+        chosen = copy.deepcopy(cache)
+    chosen.batch_select_indices(places)
+    return chosen
+
+
+def fed(window: Window) -> Ids:
+    """The tokens up to the last row that is asked for."""
+    return window.ids[: rows_needed(window)]
+
+
+def rows_needed(window: Window) -> int:
+    return int(window.rows[-1]) + 1
+
+
+def common_prefix(sequences: list[Ids]) -> int:
+    """How many tokens all of them begin with."""
+    length = min(map(len, sequences))
+    first = sequences[0][:length]
+    for other in sequences[1:]:
+        differs = np.flatnonzero(first != other[: len(first)])
+        first = first[: differs[0]] if len(differs) else first
+    return len(first)

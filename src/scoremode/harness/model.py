@@ -1,0 +1,411 @@
+"""A model of lm-evaluation-harness on any engine of scoremode.
+
+requests ─▶ chunks of whole documents ─▶ encoding.py ─▶ likelihoods ─▶ (log-likelihood, greedy?) for the harness
+                                                             └──────▶ kept.py: the score of every token
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+from lm_eval.api.model import TemplateLM
+from tqdm import tqdm
+
+from scoremode.engines.base import Engine
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import require
+from scoremode.errors import EngineError, InputError, ModelError, OptionError
+from scoremode.harness import answer_cache, arguments
+from scoremode.harness.chat import render
+from scoremode.harness.encoding import Encoded, PairEncoder, rolling
+from scoremode.harness.kept import Folder, Scored, Writer
+from scoremode.harness.tally import Tally
+from scoremode.harness.writing import write_texts
+from scoremode.store.redaction import without_secrets
+from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
+from scoremode.verbs.question import library_versions, numbers_version
+from scoremode.verbs.rows import Words
+
+CHUNK = 2048  # requests that are encoded and scored at a time, and the rest of the last one's document
+OPEN: WeakSet[ScoremodeLM] = WeakSet()
+"""Models that were made, so that a command line can close them."""
+
+
+class ScoremodeLM(TemplateLM):  # type: ignore[misc]
+    """Scores requests of lm-evaluation-harness with any engine. Nothing is loaded before the first request.
+
+    >>> lm = ScoremodeLM(model="table:uniform", prefix_token_id=0)
+    >>> lm.log_likelihood("ab", "cd")
+    (-11.090354888959125, False)
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        *,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        **given: Any,
+    ) -> None:
+        """``given``: the fields of ``harness.arguments.Settings``, and every option of the engine by its name."""
+        super().__init__()
+        del max_batch_size
+        _note_batch_size(batch_size)
+        chosen = None if device == _usual_device() else device
+        self.held, self.settings = arguments.read({"pretrained": pretrained, **given}, chosen)
+        self.subject = self.held.subject
+        self.max_length = self._choose_max_length()
+        self.encoder = PairEncoder(
+            self.subject.tokenizer,
+            max_length=self.max_length,
+            add_bos=self.settings.add_bos_token,
+            prefix=self.settings.prefix_token_id,
+        )
+        self.tokenizer = hugging_face_tokenizer(self.subject.tokenizer)
+        self.folder = Folder(Path(self.settings.out)) if self.settings.out is not None else None
+        self.tally = Tally()
+        self._facts: Any = None  # of the engine, once it was open
+        OPEN.add(self)
+
+    def _choose_max_length(self) -> int | None:
+        chosen, limit, context = self.settings.max_length, self.held.limit(), self.subject.context_length
+        most = min((n for n in (limit[1] if limit else None, context) if n is not None), default=None)
+        if chosen is not None and most is not None and chosen > most:
+            raise OptionError(f"max_length {chosen} is more than the {most} tokens of this model", fix=f"give {most}")
+        return chosen if chosen is not None else most
+
+    # ── what the harness asks for ────────────────────────────────────────────────────────────────────────────────────
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """(log-likelihood, is it the model's first choice throughout?) of each continuation."""
+        self._refuse_thinking(requests)
+        _refuse_empty(requests)
+        answers: list[tuple[float, bool]] = []
+        with self._call() as writer, _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+            for chunk in chunks_of_documents(requests):
+                encoded = [self._encode(request) for request in chunk]
+                found = self._score([one.asked for one in encoded], _groups(chunk), bar)
+                for request, own, likelihood in zip(chunk, encoded, found, strict=True):
+                    answers.append((likelihood.log_prob, self._greedy(likelihood)))
+                    self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
+                    self.tally.add(request, own)
+                self._keep(writer, chunk, encoded, found)
+        self.tally.tell()
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of each text, in windows as long as the model's context."""
+        answers: list[float] = []
+        with self._call() as writer, _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
+            for begin in range(0, len(requests), CHUNK):
+                chunk = requests[begin : begin + CHUNK]
+                for part in self._texts(chunk):
+                    windows = [window for _, own in part for window in own]
+                    found = iter(self._score(windows, np.arange(len(windows)), None))
+                    scored = [(request, [(w, next(found)) for w in own]) for request, own in part]
+                    for request, own_scored in scored:
+                        answers.append(math.fsum(likelihood.log_prob for _, likelihood in own_scored))
+                        self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
+                        bar.update(1)
+                    self._keep_texts(writer, scored)
+        return answers
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The text that follows each context, up to one of its stops."""
+        self.require_generation()
+        self.held.close()  # one of the two at a time: both would not fit into a device's memory
+        with _bar(len(requests), "generate_until", disable_tqdm) as bar:
+            return write_texts(self, requests, bar)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        """For code of the harness that brings its own ids."""
+        encoded = [self.encoder.ids(np.array(context), np.array(target)) for _, context, target in requests]
+        with _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+            found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
+        return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
+
+    def log_likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
+        """One pair, by the rules of the harness."""
+        (found,) = self._score([self.encoder.pair(context, continuation).asked], np.arange(1), None)
+        return found.log_prob, self._greedy(found)
+
+    # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def engine(self, longest: int) -> Engine:
+        """The engine; opened here if it is not open, or not for windows of this length."""
+        engine = self.held.engine(Work(longest, shares_prompts=True))
+        self._facts = engine.facts
+        return engine
+
+    def _score(self, asked: list[Continuation], groups: Any, bar: Any) -> list[Likelihood]:
+        if not asked:
+            return []
+        engine = self.engine(max(one.fed for one in asked))
+        found: list[Likelihood | None] = [None] * len(asked)
+        for index, likelihood in likelihoods(engine, asked, groups):
+            self._greedy(likelihood)  # what cannot be known is refused at the first answer, not at the last
+            found[index] = likelihood
+            if bar is not None:
+                bar.update(1)
+        self._facts = engine.facts  # an engine may know more of itself after its first question
+        return [likelihood for likelihood in found if likelihood is not None]
+
+    def _greedy(self, likelihood: Likelihood) -> bool:
+        greedy = likelihood.is_greedy
+        if greedy is None and self.settings.greedy == "measured":
+            raise EngineError(
+                f"the {self.held.engine_name} engine does not measure ranks, so greedy or not cannot be said",
+                fix="give greedy=unknown-is-false if no metric of the task needs it, or use another engine",
+            )
+        return bool(greedy)
+
+    def _encode(self, request: Any) -> Encoded:
+        try:
+            return self.encoder.pair(*request.args)
+        except InputError as error:
+            where = f"document {request.doc_id} of {request.task_name}: " if request.task_name else ""
+            raise InputError(where + error.message, fix=error.fix) from None
+
+    def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
+        """Texts in windows, as many at a time as make a chunk."""
+        part: list[tuple[Any, list[Continuation]]] = []
+        for request in requests:
+            part.append((request, rolling(self.encoder, request.args[0])))
+            if sum(len(own) for _, own in part) >= CHUNK:
+                yield part
+                part = []
+        if part:
+            yield part
+
+    # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _call(self) -> Any:
+        if self.folder is None:
+            return nullcontext()
+        return self.folder.call(Words(self.subject.tokenizer))
+
+    def _keep(
+        self, writer: Writer | None, requests: Sequence[Any], encoded: list[Encoded], found: list[Likelihood]
+    ) -> None:
+        if writer is None:
+            return
+        rows = []
+        for request, own, likelihood in zip(requests, encoded, found, strict=True):
+            ids, first = own.asked.ids, own.asked.first
+            rows.append(
+                Scored(
+                    self.tally.next_number(),
+                    "loglikelihood",
+                    request.task_name,
+                    request.doc_id,
+                    request.idx,
+                    *request.args,
+                    windows=[(ids[first:], likelihood.answers)],
+                    context_tokens=first,
+                    log_prob=likelihood.log_prob,
+                    is_greedy=likelihood.is_greedy,
+                    spanning=own.spanning,
+                    truncated=own.truncated,
+                )
+            )
+        writer.add(rows)
+
+    def _keep_texts(
+        self, writer: Writer | None, scored: list[tuple[Any, list[tuple[Continuation, Likelihood]]]]
+    ) -> None:
+        if writer is None:
+            return
+        rows = []
+        for request, own in scored:
+            rows.append(
+                Scored(
+                    self.tally.next_number(),
+                    "loglikelihood_rolling",
+                    request.task_name,
+                    request.doc_id,
+                    request.idx,
+                    "",
+                    request.args[0],
+                    windows=[(w.ids[w.first :], likelihood.answers) for w, likelihood in own],
+                    context_tokens=1,
+                    log_prob=math.fsum(likelihood.log_prob for _, likelihood in own),
+                    is_greedy=None,
+                    spanning=False,
+                    truncated=0,
+                )
+            )
+        writer.add(rows)
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for kept answers to be this model's; known before anything is loaded."""
+        ours = {"max_length": self.max_length, **_settings(self.settings)}
+        return {
+            "model": self.subject.fingerprint,
+            "tokenizer": self.subject.tokenizer.facts.fingerprint,
+            "engine": self.held.engine_name,
+            "settings": without_secrets(self.held.settings()),
+            "harness": ours,
+            **numbers_version(self.held.engine_name),
+        }
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """The harness's ``--use_cache``: taken only if its answers are this model's."""
+        database = getattr(cache_hook, "dbdict", None)
+        if database is not None:
+            answer_cache.claim(Path(database.filename), len(database), self.identity())
+        super().set_cache_hook(cache_hook)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """For the harness's results: which model, engine and settings, and what happened to requests."""
+        facts, subject = self._facts, self.subject
+        opened = (
+            {}
+            if facts is None
+            else {
+                "dtype": facts.dtype,
+                "device": facts.device,
+                "head": facts.head,
+                "vocabulary": facts.vocabulary,
+                "engine_settings": without_secrets(facts.settings),
+                "notes": [*facts.notes, *subject.notes],
+            }
+        )
+        info = {
+            **self.identity(),
+            "name": subject.name,
+            "revision": subject.revision,
+            "files": dict(subject.files),
+            "prefix_token_id": self.encoder._prefix,
+            "versions": {**library_versions(self.held.engine_name), **(facts.versions if facts else {})},
+            **opened,
+            "requests": self.tally.as_json(),
+            "scores_of_tokens": str(self.folder.path) if self.folder is not None else None,
+        }
+        if self.folder is not None and self.folder.calls:
+            self.folder.describe(info)
+        return {"model_dtype": facts.dtype if facts else None, "model_revision": subject.revision, "scoremode": info}
+
+    # ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def eot_token_id(self) -> int | None:
+        return self.subject.tokenizer.facts.eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self.encoder.prefix
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.subject.name.replace("/", "__")
+
+    @property
+    def max_gen_toks(self) -> int:
+        return self.settings.max_gen_toks
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if self.tokenizer is not None:
+            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        return self.subject.tokenizer.decode(list(tokens))
+
+    def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        more = dict(self.settings.chat_template_args or {})
+        if self.settings.enable_thinking is not None:
+            more["enable_thinking"] = self.settings.enable_thinking
+        return render(self.subject.tokenizer, self.tokenizer, chat_history, add_generation_prompt, more)
+
+    # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def require_generation(self) -> None:
+        """Refuse at once if this engine cannot generate."""
+        require(self.held.plugin, "generates", "generate text, which generate_until tasks need")
+        if self.tokenizer is None:
+            raise ModelError("generate_until needs a Hugging Face tokenizer", fix="give tokenizer=FOLDER")
+
+    def check_tasks(self, output_types: Mapping[str, str]) -> None:
+        """Refuse tasks that this engine cannot answer, before anything is loaded: task name -> its output type."""
+        writing = [name for name, kind in output_types.items() if kind == "generate_until"]
+        if writing:
+            try:
+                self.require_generation()
+            except EngineError as error:
+                raise EngineError(f"{error.message} (here: {writing[0]})", fix=error.fix) from None
+
+    def _refuse_thinking(self, requests: Sequence[Any]) -> None:
+        if self.settings.enable_thinking:
+            names = sorted({request.task_name for request in requests if request.task_name})
+            raise OptionError(
+                f"enable_thinking is not for log-likelihoods, which {', '.join(names) or 'these requests'} ask for",
+                fix="leave enable_thinking out",
+            )
+
+    def close(self) -> None:
+        """Stop the engine. The next request opens it again."""
+        self.held.close()
+
+
+def hugging_face_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer of Transformers behind one of ours, which the harness asks for its templates; None if none is."""
+    return getattr(getattr(tokenizer, "local", tokenizer), "hf", None)
+
+
+def chunks_of_documents(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """About CHUNK requests at a time, never a part of a document: its choices share their context."""
+    begin = 0
+    while begin < len(requests):
+        end = min(begin + CHUNK, len(requests))
+        while end < len(requests) and _document(requests[end]) == _document(requests[end - 1]):
+            end += 1
+        yield requests[begin:end]
+        begin = end
+
+
+def _document(request: Any) -> tuple[Any, ...]:
+    if request.doc_id is None:
+        return (None, request.args[0])  # requests that no task made: a context is a document
+    return (request.task_name, request.doc_id)
+
+
+def _groups(requests: Sequence[Any]) -> Any:
+    """A number for each document, and another for its requests without context: they begin with other tokens."""
+    keys = [(*_document(request), request.args[0] == "") for request in requests]
+    numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], dtype=np.int64)
+
+
+def _refuse_empty(requests: Sequence[Any]) -> None:
+    """Before anything is loaded: every continuation has characters."""
+    for request in requests:
+        context, continuation = request.args
+        if not continuation and context == context.rstrip():
+            where = f"document {request.doc_id} of {request.task_name}" if request.task_name else "a request"
+            raise InputError(f"{where} has an empty continuation", fix="correct the task: a continuation needs a token")
+
+
+def _settings(settings: arguments.Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in ("add_bos_token", "prefix_token_id", "greedy")}
+
+
+def _usual_device() -> Any:
+    """The device that the harness's command line names if the user names none: engines choose better themselves."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
+
+
+def _note_batch_size(batch_size: int | str | None) -> None:
+    if batch_size is not None and str(batch_size) not in ("1", "auto"):
+        print(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens", file=sys.stderr)
+
+
+def _bar(total: int, what: str, disabled: bool) -> Any:
+    return tqdm(total=total, desc=f"Running {what} requests", disable=disabled or not total)

@@ -1,0 +1,98 @@
+"""``scoremode`` as a model of lm-evaluation-harness, and the harness's own command line with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from scoremode.errors import InputError, ScoremodeError
+
+NAME = "scoremode"
+TARGET = "scoremode.harness.model:ScoremodeLM"
+COMMANDS = ("run", "ls", "validate")
+INSTALL = "pip install 'scoremode[lm-eval]'"
+
+
+def require_harness() -> None:
+    """Refuse in one line where the harness is not installed."""
+    if find_spec("lm_eval") is None:
+        raise InputError("lm-evaluation-harness is not installed", fix=INSTALL)
+
+
+def register() -> None:
+    """Make ``--model scoremode`` known to the harness in this process."""
+    require_harness()
+    import lm_eval.models  # noqa: F401 - first: the harness loads its own models only while none is registered
+    from lm_eval.api.registry import model_registry
+
+    if NAME not in model_registry:
+        model_registry.register(NAME, target=TARGET)
+
+
+def run(words: Sequence[str]) -> None:
+    """The harness's own command line. Our model is chosen if none is."""
+    register()
+    import lm_eval.__main__ as harness
+
+    given = with_model([_underscored(word) for word in words])
+    before, sys.argv = sys.argv, ["scoremode lm-eval", *given]
+    try:
+        with checked_before_scoring():
+            harness.cli_evaluate()
+    except (ValueError, KeyError, FileNotFoundError, TypeError) as error:
+        if isinstance(error, ScoremodeError):
+            raise
+        reason = str(error.args[0] if error.args else error).strip().split("\n")[0][:300]
+        raise InputError(f"lm-eval: {reason}", fix="see scoremode lm-eval --help") from error
+    finally:
+        sys.argv = before
+        _close_models()
+
+
+def with_model(words: list[str]) -> list[str]:
+    """The words of a run, with ``--model scoremode`` where no model and no configuration is named."""
+    command = words[0] if words and words[0] in COMMANDS else None
+    rest = words[1:] if command else words
+    if command not in (None, "run") or not rest or rest[0] in ("-h", "--help"):
+        return list(words)
+    names = {word.split("=")[0] for word in rest}
+    chosen = [] if names & {"--model", "-M"} else ["--model", NAME]
+    return ["run", *chosen, *rest]
+
+
+def _underscored(word: str) -> str:
+    """``--model-args`` is the harness's ``--model_args``."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value
+
+
+@contextmanager
+def checked_before_scoring() -> Iterator[None]:
+    """Inside, a task that our model cannot answer is refused when the tasks are known, before weights are loaded."""
+    from lm_eval import evaluator
+
+    original = evaluator.evaluate
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        lm, tasks = kwargs.get("lm"), kwargs.get("task_dict")
+        check = getattr(lm, "check_tasks", None)
+        if check is not None and isinstance(tasks, dict):
+            check({name: str(task.OUTPUT_TYPE) for name, task in tasks.get("tasks", {}).items()})
+        return original(*args, **kwargs)
+
+    evaluator.evaluate = checked
+    try:
+        yield
+    finally:
+        evaluator.evaluate = original
+
+
+def _close_models() -> None:
+    module = sys.modules.get(TARGET.split(":", maxsplit=1)[0])
+    for lm in list(module.OPEN) if module is not None else ():
+        lm.close()
