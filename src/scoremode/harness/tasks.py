@@ -16,6 +16,7 @@ from typing import Any, Unpack
 from scoremode.arguments import require_flag, whole_number
 from scoremode.engines.arguments import EngineArguments
 from scoremode.errors import InputError, OptionError, did_you_mean
+from scoremode.harness.chat import render
 from scoremode.harness.documents import Render, build_documents
 from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
@@ -143,8 +144,8 @@ class _Work:
         with closing(model) as held:
             announce(progress, f"making questions for {held.subject.name}")
             if self.documents is None or self.loaded.wanted.chat_template:  # a template writes other questions
-                render = _renderer(held.subject.tokenizer) if self.loaded.wanted.chat_template else None
-                self.documents = {name: build_documents(self.loaded, name, render) for name in self.loaded.tasks}
+                write = _renderer(held.subject.tokenizer) if self.loaded.wanted.chat_template else None
+                self.documents = {name: build_documents(self.loaded, name, write) for name in self.loaded.tasks}
             out = self.folders.folder(folder)
             found = answer_documents(held, self.documents, out=out, fresh=self.folders.fresh, progress=progress)
         return self.documents, found
@@ -178,15 +179,10 @@ class _Work:
 
 
 def _renderer(tokenizer: TextTokenizer) -> Render:
-    def render(messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
-        if not add_generation_prompt:
-            raise InputError(
-                "a task begins the assistant's answer itself, which no chat template here can write",
-                fix="leave --apply-chat-template out",
-            )
-        return tokenizer.render_chat(messages, open_turn=True)
+    def write(messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        return render(tokenizer, getattr(tokenizer, "hf", None), messages, add_generation_prompt, {})
 
-    return render
+    return write
 
 
 def _settings(loaded: Loaded, metric: str | None) -> dict[str, Any]:
