@@ -11,6 +11,9 @@ import yaml
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
+from transformers import AutoTokenizer
+
+import scoremode as sm
 from scoremode.cli.main import main
 from tests.harness.task_rows import rounded_copy, write_rows
 
@@ -112,6 +115,11 @@ def test_the_report_is_written_and_only_a_report_is_replaced(
     assert "not a report of scoremode" in capsys.readouterr().err
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--apply-chat-template"]) == 2
-    assert "chat template" in capsys.readouterr().err
+def test_questions_can_be_written_by_the_chat_template(words: list[str], tiny: Path) -> None:
+    found = sm.tasks(words[1], words[2], tasks="arc_easy", task_data=words[-1], limit=6, apply_chat_template=True)[0]
+    question = found.tasks[0].documents[0]
+    plain = sm.tasks(words[1], words[2], tasks="arc_easy", task_data=words[-1], limit=6)[0].tasks[0].documents[0]
+    messages = [{"role": "user", "content": plain.pairs[0][0]}]
+    tokenizer = AutoTokenizer.from_pretrained(str(tiny))
+    assert question.pairs[0][0] == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert found.settings["apply_chat_template"] is True
