@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 

@@ -8,8 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = (
     *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
@@ -107,7 +105,7 @@ def own_definitions(folder: Path, data: Path, tasks: dict[str, str], group: dict
             "validation_split": "validation" if "validation" in splits else None,
             "tag": [],
         }
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(wanted))
+        (folder / f"{name}.yaml").write_text(json.dumps(wanted))  # JSON is YAML
     if group is not None:
-        (folder / "group.yaml").write_text(yaml.safe_dump(group))
+        (folder / "group.yaml").write_text(json.dumps(group))
     return folder

@@ -132,11 +132,12 @@ def test_the_remembered_index_is_that_of_lm_eval(tmp_path: Path) -> None:
     assert len(again) > 10_000
     root = next(iter(e.yaml_path for e in again.values() if e.yaml_path)).parents[0]
     assert task_index._remembered(path, "another", root) is None
-    for damage in (
+    damages: list[Any] = [
         {**stored, "entries": {"a": ["TASK", "../../x.yaml", []]}},
         {**stored, "entries": {"a": ["NO"]}},
         [],
-    ):
+    ]
+    for damage in damages:
         broken = tmp_path / "broken.json"
         broken.write_text(json.dumps(damage))
         assert task_index._remembered(broken, stored["stamp"], root) is None

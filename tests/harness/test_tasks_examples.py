@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -34,24 +34,23 @@ def test_the_notebook_runs_and_writes_its_report(
     assert "Documents that flipped" in (tmp_path / "work" / "tasks.html").read_text()
 
 
-def test_the_release_gate_fails_a_release_that_has_surely_lost(tiny: Path, tmp_path: Path) -> None:
+def test_the_release_gate_fails_a_release_that_has_surely_lost(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows, report = write_rows(tmp_path / "rows"), tmp_path / "gate.html"
     rounded = rounded_copy(tiny, tmp_path)
-    command = [
-        sys.executable,
-        str(EXAMPLES / "release_gate.py"),
-        str(tiny),
-        str(rounded),
-        "--tasks",
-        "arc_easy,winogrande",
-    ]
-    command += ["--task-data", str(rows)]
-    passed = subprocess.run(
-        [*command, "--recovery", "0.01", "--report", str(report)], capture_output=True, text=True, check=False
-    )
-    assert passed.returncode == 0, passed.stderr
-    assert "all" in passed.stdout
+    words = ["release_gate.py", str(tiny), str(rounded), "--tasks", "arc_easy,winogrande", "--task-data", str(rows)]
+
+    def ended(*more: str) -> int:
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        with pytest.raises(SystemExit) as ends:
+            runpy.run_path(str(EXAMPLES / "release_gate.py"), run_name="__main__")
+        return int(str(ends.value.code))
+
+    assert ended("--recovery", "0.01", "--report", str(report)) == 0
+    assert "all" in capsys.readouterr().out
     assert report.exists()
-    failed = subprocess.run([*command, "--recovery", "9"], capture_output=True, text=True, check=False)
-    assert failed.returncode == 1
-    assert "surely below 9" in failed.stderr
+    assert ended("--recovery", "9") == 1
+    assert "surely below 9" in capsys.readouterr().err
+    assert ended("--limit", "2") == 2  # four documents have no bounds
+    assert "at least five" in capsys.readouterr().err

@@ -18,9 +18,9 @@ pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 import scoremode as sm
 from scoremode.errors import InputError, RunError
-from scoremode.harness import scoring
 from scoremode.store.answers import AnswerFile, digest_of, opened_answers
 from scoremode.store.entries import ANSWERS
+from scoremode.verbs.likelihoods import likelihoods
 from tests.harness.task_rows import rounded_copy, write_rows
 from tests.makers import make_tiny_model
 
@@ -43,13 +43,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many continuations engines were asked, in the order of the calls."""
     counts: list[int] = []
-    original = scoring.likelihoods
 
     def counting(engine: Any, asked: Any, groups: Any, done: Any, progress: Any) -> Any:
         counts.append(int((~done).sum()))
-        return original(engine, asked, groups, done, progress)
+        return likelihoods(engine, asked, groups, done, progress)
 
-    monkeypatch.setattr(scoring, "likelihoods", counting)
+    monkeypatch.setattr("scoremode.harness.scoring.likelihoods", counting)
     return counts
 
 
