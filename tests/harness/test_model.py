@@ -255,6 +255,50 @@ def test_a_model_without_a_template_is_refused(tiny: Path) -> None:
         lm.apply_chat_template([{"role": "user", "content": "hi"}])
 
 
+# ── texts that are written ───────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"until": ["."], "max_gen_toks": 30},
+        {"until": "e", "max_gen_toks": 30},
+        {"max_gen_toks": 20, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
+        {"until": ["never there"], "max_gen_toks": 100},
+    ],
+    ids=["greedy", "a stop inside of tokens", "sampled", "a context that is cut"],
+)
+def test_texts_are_those_of_the_harness(how: dict[str, Any], folder: Path) -> None:
+    import torch
+    from lm_eval.api.instance import Instance
+
+    context = "Once upon a time there was a little girl. " * (8 if "never" in str(how) else 1)
+    written = []
+    for lm in (harness_model(folder), ours(folder)):
+        torch.manual_seed(3)
+        written.append(lm.generate_until([Instance("generate_until", {}, (context, dict(how)), 0)], disable_tqdm=True))
+    assert written[0] == written[1]
+    assert written[0] != [""]
+
+
+def test_many_texts_keep_their_order(stories: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    contexts = [f"Once upon a time there was a {name}" for name in ("cat", "big dog", "little red house", "boy")]
+    how = [{"until": ["."], "max_gen_toks": 16}, {"until": ["!"], "max_gen_toks": 9}]
+    requests = [Instance("generate_until", {}, (context, how[i % 2]), i) for i, context in enumerate(contexts)]
+    found, wanted = (lm.generate_until(requests, disable_tqdm=True) for lm in (ours(stories), harness_model(stories)))
+    assert found == wanted
+
+
+def test_an_answer_longer_than_the_context_is_refused(tiny: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    lm = ours(tiny)
+    with pytest.raises(InputError, match="max_gen_toks 128 leaves no room"):
+        lm.generate_until([Instance("generate_until", {}, ("a", {"max_gen_toks": 128}), 0)])
+    with pytest.raises(OptionError, match="cannot generate like this"):
+        lm.generate_until([Instance("generate_until", {}, ("a", {"max_gen_toks": 4, "no_such_setting": 1}), 0)])
+
+
 # ── what cannot be answered ──────────────────────────────────────────────────────────────────────────────────────────
 def test_an_engine_without_ranks_must_be_told_what_to_say() -> None:
     requests = instances([("ab", "cd")])
@@ -265,6 +309,14 @@ def test_an_engine_without_ranks_must_be_told_what_to_say() -> None:
     ((log_prob, greedy),) = named.loglikelihood(requests, disable_tqdm=True)
     assert greedy is False
     assert math.isfinite(log_prob)
+
+
+def test_a_whole_text_needs_no_ranks() -> None:
+    from lm_eval.api.instance import Instance
+
+    lm = ScoremodeLM(model="table:uniform", engine=PartialEngine(), prefix_token_id=0, max_length=4)
+    (found,) = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("abcdefghij",), 0)], disable_tqdm=True)
+    assert math.isfinite(found)
 
 
 def test_generation_is_refused_at_once_by_an_engine_that_cannot() -> None:

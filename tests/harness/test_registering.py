@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,18 @@ from scoremode.cli.main import main
 from scoremode.harness import registering
 from tests.harness.tasks import write_tasks
 
-HAS_HARNESS = registering.find_spec("lm_eval") is not None
+HAS_HARNESS = find_spec("lm_eval") is not None
 needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason="lm-eval is not installed: make test installs it")
+
+
+@pytest.fixture(autouse=True)
+def own_log_handlers() -> Iterator[None]:
+    """The harness adds a handler for the standard error of the moment, which is another one in the next test."""
+    loggers = [logging.getLogger(), logging.getLogger("lm_eval")]
+    before = [(logger, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, handlers in before:
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture

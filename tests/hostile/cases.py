@@ -303,6 +303,21 @@ PAIRS = [
     ("prob {model:tokenizer-cut} --prompt a --target b", "tokenizer"),
 ]
 
+HARNESS = [
+    ("lm-eval --tasks arc_easy", "no model was given"),
+    ("lm-eval --tasks arc_easy --model_args model=nothing-like-this", "nothing-like-this"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,engine=nope", "nope"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,max_lenght=5", "did you mean 'max_length'"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,max_length=0", "max_length 0"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,prefix_token_id=999", "prefix_token_id 999"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,greedy=perhaps", "greedy=perhaps"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,dtype=float32", "table engine"),
+    ("lm-eval --tasks arc_easy --model_args model=table:uniform,out={foreign-folder}", "foreign-folder"),
+    ("lm-eval --tasks arc_easy --model_args model={model:config-cut}", "config.json"),
+    ("lm-eval --tasks arc_easy --model_args model={model:tokenizer-cut}", "tokenizer"),
+    ("lm-eval --tasks arc_easy --model_args model={model:no-weights}", "weights"),
+]
+
 PLACES = [
     (f"{PPL} <question> --out {{good.txt}}", "good.txt"),
     (f"{PPL} <question> --out {{good.txt}}/run", "good.txt"),
@@ -489,6 +504,7 @@ def all_cases() -> list[Case]:
     for name in sorted(ONLY_FOR_CHAT):
         cases.append(Case("models", f"ppl {{model:{name}}} --corpus {{chat.jsonl}}", ("template",)))
     cases += [Case("pairs", command, (words,)) for command, words in PAIRS]
+    cases += [Case("harness", command, (words,)) for command, words in HARNESS]
     cases += [Case("places", command, (words,)) for command, words in PLACES]
     cases += [Case("places", f"{command} {{a-device}}", (), (0, 2)) for command in TO_A_DEVICE]
     cases += [Case("compare", command, (words,)) for command, words in COMPARE]

@@ -32,6 +32,7 @@ VERBS = (
     "engines",
     "doctor",
 )
+PASSED_ON = ("lm-eval",)  # the flags of these are another program's
 OUR_BUG = 70
 
 EXAMPLES = """examples:
@@ -94,8 +95,8 @@ def _end_with(error: Exception | KeyboardInterrupt) -> int:
 
 
 def _run(given: list[str]) -> int:
-    if given and given[0] in VERBS and hasattr(_module(given[0]), "pass_on"):
-        return int(_module(given[0]).pass_on(given[1:]))  # the flags are another program's
+    if given and given[0] in PASSED_ON:
+        return int(_module(given[0]).pass_on(given[1:]))
     parser = build_parser()
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")

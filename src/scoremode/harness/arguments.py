@@ -96,9 +96,10 @@ def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
 def _text(name: str, value: Any) -> str | None:
     if isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)  # a folder whose name is a number
-    if value is not None:
-        require_text(name, value)
-    return value
+    if value is None:
+        return None
+    require_text(name, value)
+    return str(value)
 
 
 def _checked(ours: dict[str, Any]) -> Settings:

@@ -19,7 +19,7 @@ import numpy as np
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.plan.recipes import rolling_spans
 from scoremode.text.corpus import is_text
-from scoremode.text.tokenizer import TextTokenizer
+from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.likelihoods import Continuation
 
@@ -67,6 +67,10 @@ class PairEncoder:
         self._last: tuple[str, Ids] | None = None  # the last context and its ids: choices share it
 
     @property
+    def has_prefix(self) -> bool:
+        return self._prefix is not None
+
+    @property
     def prefix(self) -> int:
         """The token before a text that has no context: the one given, else BOS, else EOS."""
         if self._prefix is None:
@@ -80,11 +84,16 @@ class PairEncoder:
         if special is None:
             begins = bool(self._prefix_text) and text.startswith(self._prefix_text)
             special = not begins and self.add_bos is not False
-        ids = self.tokenizer.encode(text, special=special).ids
+        ids = self._ids(text, special=special)
         facts = self.tokenizer.facts
         if special and self.add_bos and not facts.adds_bos:
             ids = np.concatenate([np.array([facts.bos], dtype=np.int32), ids])
         return ids
+
+    def _ids(self, text: str, *, special: bool) -> Ids:
+        if isinstance(self.tokenizer, HuggingFaceTokenizer):
+            return self.tokenizer.ids(text, special=special)
+        return self.tokenizer.encode(text, special=special).ids
 
     def pair(self, context: str, continuation: str) -> Encoded:
         """A context and its continuation, ready to be scored."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scoremode.errors import RunError
+from scoremode.harness.encoding import Encoded
 from scoremode.plan.windows import COLUMNS, Answers
 from scoremode.store.files import write_atomically, written_atomically
 from scoremode.store.run_format import COLUMN_TYPES
 from scoremode.values import Ids
+from scoremode.verbs.likelihoods import Continuation, Likelihood
 from scoremode.verbs.rows import Words
 
 MODEL = "model.json"
@@ -44,6 +47,45 @@ class Scored(NamedTuple):
     is_greedy: bool | None
     spanning: bool
     truncated: int
+
+    @staticmethod
+    def pair(number: int, request: Any, encoded: Encoded, likelihood: Likelihood) -> Scored:
+        """A request of the harness for one continuation."""
+        context, continuation = request.args
+        return Scored(
+            number,
+            "loglikelihood",
+            request.task_name,
+            request.doc_id,
+            request.idx,
+            context,
+            continuation,
+            [(encoded.asked.ids[encoded.asked.first :], likelihood.answers)],
+            encoded.asked.first,
+            likelihood.log_prob,
+            likelihood.is_greedy,
+            encoded.spanning,
+            encoded.truncated,
+        )
+
+    @staticmethod
+    def text(number: int, request: Any, windows: Sequence[tuple[Continuation, Likelihood]]) -> Scored:
+        """A request of the harness for a whole text."""
+        return Scored(
+            number,
+            "loglikelihood_rolling",
+            request.task_name,
+            request.doc_id,
+            request.idx,
+            "",
+            request.args[0],
+            [(window.ids[window.first :], likelihood.answers) for window, likelihood in windows],
+            1,
+            math.fsum(likelihood.log_prob for _, likelihood in windows),
+            None,
+            False,
+            0,
+        )
 
 
 class Folder:

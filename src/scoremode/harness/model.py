@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from scoremode.harness.kept import Folder, Scored, Writer
 from scoremode.harness.tally import Tally
 from scoremode.harness.writing import write_texts
 from scoremode.store.redaction import without_secrets
+from scoremode.values import Ints
 from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
 from scoremode.verbs.question import library_versions, numbers_version
 from scoremode.verbs.rows import Words
@@ -97,7 +98,9 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
                     self.tally.add(request, own)
-                self._keep(writer, chunk, encoded, found)
+                if writer is not None:
+                    triples = zip(chunk, encoded, found, strict=True)
+                    writer.add([Scored.pair(self.tally.next_number(), *triple) for triple in triples])
         self.tally.tell()
         return answers
 
@@ -105,22 +108,23 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         """The log-likelihood of each text, in windows as long as the model's context."""
         answers: list[float] = []
         with self._call() as writer, _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
-            for begin in range(0, len(requests), CHUNK):
-                chunk = requests[begin : begin + CHUNK]
-                for part in self._texts(chunk):
-                    windows = [window for _, own in part for window in own]
-                    found = iter(self._score(windows, np.arange(len(windows)), None))
-                    scored = [(request, [(w, next(found)) for w in own]) for request, own in part]
-                    for request, own_scored in scored:
-                        answers.append(math.fsum(likelihood.log_prob for _, likelihood in own_scored))
-                        self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
-                        bar.update(1)
-                    self._keep_texts(writer, scored)
+            for part in self._texts(requests):
+                windows = [window for _, own in part for window in own]
+                found = iter(self._score(windows, np.arange(len(windows))))
+                scored = [(request, [(w, next(found)) for w in own]) for request, own in part]
+                for request, own_scored in scored:
+                    answers.append(math.fsum(likelihood.log_prob for _, likelihood in own_scored))
+                    self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
+                    bar.update(1)
+                if writer is not None:
+                    writer.add([Scored.text(self.tally.next_number(), *one) for one in scored])
         return answers
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each context, up to one of its stops."""
         self.require_generation()
+        if not requests:
+            return []
         self.held.close()  # one of the two at a time: both would not fit into a device's memory
         with _bar(len(requests), "generate_until", disable_tqdm) as bar:
             return write_texts(self, requests, bar)
@@ -136,7 +140,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
 
     def log_likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
         """One pair, by the rules of the harness."""
-        (found,) = self._score([self.encoder.pair(context, continuation).asked], np.arange(1), None)
+        (found,) = self._score([self.encoder.pair(context, continuation).asked], np.arange(1))
         return found.log_prob, self._greedy(found)
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,15 +150,16 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         self._facts = engine.facts
         return engine
 
-    def _score(self, asked: list[Continuation], groups: Any, bar: Any) -> list[Likelihood]:
+    def _score(self, asked: list[Continuation], groups: Ints, bar: Any = None) -> list[Likelihood]:
+        """In the order given. With a bar, each is one request for which greedy or not must be known."""
         if not asked:
             return []
         engine = self.engine(max(one.fed for one in asked))
         found: list[Likelihood | None] = [None] * len(asked)
         for index, likelihood in likelihoods(engine, asked, groups):
-            self._greedy(likelihood)  # what cannot be known is refused at the first answer, not at the last
             found[index] = likelihood
             if bar is not None:
+                self._greedy(likelihood)  # what cannot be known is refused at the first answer, not at the last
                 bar.update(1)
         self._facts = engine.facts  # an engine may know more of itself after its first question
         return [likelihood for likelihood in found if likelihood is not None]
@@ -178,71 +183,27 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
         """Texts in windows, as many at a time as make a chunk."""
         part: list[tuple[Any, list[Continuation]]] = []
+        count = 0
         for request in requests:
             part.append((request, rolling(self.encoder, request.args[0])))
-            if sum(len(own) for _, own in part) >= CHUNK:
+            count += 1 + len(part[-1][1])
+            if count >= CHUNK:
                 yield part
-                part = []
+                part, count = [], 0
         if part:
             yield part
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _call(self) -> Any:
-        if self.folder is None:
-            return nullcontext()
-        return self.folder.call(Words(self.subject.tokenizer))
-
-    def _keep(
-        self, writer: Writer | None, requests: Sequence[Any], encoded: list[Encoded], found: list[Likelihood]
-    ) -> None:
-        if writer is None:
-            return
-        rows = []
-        for request, own, likelihood in zip(requests, encoded, found, strict=True):
-            ids, first = own.asked.ids, own.asked.first
-            rows.append(
-                Scored(
-                    self.tally.next_number(),
-                    "loglikelihood",
-                    request.task_name,
-                    request.doc_id,
-                    request.idx,
-                    *request.args,
-                    windows=[(ids[first:], likelihood.answers)],
-                    context_tokens=first,
-                    log_prob=likelihood.log_prob,
-                    is_greedy=likelihood.is_greedy,
-                    spanning=own.spanning,
-                    truncated=own.truncated,
-                )
-            )
-        writer.add(rows)
-
-    def _keep_texts(
-        self, writer: Writer | None, scored: list[tuple[Any, list[tuple[Continuation, Likelihood]]]]
-    ) -> None:
-        if writer is None:
-            return
-        rows = []
-        for request, own in scored:
-            rows.append(
-                Scored(
-                    self.tally.next_number(),
-                    "loglikelihood_rolling",
-                    request.task_name,
-                    request.doc_id,
-                    request.idx,
-                    "",
-                    request.args[0],
-                    windows=[(w.ids[w.first :], likelihood.answers) for w, likelihood in own],
-                    context_tokens=1,
-                    log_prob=math.fsum(likelihood.log_prob for _, likelihood in own),
-                    is_greedy=None,
-                    spanning=False,
-                    truncated=0,
-                )
-            )
-        writer.add(rows)
+    @contextmanager
+    def _call(self) -> Iterator[Writer | None]:
+        """One call of the harness. A model that may change meanwhile is looked at anew by the next one."""
+        kept = nullcontext() if self.folder is None else self.folder.call(Words(self.subject.tokenizer))
+        try:
+            with kept as writer:
+                yield writer
+        finally:
+            if self.held.plugin.opens_for_each_question:
+                self.held.close()
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for kept answers to be this model's; known before anything is loaded."""
@@ -283,7 +244,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             "name": subject.name,
             "revision": subject.revision,
             "files": dict(subject.files),
-            "prefix_token_id": self.encoder._prefix,
+            "prefix_token_id": self.encoder.prefix if self.encoder.has_prefix else None,
             "versions": {**library_versions(self.held.engine_name), **(facts.versions if facts else {})},
             **opened,
             "requests": self.tally.as_json(),
@@ -375,7 +336,7 @@ def _document(request: Any) -> tuple[Any, ...]:
     return (request.task_name, request.doc_id)
 
 
-def _groups(requests: Sequence[Any]) -> Any:
+def _groups(requests: Sequence[Any]) -> Ints:
     """A number for each document, and another for its requests without context: they begin with other tokens."""
     keys = [(*_document(request), request.args[0] == "") for request in requests]
     numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}

@@ -35,13 +35,18 @@ def register() -> None:
 def run(words: Sequence[str]) -> None:
     """The harness's own command line. Our model is chosen if none is."""
     register()
-    import lm_eval.__main__ as harness
+    from lm_eval._cli import HarnessCLI
+    from lm_eval.utils import setup_logging
 
     given = with_model([_underscored(word) for word in words])
     before, sys.argv = sys.argv, ["scoremode lm-eval", *given]
     try:
+        setup_logging()
+        harness = HarnessCLI()
+        parsed = harness.parse_args()
+        _check_model(parsed)
         with checked_before_scoring():
-            harness.cli_evaluate()
+            harness.execute(parsed)
     except (ValueError, KeyError, FileNotFoundError, TypeError) as error:
         if isinstance(error, ScoremodeError):
             raise
@@ -50,6 +55,14 @@ def run(words: Sequence[str]) -> None:
     finally:
         sys.argv = before
         _close_models()
+
+
+def _check_model(parsed: Any) -> None:
+    """Refuse a model that cannot be opened before the harness reads its thousands of tasks."""
+    if getattr(parsed, "command", None) == "run" and parsed.model == NAME and parsed.config is None:
+        from scoremode.harness.model import ScoremodeLM
+
+        ScoremodeLM(**(parsed.model_args or {}))  # loads nothing
 
 
 def with_model(words: list[str]) -> list[str]:

@@ -9,22 +9,38 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from scoremode.engines.generation import Generator, Sampling
 from scoremode.engines.plugin import Work
 from scoremode.errors import EngineError, InputError
+from scoremode.harness.encoding import PairEncoder
 from scoremode.values import Ids
-
-if TYPE_CHECKING:
-    from scoremode.harness.model import ScoremodeLM
+from scoremode.verbs.model import HeldModel
 
 CHUNK = 1024  # requests whose prompts are held as ids at a time
 
 
-def write_texts(lm: ScoremodeLM, requests: Sequence[Any], bar: Any) -> list[str]:
+class Model(Protocol):
+    """What is needed of the harness's model."""
+
+    held: HeldModel
+    encoder: PairEncoder
+    max_length: int | None
+    cache_hook: Any
+
+    @property
+    def eot_token_id(self) -> int | None: ...
+
+    @property
+    def max_gen_toks(self) -> int: ...
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+def write_texts(lm: Model, requests: Sequence[Any], bar: Any) -> list[str]:
     """The text that follows each context. Requests with equal settings are written together."""
     texts: list[str | None] = [None] * len(requests)
     alike: dict[str, list[int]] = {}
@@ -32,7 +48,7 @@ def write_texts(lm: ScoremodeLM, requests: Sequence[Any], bar: Any) -> list[str]
         alike.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(number)
     how = {key: sampling(lm, requests[numbers[0]].args[1]) for key, numbers in alike.items()}  # refused before loading
     held = lm.held
-    work = Work(lm.max_length)
+    work = Work(max((_longest(lm, [requests[i] for i in alike[key]], how[key]) for key in alike), default=None))
     with closing(held.plugin.open_generator(held.subject, held.chosen.options, work)) as generator:
         for key, numbers in alike.items():
             for begin in range(0, len(numbers), CHUNK):
@@ -44,7 +60,7 @@ def write_texts(lm: ScoremodeLM, requests: Sequence[Any], bar: Any) -> list[str]
     return [text for text in texts if text is not None]
 
 
-def sampling(lm: ScoremodeLM, given: Any) -> Sampling:
+def sampling(lm: Model, given: Any) -> Sampling:
     """How a request is written, from its keywords."""
     if not isinstance(given, dict):
         raise InputError(f"generation_kwargs are {type(given).__name__}, not a mapping", fix="correct the task")
@@ -63,7 +79,12 @@ def sampling(lm: ScoremodeLM, given: Any) -> Sampling:
     return Sampling(most, tuple(stop for stop in until if stop), temperature if samples else 0.0, known)
 
 
-def _write(lm: ScoremodeLM, generator: Generator, contexts: list[str], how: Sampling, bar: Any) -> list[str]:
+def _longest(lm: Model, requests: Sequence[Any], how: Sampling) -> int:
+    """Tokens of the longest prompt with its answer."""
+    return how.max_tokens + max(len(_prompt(lm, request.args[0], how.max_tokens)[0]) for request in requests)
+
+
+def _write(lm: Model, generator: Generator, contexts: list[str], how: Sampling, bar: Any) -> list[str]:
     prompts = [_prompt(lm, context, how.max_tokens) for context in contexts]
     cut = sum(lost > 0 for _, lost in prompts)
     if cut:
@@ -82,7 +103,7 @@ def _write(lm: ScoremodeLM, generator: Generator, contexts: list[str], how: Samp
     return [text for text in found if text is not None]
 
 
-def _prompt(lm: ScoremodeLM, context: str, most: int) -> tuple[Ids, int]:
+def _prompt(lm: Model, context: str, most: int) -> tuple[Ids, int]:
     """A context as ids, and how many were cut from its left."""
     ids = lm.encoder.text(context)
     if not len(ids):

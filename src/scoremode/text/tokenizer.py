@@ -155,10 +155,19 @@ class HuggingFaceTokenizer:
                 fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
             )
 
-    def _encode(self, text: str, *, special: bool) -> Encoding:
+    def ids(self, text: str, *, special: bool) -> Ids:
+        """The ids alone, in about half the time."""
+        self._require_memory(text)
+        self._use_whole_texts()
+        return np.asarray(self.hf(text, add_special_tokens=special, verbose=False)["input_ids"], dtype=np.int32)
+
+    def _use_whole_texts(self) -> None:
         backend = self.hf.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
+
+    def _encode(self, text: str, *, special: bool) -> Encoding:
+        self._use_whole_texts()
         # through __call__, not the backend: some classes add their special tokens in Python
         encoded = self.hf(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)

@@ -29,7 +29,7 @@ from scoremode.verbs.prob import EncodedPair, SequenceProbability, SequenceScore
 from scoremode.verbs.progress import Progress
 
 CHUNK = 256  # pairs scored between two writes
-KIND, FORMAT = "scoremode prob", 1
+KIND, FORMAT = "scoremode prob", 2  # 2: small groups share a batch, which may change last digits
 BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # of every .partial
 ROUNDING = 1e-6  # nats that a stored sum may differ from the sum of its stored parts
 DISCARD = "give another --out, or --fresh"

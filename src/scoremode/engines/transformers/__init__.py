@@ -62,8 +62,10 @@ class TransformersPlugin(EnginePlugin):
     def open_generator(self, subject: Subject, options: TransformersOptions, work: Work) -> Generator:
         from scoremode.engines.transformers.engine import load
         from scoremode.engines.transformers.generation import TransformersGenerator
+        from scoremode.text.tokenizer import HuggingFaceTokenizer
 
         assert subject.checkpoint is not None
+        assert isinstance(subject.tokenizer, HuggingFaceTokenizer)
         model, _ = load(subject.checkpoint, options)
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 

@@ -17,6 +17,7 @@ from scoremode.errors import ScoremodeError
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
+    from scoremode.engines.generation import Generator
     from scoremode.models.subject import Subject
 
 
@@ -35,6 +36,7 @@ class VllmPlugin(EnginePlugin):
         divergence=True,
         distributions=True,
         replicas=True,
+        generates=True,
     )
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
@@ -72,6 +74,12 @@ class VllmPlugin(EnginePlugin):
 
         assert subject.checkpoint is not None
         return VllmEngine.load(subject.checkpoint, options, work)
+
+    def open_generator(self, subject: Subject, options: VllmOptions, work: Work) -> Generator:
+        from scoremode.engines.vllm.generation import VllmGenerator
+
+        assert subject.checkpoint is not None
+        return VllmGenerator(subject.checkpoint.path, options, work)
 
     def limit(self, options: VllmOptions) -> tuple[str, int] | None:
         other = dict(options.engine_args or ()).get("max_model_len")

@@ -1,0 +1,89 @@
+"""Stock ``vllm.LLM`` as a writer. It is opened for nothing else, and closed before anything is scored again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines import leftovers
+from scoremode.engines.generation import Generator, Sampling
+from scoremode.engines.plugin import Work
+from scoremode.engines.vllm import support
+from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm.options import EngineArguments, VllmOptions
+from scoremode.engines.vllm.processes import Processes, stop
+from scoremode.engines.vllm.start import choose_dtype
+from scoremode.errors import EngineError, ModelError, OptionError
+from scoremode.values import Ids
+
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
+
+
+class VllmGenerator(Generator):
+    """Writes with stock vLLM."""
+
+    def __init__(self, folder: Path, options: VllmOptions, work: Work) -> None:
+        given = EngineArguments.of(options, work)
+        support.check_version(support.installed_version(), given.allow_untested)
+        arguments = given.arguments()
+        self.llm: Any = None
+        self.log = VllmLog()
+        self._processes = Processes()
+        leftovers.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
+        try:
+            with self._processes.killed_by_signals(), self.log.taking_output(), support.environment({}, QUIET):
+                self.llm = self._start(str(folder), arguments, given.trust_remote_code)
+        except BaseException:
+            self._processes.kill()
+            self._processes.wait(5)
+            raise
+        self._processes.started(self.llm)
+        self._processes.watch(self.llm)
+
+    def _start(self, model: str, arguments: dict[str, Any], trust_remote_code: bool) -> Any:
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        on_cpu = current_platform.is_cpu()
+        chosen = {"dtype": choose_dtype(model, on_cpu, trust_remote_code), "use_tqdm_on_load": False} | arguments
+        if on_cpu:
+            chosen.setdefault("enforce_eager", True)  # compiling takes longer than most runs on a CPU
+        try:
+            return LLM(model=model, **chosen)
+        except Exception as error:
+            why = self.log.cause() or str(error).strip().split("\n")[0][:300]
+            raise ModelError(f"vLLM cannot start {model} ({why})", fix=self.log.where()) from None
+
+    def generate(self, prompts: Sequence[Ids], sampling: Sampling) -> Iterator[tuple[int, Ids]]:
+        from vllm import SamplingParams
+
+        try:
+            chosen = SamplingParams(
+                max_tokens=sampling.max_tokens,
+                stop=list(sampling.stop),
+                temperature=sampling.temperature,
+                **sampling.more,
+            )
+        except (TypeError, ValueError) as error:
+            reason = str(error).strip().split("\n")[0][:200]
+            raise OptionError(f"vLLM cannot generate like this ({reason})", fix="check --gen_kwargs") from None
+        asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+        try:
+            written = self.llm.generate(asked, chosen, use_tqdm=False)
+        except Exception as error:
+            why = self.log.cause() or str(error).strip().split("\n")[0][:300]
+            raise EngineError(f"vLLM stopped ({why})", fix=self.log.where()) from None
+        for index, output in enumerate(written):
+            yield index, np.array(output.outputs[0].token_ids, dtype=np.int32)
+
+    def close(self) -> None:
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            why = sys.exc_info()[0]
+            stop(llm, self._processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
+            if why is None:
+                self.log.discard()

@@ -1,0 +1,33 @@
+"""Stock vLLM as a writer, against Transformers."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scoremode.engines.generation import Sampling
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose
+from scoremode.errors import OptionError
+
+PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+
+
+def test_greedy_texts_are_those_of_transformers(small_llama: Path) -> None:
+    found: dict[str, list[list[int]]] = {}
+    how = Sampling(12, more={})
+    prompts = [np.array(prompt, np.int32) for prompt in PROMPTS]
+    for engine in ("transformers", "vllm"):
+        chosen = choose(str(small_llama), engine, {"dtype": "float32"})
+        assert chosen.plugin.capabilities.generates
+        work = Work(longest=64)
+        with closing(chosen.plugin.open_generator(chosen.subject, chosen.options, work)) as generator:
+            written = dict(generator.generate(prompts, how))
+            found[engine] = [written[i].tolist() for i in range(len(prompts))]
+            with pytest.raises(OptionError, match="cannot generate like this"):
+                list(generator.generate(prompts, Sampling(4, more={"no_such_setting": 1})))
+    assert found["vllm"] == found["transformers"]
+    assert all(len(text) == 12 or text[-1] == 1 for text in found["vllm"])

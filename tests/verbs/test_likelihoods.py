@@ -1,0 +1,87 @@
+"""Log-likelihoods of many continuations: each once, each a number, against float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.engines.base import SCORES, Want
+from scoremode.engines.table.engine import TableEngine
+from scoremode.errors import EngineError, ModelError
+from scoremode.plan.windows import Answers, WindowSource
+from scoremode.values import Bools
+from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
+from tests.partial_engine import LOGITS, PartialEngine
+
+ASKED = [Continuation(np.array([1, 2, 3, 4], np.int32), 2), Continuation(np.array([1, 2, 9], np.int32), 2)]
+GROUPS = np.zeros(2, np.int64)
+
+
+def definition(asked: Continuation) -> float:
+    logits = LOGITS[0].astype(np.float64)
+    rows = logits - np.log(np.exp(logits).sum())
+    return float(math.fsum(rows[asked.ids[asked.first :]].tolist()))
+
+
+def test_sums_and_greedy_flags() -> None:
+    best = int(LOGITS[0].argmax())
+    asked = [*ASKED, Continuation(np.array([1, best, best], np.int32), 1)]
+    found = dict(likelihoods(TableEngine(LOGITS), asked, np.array([0, 0, 1])))
+    assert [found[i].log_prob for i in range(3)] == pytest.approx([definition(one) for one in asked], abs=1e-9)
+    assert [found[i].is_greedy for i in range(3)] == [False, False, True]
+
+
+def test_greedy_is_unknown_without_ranks() -> None:
+    assert [found.is_greedy for _, found in likelihoods(PartialEngine(), ASKED, GROUPS)] == [None, None]
+
+
+def test_what_is_done_is_not_asked_again() -> None:
+    told: list[tuple[int, int]] = []
+    found = list(
+        likelihoods(TableEngine(LOGITS), ASKED, GROUPS, np.array([True, False]), lambda *now: told.append(now))
+    )
+    assert [index for index, _ in found] == [1]
+    assert told[-1] == (5, 5)
+    assert list(likelihoods(TableEngine(LOGITS), ASKED, GROUPS, np.ones(2, np.bool_))) == []
+    assert list(likelihoods(TableEngine(LOGITS), [], np.zeros(0, np.int64))) == []
+
+
+def test_an_id_that_the_model_has_not_is_refused() -> None:
+    with pytest.raises(ModelError, match="id 300"):
+        list(likelihoods(TableEngine(LOGITS), [Continuation(np.array([1, 300], np.int32), 1)], np.zeros(1, np.int64)))
+
+
+class Faulty(TableEngine):
+    """Answers a window twice, or not at all, or with NaN."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(LOGITS)
+        self.fault = fault
+
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        for index, answers in super().score(source, done, want):
+            if self.fault == "nan":
+                yield index, Answers(np.full_like(answers.logprob, np.nan))
+            elif self.fault == "twice":
+                yield index, answers
+                yield index, answers
+            elif index == 0:
+                yield index, answers
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("twice", "answered twice"), ("missing", "1 of 2 windows without an answer"), ("nan", "NaN")],
+)
+def test_faults_of_engines_are_errors(fault: str, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        list(likelihoods(Faulty(fault), ASKED, GROUPS))
+
+
+def test_certain_is_the_most() -> None:
+    answers: Any = Answers(np.array([[1e-9]]))
+    assert Likelihood(answers).log_prob == 0.0
