@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from scoremode.errors import ScoremodeError
+    from scoremode.harness.results import TasksComparison
+    from scoremode.harness.tasks import tasks
     from scoremode.plan.plan import Plan
     from scoremode.report.html.page import report
     from scoremode.statistics.comparison import Comparison
@@ -49,6 +51,8 @@ _HOME = {
     "plan": "verbs.plan",
     "prob": "verbs.prob",
     "noise": "verbs.noise",
+    "tasks": "harness.tasks",
+    "TasksComparison": "harness.results",
     "Noise": "verbs.noise",
     "SequenceProbability": "verbs.prob",
     "SequenceScore": "verbs.prob",
@@ -61,7 +65,18 @@ _HOME = {
     "Tokens": "text.tokens",
 }
 
-_SHOWS_RUNS = {"Comparison", "Run", "compare", "load", "open", "ppl", "reference", "wrap"}  # their values, in notebooks
+_SHOWS_RUNS = {
+    "Comparison",
+    "Run",
+    "TasksComparison",
+    "compare",
+    "load",
+    "open",
+    "ppl",
+    "reference",
+    "tasks",
+    "wrap",
+}  # their values, in notebooks
 
 __all__ = [
     "Comparison",
@@ -74,6 +89,7 @@ __all__ = [
     "Scores",
     "SequenceProbability",
     "SequenceScore",
+    "TasksComparison",
     "Tokens",
     "__version__",
     "compare",
@@ -85,6 +101,7 @@ __all__ = [
     "prob",
     "reference",
     "report",
+    "tasks",
     "wrap",
 ]
 

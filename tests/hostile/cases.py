@@ -440,6 +440,37 @@ GGUF = [
     ("compare {model:other-vocabulary} {gguf:good} <question>", "vocabular|tokenizer"),
 ]
 
+ASK = "tasks table:uniform table:uniform"
+GONE = "is not installed"  # what every question says where lm-eval is missing
+TASKS = [
+    ("tasks table:uniform", "CANDIDATE"),
+    (ASK, "--tasks"),
+    (f"{ASK} --tasks <empty>", "--tasks"),
+    (f"{ASK} --tasks ,", "no task"),
+    (f"{ASK} --tasks arc_easy --tasks piqa", "twice"),
+    (f"{ASK} --tasks arc_esy", f"arc_easy|{GONE}"),
+    (f"{ASK} --tasks <escape>", f"no task|{GONE}"),
+    (f"{ASK} --tasks no-such-task-*", f"no task|{GONE}"),
+    (f"{ASK} --tasks gsm8k", f"generates text|{GONE}"),
+    (f"{ASK} --tasks wikitext", f"lm-eval-rolling|{GONE}"),
+    (f"{ASK} --tasks arc_easy --limit 0", "--limit 0"),
+    (f"{ASK} --tasks arc_easy --limit ten", "--limit"),
+    (f"{ASK} --tasks arc_easy --num-fewshot -1", "--num-fewshot"),
+    (f"{ASK} --tasks arc_easy --task-data {{nothing-here}}", f"not a folder|{GONE}"),
+    (f"{ASK} --tasks arc_easy --task-data {{empty-folder}}", f"arc_easy_test.jsonl|{GONE}"),
+    (f"{ASK} --tasks arc_easy --include-path {{nothing-here}}", f"not a folder|{GONE}"),
+    (f"{ASK} --tasks arc_easy --fail-if nonsense", "is not a rule"),
+    (f"{ASK} --tasks arc_easy --fail-if recovry<1", "recovery"),
+    (f"{ASK} --tasks arc_easy --fail-if flips>5%", "write 0.05"),
+    (f"{ASK} --tasks arc_easy --fail-if mcnemar<0.01~surely".replace("~", " "), "nothing takes"),
+    (f"{ASK} --tasks arc_easy --report /", "folder"),
+    (f"{ASK} --tasks arc_easy --json --markdown", "--markdown"),
+    (f"{ASK} --tasks arc_easy --engine nope", "nope"),
+    (f"{ASK} table:uniform --tasks arc_easy", "same name"),
+    ("tasks {stock:run} table:uniform --tasks arc_easy", "holds scores"),
+    ("tasks table:uniform {model:no-config} --tasks arc_easy", ""),
+]
+
 STREAMS = [
     (f"{PPL} --corpus -", "stdin closed", (2,), ("standard input",)),
     (f"{PPL} <question>", "stdout full", (2,), ("disk is full",)),
@@ -479,6 +510,7 @@ def all_cases() -> list[Case]:
     cases += [Case("compare", command, (words,)) for command, words in COMPARE]
     cases += [Case("GGUF", command, (words,)) for command, words in GGUF]
     cases += [Case("GGUF", f"ppl {{gguf:{name}}} <question>", (words,)) for name, (_, words) in GGUFS.items()]
+    cases += [Case("tasks", command, (words,) if words else ()) for command, words in TASKS]
     cases += [Case("runs", line % f"run:{name}", ()) for name in RUNS for line in RUN_COMMANDS]
     cases += [Case("runs", f"{PPL} <question> --out {{run:{name}}}", (), (0, 2)) for name in RUNS]
     cases += [Case("references", f"compare {{reference:{name}}} {{model:good}}", ()) for name in REFERENCES]

@@ -17,8 +17,9 @@ import pytest
 from scoremode.errors import InputError
 from scoremode.report.html import charts
 from scoremode.report.html.charts import escaped, visible
+from scoremode.report.html.frame import asset
 from scoremode.report.html.numbers import file_size, written
-from scoremode.report.html.page import asset, render, write
+from scoremode.report.html.page import render, write
 from scoremode.report.html.provenance import commands_of
 from scoremode.report.html.runs import positions, reading_order, run_name
 from scoremode.report.html.tables import comparisons_table

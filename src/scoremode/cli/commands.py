@@ -20,6 +20,7 @@ VERBS = (
     "ppl",
     "prob",
     "compare",
+    "tasks",
     "reference",
     "report",
     "plan",

@@ -47,16 +47,16 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     kinds = _kinds([served_run(first.baseline), *facts])
     columns = [title for title, _ in kinds]
     header = ["model", *columns, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
-    own = [baseline, *(cells[0] for _, cells in kinds), _cell(statistics[0], "ppl_baseline"), *[NOTHING] * 4]
+    own = [baseline, *(cells[0] for _, cells in kinds), cell(statistics[0], "ppl_baseline"), *[NOTHING] * 4]
     rows = [
         [
             escaped_markdown(comparisons[i].name),
             *(cells[1 + i] for _, cells in kinds),
-            _cell(statistics[i], "ppl_candidate"),
-            _cell(statistics[i], "ppl_ratio"),
-            _cell(statistics[i], "kl_mean"),
-            _cell(statistics[i], "kl_p99"),
-            _cell(statistics[i], "same_top", percent=True),
+            cell(statistics[i], "ppl_candidate"),
+            cell(statistics[i], "ppl_ratio"),
+            cell(statistics[i], "kl_mean"),
+            cell(statistics[i], "kl_p99"),
+            cell(statistics[i], "same_top", percent=True),
         ]
         for i in order
     ]
@@ -84,7 +84,7 @@ def code(text: str) -> str:
     return f"{fence}{space}{plain}{space}{fence}"
 
 
-def _cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str:
+def cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str:
     """``12.74 ± 0.31``; four digits if there is no error; a dash if there is no value."""
     value, error = statistics.get(name), statistics.get(f"{name}_stderr")
     if value is None:
@@ -158,11 +158,16 @@ def _engines(comparisons: Sequence[Comparison]) -> str:
 
 
 def _engine(run: Run) -> str:
-    m = run.manifest
+    return engine_words(run.manifest)
+
+
+def engine_words(m: Mapping[str, Any]) -> str:
+    """The engine of a manifest, its version, and how it computed."""
     versions, version = m.get("versions", {}), engine_version(m)
     named = m["engine"] + (f" {version}" if version else "")
     ours = f", scoremode {versions['scoremode']}" if "scoremode" in versions else ""
-    return f"{named}, {m['dtype']}, head {m['head']}{ours}"
+    how = [str(m["dtype"]), f"head {m['head']}"] if "dtype" in m and "head" in m else []
+    return ", ".join([named, *how]) + ours
 
 
 def _command(c: Comparison) -> str:
@@ -185,13 +190,13 @@ def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     )
     lines = [
         "model-index:",
-        f"  - name: {_quoted(comparison.name)}",
+        f"  - name: {quoted(comparison.name)}",
         "    results:",
         "      - task:",
         "          type: text-generation",
         "        dataset:",
-        f"          type: {_quoted(corpus)}",
-        f"          name: {_quoted(named)}",
+        f"          type: {quoted(corpus)}",
+        f"          name: {quoted(named)}",
     ]
     known = [(kind, label, statistics[name]) for kind, label, name in metrics if statistics.get(name) is not None]
     if not known:
@@ -200,17 +205,17 @@ def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     for kind, label, value in known:
         lines += [
             f"          - type: {kind}",
-            f"            name: {_quoted(label)}",
-            f"            value: {_plain(value)}",
+            f"            name: {quoted(label)}",
+            f"            value: {plain_number(value)}",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A JSON string; not in ASCII, because YAML readers do not join the two halves of an escaped surrogate pair."""
     return json.dumps(harmless(text), ensure_ascii=False)
 
 
-def _plain(value: float) -> str:
+def plain_number(value: float) -> str:
     """A number with six digits and no exponent: YAML 1.1 would read an exponent as a string."""
     return np.format_float_positional(value, precision=6, unique=False, fractional=False, trim="0")

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from scoremode.harness.results import TasksComparison
 from scoremode.report.html.charts import escaped
 from scoremode.report.html.numbers import cell_with_error
 from scoremode.report.html.tables import MEASURES, RUN_MEASURES, size_cell
 from scoremode.report.served import served
+from scoremode.report.terminal.tasks import shown_rows
 from scoremode.report.text import NOT_MEASURED
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import NEEDS, Run
@@ -23,6 +25,7 @@ def install() -> None:
     """Give Run and Comparison the method that notebooks call."""
     setattr(Run, "_repr_html_", run_html)  # noqa: B010 - a type checker would not let us add a method
     setattr(Comparison, "_repr_html_", comparison_html)  # noqa: B010
+    setattr(TasksComparison, "_repr_html_", tasks_html)  # noqa: B010
 
 
 def run_html(run: Run) -> str:
@@ -41,6 +44,17 @@ def run_html(run: Run) -> str:
         m, (("model", "Model"), ("engine", "Engine"), ("dtype", "Dtype"), ("corpus", "Text"), ("method", "Method"))
     )
     return _html_table("scoremode run", rows)
+
+
+def tasks_html(comparison: TasksComparison) -> str:
+    """What ``TasksComparison._repr_html_`` shows: recovery and flips of every row."""
+    rows = []
+    for row in shown_rows(comparison):
+        said = cell_with_error(row["recovery"], row["recovery_stderr"], percent=True)
+        if row["lost_documents"] is not None:
+            said += escaped(f", {row['lost_documents']:,} lost, {row['gained_documents']:,} gained")
+        rows.append((f"{row['name']}, {row['metric']}", said))
+    return _html_table(f"{comparison.name}: recovery of {comparison.baseline_name}", rows)
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -1,7 +1,8 @@
 """Rules that fail a comparison: ``--fail-if "kl_mean > 0.02"``.
 
-rule   = name operator number ["surely"]
-name   = any number of ``comparison_statistics``
+rule   = [task "."] name operator number ["surely"]
+task   = a task or a group, in a comparison on tasks; without one, the rule is about all of them
+name   = any number of ``comparison_statistics``, or of ``row_statistics`` on tasks
 surely = fail only if the 95 % bound is beyond the number: the lower bound for > and >=, the upper one for < and <=.
          Without it the value itself is compared.
 
@@ -15,12 +16,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scoremode.errors import OptionError, harmless
 from scoremode.statistics.comparison import FIELDS
 from scoremode.statistics.groups import FEWEST
+from scoremode.statistics.tasks import FIELDS as TASK_FIELDS
 
 SURELY = "surely"
 OPERATORS: dict[str, tuple[Callable[[float, float], bool], str]] = {
@@ -32,6 +34,7 @@ OPERATORS: dict[str, tuple[Callable[[float, float], bool], str]] = {
 SHAPE = re.compile(r"\s*([^\s<>=!]+)\s*([<>=!]+)\s*([^\s<>=!]+)(?:\s+(\S.*?))?\s*")
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 EXAMPLE = "write a rule such as 'kl_mean > 0.02' or 'ppl_ratio >= 1.01 surely'"
+TASK_EXAMPLE = "write a rule such as 'recovery < 0.99 surely' or 'arc_easy.flips > 0.05'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +49,46 @@ class Rule:
     operator: str
     limit: float
     surely: bool = False
+    task: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} {self.operator} {self.limit:.12g}" + f" {SURELY}" * self.surely
+        of = "" if self.task is None else f"{self.task}."
+        return f"{of}{self.name} {self.operator} {self.limit:.12g}" + f" {SURELY}" * self.surely
 
 
 def parse(rule: str) -> Rule:
     """Parse a rule as the user typed it.
 
     >>> parse("same_top < 0.95")
-    Rule(name='same_top', operator='<', limit=0.95, surely=False)
+    Rule(name='same_top', operator='<', limit=0.95, surely=False, task=None)
+    """
+    return _parsed(rule, FIELDS, EXAMPLE)
+
+
+def parse_for_tasks(rule: str) -> Rule:
+    """Parse a rule about tasks.
+
+    >>> str(parse_for_tasks("arc_easy.recovery<0.99 surely"))
+    'arc_easy.recovery < 0.99 surely'
     """
     parts = SHAPE.fullmatch(rule)
+    task, dot, _ = parts[1].rpartition(".") if parts else ("", "", "")
+    bare = rule if parts is None or not dot else rule[: parts.start(1)] + rule[parts.start(1) + len(task) + 1 :]
+    return replace(_parsed(bare, TASK_FIELDS, TASK_EXAMPLE), task=task or None)
+
+
+def _parsed(rule: str, fields: tuple[str, ...], example: str) -> Rule:
+    parts = SHAPE.fullmatch(rule)
     if parts is None:
-        raise OptionError(f"{_quoted(rule)} is not a rule", fix=EXAMPLE)
+        raise OptionError(f"{_quoted(rule)} is not a rule", fix=example)
     name, sign, number, word = parts.groups()
-    if name not in FIELDS:
-        raise OptionError(f"there is no statistic {_quoted(name)}", fix=_near(name))
+    if name not in fields:
+        raise OptionError(f"there is no statistic {_quoted(name)}", fix=_near(name, fields))
     if sign not in OPERATORS:
         raise OptionError(f"{_quoted(sign)} is not an operator", fix=f"use one of {', '.join(OPERATORS)}")
     if word not in (None, SURELY):
         raise OptionError(f"{_quoted(word)} after a rule has no meaning", fix=f"only '{SURELY}' may follow a rule")
-    if word == SURELY and f"{name}_stderr" not in FIELDS:
+    if word == SURELY and f"{name}_stderr" not in fields:
         raise OptionError(f"{name} has no error, so '{SURELY}' does not apply", fix=f"leave out '{SURELY}'")
     return Rule(name, sign, _number(number), surely=word == SURELY)
 
@@ -81,11 +102,11 @@ def _number(text: str) -> float:
     return value
 
 
-def _near(name: str) -> str:
+def _near(name: str, fields: tuple[str, ...]) -> str:
     plain = name.lower().replace("-", "_")
-    mean = [f"{plain}_mean"] if f"{plain}_mean" in FIELDS else []
-    near = mean or difflib.get_close_matches(plain, FIELDS, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
+    mean = [f"{plain}_mean"] if f"{plain}_mean" in fields else []
+    near = mean or difflib.get_close_matches(plain, fields, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(fields)}"
 
 
 def _quoted(text: str) -> str:
@@ -137,6 +158,8 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
     of_kl, of_top = name.startswith("kl_"), name.startswith("same_top")
     of_logprob = name.startswith(("ppl", "log_ppl", "delta_logprob", "bits"))
+    if "documents" in statistics:
+        return _why_unknown_of_tasks(name, statistics)
     reasons = (
         (name not in statistics, "these statistics do not have it"),
         (statistics.get("targets") == 0, "there are no targets"),
@@ -146,5 +169,17 @@ def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
         (of_top and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
         (of_logprob and zero, f"targets with probability zero: {zero}"),
         (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
+    )
+    return next((reason for applies, reason in reasons if applies), "it has no value")
+
+
+def _why_unknown_of_tasks(name: str, statistics: Mapping[str, Any]) -> str:
+    documents, baseline = statistics.get("documents"), statistics.get("accuracy_baseline")
+    plain = re.sub("_(stderr|low|high)$", "", name)
+    reasons = (
+        ("recovery" in name and baseline == 0, "the baseline has nothing right"),
+        (name != plain and statistics.get(plain) is not None, too_few(documents, "documents")),
+        (name.startswith(("acc_", "kl_", "margin", "changed")), "not all of the tasks have it"),
+        ("shift" in name, "a choice has probability zero"),
     )
     return next((reason for applies, reason in reasons if applies), "it has no value")

@@ -2,8 +2,10 @@
 
 runs/DIGEST, references/DIGEST   folders of runs.py; DIGEST is computed from the run's identity
 models/NAME                      converted checkpoints; scoremode.json is written last
+tasks/DIGEST                     answers to documents of tasks (answers.py)
 logs/ENGINE-….log                messages of an engine that failed
 sha256.json, usage.txt           remembered hashes, remembered total size
+lm-eval-tasks.json               names of lm-eval's tasks, and the files they are defined in
 KIND/.removed-NAME-TOKEN         an entry whose deletion was interrupted
 
 An entry is ours if scoremode uses its name and the names of all its files. Anything else is foreign: it is listed, but
@@ -29,10 +31,15 @@ from scoremode.store.reference_format import REFERENCE, is_own_name
 from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
 from scoremode.text.json_files import read_object
 
-KINDS = ("runs", "references", "models", "logs")
-LOCK, MODEL_MARK = ".lock", "scoremode.json"
-HASHES, USAGE, EVICTING = "sha256.json", "usage.txt", ".evicting.lock"
-SMALL = {HASHES: "hashes of large files", USAGE: "total size", EVICTING: "lock of the process that makes room"}
+KINDS = ("runs", "references", "models", "logs", "tasks")
+LOCK, MODEL_MARK, ANSWERS = ".lock", "scoremode.json", "answers.records"
+HASHES, USAGE, EVICTING, TASK_INDEX = "sha256.json", "usage.txt", ".evicting.lock", "lm-eval-tasks.json"
+SMALL = {
+    HASHES: "hashes of large files",
+    USAGE: "total size",
+    EVICTING: "lock of the process that makes room",
+    TASK_INDEX: "names of lm-eval's tasks",
+}
 FINISHED, UNFINISHED, DAMAGED, OUTDATED = "finished", "unfinished", "damaged", "outdated"
 FOREIGN, REMOVED, KEPT = "foreign", "removed", "kept"
 DIGEST = re.compile(r"[0-9a-f]{20}")
@@ -66,7 +73,7 @@ class Entry:
 
 def mark_of(folder: Path) -> Path:
     """The file whose modification time is the entry's last use."""
-    return folder / (MODEL_MARK if folder.parent.name == "models" else MANIFEST)
+    return folder / {"models": MODEL_MARK, "tasks": ANSWERS}.get(folder.parent.name, MANIFEST)
 
 
 # ── find ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,7 +122,8 @@ def inspect_entry(kind: str, path: Path) -> Entry:
         if LEFTOVER.fullmatch(path.name):
             files = _files(path)
             return Entry(kind, path, _size(files), info.st_mtime, REMOVED, "its deletion was interrupted")
-        return _model(path, info) if kind == "models" else _run(kind, path, info)
+        inspect = {"models": _model, "tasks": _answers}.get(kind)
+        return inspect(path, info) if inspect else _run(kind, path, info)
     except OSError as error:
         return Entry(kind, path, 0, 0.0, FOREIGN, f"cannot be read ({error.strerror})")
 
@@ -162,6 +170,15 @@ def _model(path: Path, info: os.stat_result) -> Entry:
     return _foreign("models", path, info)
 
 
+def _answers(path: Path, info: os.stat_result) -> Entry:
+    files = _files(path, deep=False)
+    ours = DIGEST.fullmatch(path.name) and all(stat.S_ISREG(found.st_mode) for found in files.values())
+    if not ours or files.keys() - {ANSWERS, LOCK}:
+        return _foreign("tasks", path, info)
+    used = files[ANSWERS].st_mtime if ANSWERS in files else info.st_mtime
+    return Entry("tasks", path, _size(files), used, FINISHED)
+
+
 def _files(folder: Path, *, deep: bool = True, before: str = "") -> Stats:
     """Every file in a folder, by relative name; links are not followed."""
     found: Stats = {}
@@ -182,7 +199,7 @@ def _size(files: Stats) -> int:
 def described(entry: Entry) -> Entry:
     """The entry with the facts in its manifest or journal. Nothing is hashed, so an edited file is not noticed."""
     if entry.kind not in ("runs", "references") or entry.state not in (FINISHED, UNFINISHED):
-        return entry
+        return _described_by_answers(entry) if entry.kind == "tasks" and entry.state == FINISHED else entry
     try:
         if entry.state == UNFINISHED:
             return _described_by_journal(entry)
@@ -212,6 +229,16 @@ def _described_by_journal(entry: Entry) -> Entry:
     if not isinstance(identity, dict):
         return replace(entry, state=DAMAGED, note=f"{JOURNAL}: its first line cannot be read")
     return replace(entry, facts=_texts({name: identity.get(name) for name in ("model", "corpus", "engine")}))
+
+
+def _described_by_answers(entry: Entry) -> Entry:
+    """The entry with the fingerprint of the model that answered."""
+    try:
+        identity = (read_record_header(entry.path / ANSWERS) or {}).get("identity")
+    except OSError:
+        identity = None
+    known = identity if isinstance(identity, dict) else {}
+    return replace(entry, facts={"what": "answers", **_texts({name: known.get(name) for name in ("model", "engine")})})
 
 
 def _texts(found: dict[str, Any]) -> dict[str, str | None]:

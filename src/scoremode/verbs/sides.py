@@ -40,10 +40,13 @@ class Settings:
         return hold(model, self.engine, self.options, self.tokenizer)
 
 
-def divide(baseline: str, candidates: Sequence[str], wanted: Wanted) -> tuple[Settings | None, dict[str, Settings]]:
+def divide(
+    baseline: str, candidates: Sequence[str], wanted: Wanted, *, divergence: bool = True
+) -> tuple[Settings | None, dict[str, Settings]]:
     """Settings of the baseline (None if it is not scored) and of each candidate that is a model.
 
-    A candidate whose engine cannot be compared is refused here, before an hour is spent on the baseline.
+    A candidate whose engine cannot be compared is refused here, before an hour is spent on the baseline; without
+    ``divergence``, every engine can.
     """
     scored = [name for name in candidates if not runs.is_run(name)]
     for name in scored:
@@ -60,7 +63,8 @@ def divide(baseline: str, candidates: Sequence[str], wanted: Wanted) -> tuple[Se
     ]
     how = dict(zip(scored, settings[is_model:], strict=True))
     for name, its_own in how.items():
-        require(its_own.plugin(name), "divergence", "be compared with a baseline")
+        if divergence:
+            require(its_own.plugin(name), "divergence", "be compared with a baseline")
     return settings[0] if is_model else None, how
 
 

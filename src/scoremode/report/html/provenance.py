@@ -48,7 +48,11 @@ def run_facts(run: Run) -> dict[str, str]:
 
 def served_facts(run: Run, served: Served) -> dict[str, str]:
     """How a model was served: its format and sizes, the engine, its versions, kernels and settings."""
-    m = run.manifest
+    return manifest_facts(run.manifest, served)
+
+
+def manifest_facts(m: Mapping[str, Any], served: Served) -> dict[str, str]:
+    """As ``served_facts``, of a manifest."""
     settings = m.get("engine_settings") or {}
     facts = {
         "format": m.get("model_format"),
@@ -122,7 +126,11 @@ def commands_of(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _commands(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> str:
-    manifests = [*(c.manifest for c in comparisons), *(run.manifest for run in alone)]
+    return commands_block([*(c.manifest for c in comparisons), *(run.manifest for run in alone)])
+
+
+def commands_block(manifests: Sequence[Mapping[str, Any]]) -> str:
+    """The commands of these manifests, each once, with a button that copies them."""
     lines = list(dict.fromkeys(line for manifest in manifests for line in commands_of(manifest)))
     if not lines:
         return ""

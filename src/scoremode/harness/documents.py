@@ -1,0 +1,140 @@
+"""A task ─▶ documents: what is asked of a model, and what its answers are worth, both by the task's own code.
+
+Requests are made by lm-eval (``build_all_requests``), with the few-shot examples and delimiters of the task. Answers go
+back to it (filters, then ``process_results``), so that its metrics are exactly lm-eval's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import InputError, ScoremodeError
+from scoremode.harness.loading import Loaded, quiet_harness, seeded
+from scoremode.store.answers import Answer
+from scoremode.values import Floats
+
+Render = Callable[..., str]
+"""A chat template: a list of messages, and ``add_generation_prompt``, to text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """One question of a task."""
+
+    number: int  # in its split
+    pairs: tuple[tuple[str, str], ...]  # (context, continuation), as they are asked
+    choices: tuple[str, ...]  # as the task lists them; empty if there is only one continuation
+    gold: tuple[int, ...] | None  # right choices; None if the task does not say it as a number
+    instances: tuple[Any, ...]  # lm-eval's own objects
+
+    @property
+    def contexts_differ(self) -> bool:
+        """Do the choices stand in the context, before one continuation?"""
+        return len({context for context, _ in self.pairs}) > 1
+
+
+def build_documents(loaded: Loaded, name: str, render: Render | None = None) -> list[Document]:
+    """The documents of a task, in the order of its split."""
+    task = loaded.tasks[name]
+    task.set_fewshot_seed(seed=1234)  # each call draws the same examples
+    try:
+        # tqdm draws a bar on standard error, and has no other switch here
+        with quiet_harness(), seeded(), contextlib.redirect_stderr(io.StringIO()):
+            task.build_all_requests(
+                limit=loaded.wanted.limit, apply_chat_template=render is not None, chat_template=render
+            )
+            by_number: dict[int, list[Any]] = {}
+            for instance in task.instances:
+                by_number.setdefault(instance.doc_id, []).append(instance)
+            return [_document(task, number, instances) for number, instances in by_number.items()]
+    except ScoremodeError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+        raise InputError(
+            f"lm-eval cannot make questions of the task {name} ({reason})", fix="check the fields of its rows"
+        ) from None
+
+
+def _document(task: Any, number: int, instances: list[Any]) -> Document:
+    instances.sort(key=lambda one: one.idx)
+    pairs = tuple((str(one.args[0]), str(one.args[1])) for one in instances)
+    doc = instances[0].doc
+    choices: tuple[str, ...] = ()
+    if task.OUTPUT_TYPE == "multiple_choice":
+        choices = tuple(map(str, task.doc_to_choice(doc)))
+        if len(choices) < 2:
+            name = task.config.task
+            raise InputError(f"document {number} of {name} has {len(choices)} choices", fix="correct its row")
+    return Document(number, pairs, choices, _gold(task, doc, choices), tuple(instances))
+
+
+def _gold(task: Any, doc: Any, choices: Sequence[str]) -> tuple[int, ...] | None:
+    """The right choices by number, as ``process_results`` finds them; None if they are not among the choices."""
+    if not choices:
+        return (0,)
+    right = task.doc_to_text(doc) if getattr(task, "multiple_input", 0) else task.doc_to_target(doc)
+    found = []
+    for one in right if isinstance(right, list) else [right]:
+        number = choices.index(one) if isinstance(one, str) and one in choices else one
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(choices):
+            return None
+        found.append(number)
+    return tuple(found) or None
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskMetrics:
+    """What lm-eval makes of one model's answers to a task."""
+
+    per_document: Mapping[str, Floats]  # means over documents, larger is better: (n,) by name
+    aggregates: Mapping[str, float]  # every metric that is one number, as lm-eval prints it
+
+
+def metrics_of(task: Any, documents: Sequence[Document], answers: Sequence[Sequence[Answer]]) -> TaskMetrics:
+    """The task's own metrics. ``answers[i]`` are those to document i, in the order of its pairs."""
+    for document, its in zip(documents, answers, strict=True):
+        for instance, (log_prob, greedy) in zip(document.instances, its, strict=True):
+            instance.resps, instance.filtered_resps = [(log_prob, bool(greedy))], {}
+    items: dict[str, list[Any]] = {}
+    with quiet_harness(), np.errstate(all="ignore"):
+        task.apply_filters()
+        for key in documents[0].instances[0].filtered_resps:
+            for document in documents:
+                results = [one.filtered_resps[key] for one in document.instances]
+                for metric, value in task.process_results(document.instances[0].doc, results).items():
+                    items.setdefault(metric if key == "none" else f"{metric},{key}", []).append(value)
+        return TaskMetrics(_means(task, items, len(documents)), _aggregates(task, items))
+
+
+def _means(task: Any, items: Mapping[str, list[Any]], count: int) -> dict[str, Floats]:
+    """Metrics that are the mean of one number per document, and better when larger."""
+    from lm_eval.api.metrics import mean
+
+    how, better = task.aggregation(), task.higher_is_better()
+    found = {}
+    for name, values in items.items():
+        metric = name.split(",")[0]
+        numbers = all(isinstance(v, int | float | np.number | np.bool_) for v in values)
+        if how.get(metric, mean) is mean and better.get(metric) is True and len(values) == count and numbers:
+            found[name] = np.array(values, dtype=np.float64)
+    return found
+
+
+def _aggregates(task: Any, items: Mapping[str, list[Any]]) -> dict[str, float]:
+    from lm_eval.api.metrics import mean
+
+    how, found = task.aggregation(), {}
+    for name, values in items.items():
+        value = how.get(name.split(",")[0], mean)(values)
+        if isinstance(value, int | float | np.number):
+            found[name] = float(value)
+    return found

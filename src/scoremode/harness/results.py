@@ -1,0 +1,308 @@
+"""Two models on the same documents: a value that statistics, tables and the report are made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scoremode.errors import InputError
+from scoremode.harness.documents import Document, TaskMetrics, metrics_of
+from scoremode.harness.loading import Loaded
+from scoremode.harness.scoring import ModelAnswers, TaskDocuments, require_greedy
+from scoremode.statistics.tasks import PairedTask, Parts, row_statistics
+from scoremode.store.answers import Answer
+from scoremode.values import Bools, Floats
+
+ALL = "all"  # the name of the row over everything
+PREFERRED = ("acc_norm", "acc")  # the metric that recovery is about, if a task has it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskPair:
+    """One task under both models."""
+
+    paired: PairedTask
+    documents: Sequence[Document]
+    baseline: Sequence[Sequence[Answer]]  # one list per document
+    candidate: Sequence[Sequence[Answer]]
+    shots: int
+    version: str  # of the task's definition
+
+    @property
+    def name(self) -> str:
+        return self.paired.name
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroup:
+    """A group as lm-eval defines it, with the weight of each of its tasks."""
+
+    name: str
+    weights: Mapping[str, float]  # by task; they sum to 1
+    by_size: bool
+    own: bool  # does lm-eval aggregate it? Else its members count alike
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A document that one model has right and the other wrong."""
+
+    task: str
+    document: Document
+    gained: bool
+    baseline: tuple[float, ...]  # log-probabilities of the choices
+    candidate: tuple[float, ...]
+    chosen: tuple[int | None, int | None]  # by the baseline, by the candidate; None if there is one continuation
+    per_character: bool  # is the choice made by log-probability per character, as acc_norm does?
+
+
+@dataclass(frozen=True, eq=False)
+class TasksComparison:
+    """A candidate against a baseline on tasks.
+
+    ``rows`` has one dict per task, per group and over all: see docs/tasks.md.
+    """
+
+    name: str  # of the candidate, unique among those that are compared together
+    baseline_name: str
+    tasks: tuple[TaskPair, ...]
+    groups: tuple[TaskGroup, ...]
+    top: tuple[str, ...]  # what was asked for: tasks and groups, which count alike over all
+    baseline: Mapping[str, Any]  # the model, its engine and settings
+    candidate: Mapping[str, Any]
+    settings: Mapping[str, Any]  # how tasks were asked: limit, examples, seeds, versions, files
+    notes: tuple[str, ...]
+    manifest: Mapping[str, Any]  # command
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Tasks, then groups, then all."""
+        found = [row_statistics(task.name, "task", [(task.paired, 1.0)]) for task in self.tasks]
+        found += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
+        return [*found, row_statistics(ALL, "all", self._parts(self.weights))]
+
+    @property
+    def overall(self) -> dict[str, Any]:
+        """The row over all tasks."""
+        return self.rows[-1]
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The row of a task or group."""
+        return next(row for row in self.rows if row["name"] == name)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of each task over all: what was asked for counts alike, and a group divides its part as it is defined."""
+        inside = {group.name: group.weights for group in self.groups}
+        found = dict.fromkeys((task.name for task in self.tasks), 0.0)
+        for name in self.top:
+            for task, weight in inside.get(name, {name: 1.0}).items():
+                found[task] += weight / len(self.top)
+        return found
+
+    def _parts(self, weights: Mapping[str, float]) -> Parts:
+        return [(task.paired, weights[task.name]) for task in self.tasks if weights.get(task.name)]
+
+    def flips(self) -> Iterator[Flip]:
+        """Documents that only one of the models has right, task by task, the most certain changes first."""
+        for task in self.tasks:
+            yield from sorted(_flips(task), key=lambda flip: -_strength(flip))
+
+
+def _flips(task: TaskPair) -> Iterator[Flip]:
+    base, cand = task.paired.metrics[task.paired.metric]
+    for i in np.flatnonzero((base != cand) & np.isin(base, (0, 1)) & np.isin(cand, (0, 1))).tolist():
+        document = task.documents[i]
+        count = len(document.choices) or 1
+        sides = [tuple(log_prob for log_prob, _ in side[i][:count]) for side in (task.baseline, task.candidate)]
+        per_character = task.paired.metric == "acc_norm"
+        chosen = [_choice(document, side, per_character=per_character) for side in sides]
+        gained = bool(cand[i] > base[i])
+        yield Flip(task.name, document, gained, sides[0], sides[1], (chosen[0], chosen[1]), per_character)
+
+
+def _strength(flip: Flip) -> float:
+    """By how many nats the right answer's lead over the best other one moved."""
+    right = list(flip.document.gold or ())
+    several = flip.document.choices and right and not _all_right(flip.document)
+    with np.errstate(invalid="ignore"):
+        before, after = (
+            _margin(np.array(side), right) if several else side[0] for side in (flip.baseline, flip.candidate)
+        )
+        moved = abs(after - before)
+    return math.inf if math.isnan(moved) else moved
+
+
+# ── made of answers ──────────────────────────────────────────────────────────────────────────────────────────────────
+def pair_tasks(
+    loaded: Loaded, documents: TaskDocuments, sides: tuple[ModelAnswers, ModelAnswers], metric: str | None
+) -> tuple[TaskPair, ...]:
+    """Every task under both models, measured by lm-eval's own code."""
+    found = []
+    for name, its in documents.items():
+        task = loaded.tasks[name]
+        for side in sides:
+            require_greedy(name, task, side.answers[name], str(side.facts.get("engine")))
+        base, cand = (metrics_of(task, its, side.answers[name]) for side in sides)
+        paired = _paired(name, its, (base, cand), (sides[0].answers[name], sides[1].answers[name]), metric)
+        version = str(getattr(task, "VERSION", "") or "")
+        found.append(TaskPair(paired, its, sides[0].answers[name], sides[1].answers[name], loaded.shots(name), version))
+    return tuple(found)
+
+
+def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
+    """The metric that recovery is about: the one that was asked for, else acc_norm, else acc, else the first."""
+    if not known:
+        raise InputError(f"the task {name} has no metric that is a mean over documents", fix="leave the task out")
+    order = PREFERRED if wanted is None else (wanted, *PREFERRED)
+    return next((metric for metric in order if metric in known), known[0])
+
+
+def _paired(
+    name: str,
+    documents: Sequence[Document],
+    metrics: tuple[TaskMetrics, TaskMetrics],
+    answers: tuple[Sequence[Sequence[Answer]], Sequence[Sequence[Answer]]],
+    wanted: str | None,
+) -> PairedTask:
+    base, cand = metrics
+    shared = {key: (base.per_document[key], cand.per_document[key]) for key in base.per_document}
+    metric = main_metric(name, list(shared), wanted)
+    sides = [_Choices.of(documents, side) for side in answers]
+    with np.errstate(invalid="ignore"):
+        return PairedTask(
+            name,
+            metric,
+            shared,
+            gold=_both(sides, "gold"),
+            margin=_both(sides, "margin"),
+            margin_norm=_both(sides, "margin_norm"),
+            kl=_divergence(documents, answers),
+            changed=_changed(documents, answers, per_character=metric == "acc_norm"),
+            lm_eval={key: (base.aggregates[key], cand.aggregates[key]) for key in base.aggregates},
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choices:
+    """What one model gives the right answer, per document; None if that is not known of all."""
+
+    gold: Floats | None
+    margin: Floats | None
+    margin_norm: Floats | None
+
+    @staticmethod
+    def of(documents: Sequence[Document], answers: Sequence[Sequence[Answer]]) -> _Choices:
+        if any(document.gold is None for document in documents):
+            return _Choices(None, None, None)
+        gold, margin, norm = [], [], []
+        several = all(document.choices and not _all_right(document) for document in documents)
+        for document, its in zip(documents, answers, strict=True):
+            values = np.array([log_prob for log_prob, _ in its[: len(document.choices) or 1]])
+            right = list(document.gold or ())
+            gold.append(float(values[right].max()))
+            if several:
+                lengths = np.array([len(choice) for choice in document.choices], dtype=np.float64)
+                margin.append(_margin(values, right))
+                norm.append(_margin(values / lengths, right))
+        return _Choices(np.array(gold), np.array(margin) if several else None, np.array(norm) if several else None)
+
+
+def _all_right(document: Document) -> bool:
+    return set(document.gold or ()) >= set(range(len(document.choices)))
+
+
+def _margin(values: Floats, right: list[int]) -> float:
+    others = np.delete(values, right)
+    return float(values[right].max() - others.max())
+
+
+def _both(sides: Sequence[_Choices], name: str) -> tuple[Floats, Floats] | None:
+    base, cand = (getattr(side, name) for side in sides)
+    return None if base is None or cand is None else (base, cand)
+
+
+def softmax(log_probs: Sequence[float]) -> Floats:
+    """Probabilities over the choices, which sum to 1; NaN if all of them have probability zero.
+
+    >>> softmax([math.log(0.1), math.log(0.3)]).round(6).tolist()
+    [0.25, 0.75]
+    """
+    values = np.array(log_probs, dtype=np.float64)
+    top = values.max()
+    if not math.isfinite(top):
+        return np.full(len(values), np.nan)
+    weights = np.exp(values - top)
+    found: Floats = weights / weights.sum()
+    return found
+
+
+def _divergence(
+    documents: Sequence[Document], answers: tuple[Sequence[Sequence[Answer]], Sequence[Sequence[Answer]]]
+) -> Floats | None:
+    """KL(baseline‖candidate) over the choices of each document."""
+    if not all(document.choices for document in documents):
+        return None
+    found = []
+    for document, *its in zip(documents, *answers, strict=True):
+        p, q = (softmax([lp for lp, _ in one[: len(document.choices)]]) for one in its)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = np.where(p > 0, p * (np.log(p) - np.log(q)), np.where(np.isnan(p), np.nan, 0.0))
+        found.append(max(0.0, float(terms.sum())) if not np.isnan(terms).any() else math.nan)
+    return np.array(found)
+
+
+def _choice(document: Document, log_probs: Sequence[float], *, per_character: bool) -> int | None:
+    if not document.choices:
+        return None
+    values = np.array(log_probs[: len(document.choices)])
+    if per_character:
+        values = values / np.array([len(choice) for choice in document.choices])
+    return int(values.argmax())
+
+
+def _changed(
+    documents: Sequence[Document],
+    answers: tuple[Sequence[Sequence[Answer]], Sequence[Sequence[Answer]]],
+    *,
+    per_character: bool,
+) -> Bools | None:
+    """Is another choice the likeliest? None where there is only one continuation."""
+    if not all(document.choices for document in documents):
+        return None
+    sides = [
+        [
+            _choice(document, [lp for lp, _ in its], per_character=per_character)
+            for document, its in zip(documents, side, strict=True)
+        ]
+        for side in answers
+    ]
+    return np.array([a != b for a, b in zip(*sides, strict=True)], dtype=np.bool_)
+
+
+# ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def groups_of(loaded: Loaded, sizes: Mapping[str, int]) -> tuple[TaskGroup, ...]:
+    """Groups with the weights of their tasks, by lm-eval's definition where it has one."""
+    return tuple(_group(group, sizes) for group in loaded.groups.values())
+
+
+def _group(group: Any, sizes: Mapping[str, int]) -> TaskGroup:
+    names = [task.task_name for task in group.get_all_tasks()]
+    own = bool(group.aggregate_metric_list)
+    by_size = own and bool(group.aggregate_metric_list[0].weight_by_size)
+    if own:
+        parts = {name: float(sizes[name]) if by_size else 1.0 for name in names}
+        total = sum(parts.values())
+        return TaskGroup(group.name, {name: part / total for name, part in parts.items()}, by_size, own)
+    weights = dict.fromkeys(names, 0.0)
+    children = list(group)
+    for child in children:
+        inner = _group(child, sizes).weights if hasattr(child, "get_all_tasks") else {child.task_name: 1.0}
+        for name, weight in inner.items():
+            weights[name] += weight / len(children)
+    return TaskGroup(group.name, weights, by_size, own)

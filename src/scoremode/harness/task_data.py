@@ -1,0 +1,128 @@
+"""Data of tasks in local files: ``--task-data DIR``.
+
+DIR/NAME_SPLIT.jsonl, DIR/NAME_SPLIT_ANYTHING.jsonl    one split; NAME is the task's, or its dataset's configuration
+DIR/NAME.jsonl                                         the split that the task is evaluated on
+
+A task says which splits it has: ``test`` is evaluated, else ``validation``. A task whose test split is not in the
+folder is evaluated on validation, and a note says so. No other split is ever taken, and few-shot examples come from
+the split that the task names, or the task is refused. Files are data: no code is loaded with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scoremode.errors import InputError
+from scoremode.store.files import file_sha256
+from scoremode.text.json_files import parse
+
+ROWS = 'as in {"question": "…", "answer": "…"}'
+
+
+@dataclass(slots=True)
+class TaskData:
+    """A folder with the data of tasks; notes and files are collected while tasks are loaded."""
+
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)  # name -> sha256
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_dir():
+            raise InputError(f"--task-data {self.folder} is not a folder", fix="name a folder with JSONL files")
+
+    def load(self, task: Any, shots: int) -> Any:
+        """The dataset of a task; its configuration is changed so that it names only splits that are here."""
+        import datasets
+
+        config, evaluated = task.config, self._evaluated(task)
+        examples = task.fewshot_cfg.split or config.training_split or config.validation_split or config.test_split
+        given = task.fewshot_cfg.samples is not None and task.fewshot_cfg.split is None
+        wanted = {config.training_split, config.validation_split, config.test_split, task.fewshot_cfg.split} - {None}
+        there = {split: path for split in wanted if (path := self._file(task, split)) is not None} | evaluated
+        if shots and not given and examples not in there:
+            name = config.task
+            raise InputError(
+                f"few-shot examples of {name} come from its split {examples}, which is not in {self.folder}",
+                fix=f"add {name}_{examples}.jsonl, or give --num-fewshot 0",
+            )
+        for split in ("training_split", "validation_split", "test_split"):
+            if getattr(config, split) not in there:
+                setattr(config, split, None)
+        if task.fewshot_cfg.split not in there:
+            task.fewshot_cfg.split = None
+        return datasets.DatasetDict({split: self._rows(path) for split, path in there.items()})
+
+    def _evaluated(self, task: Any) -> dict[str, Path]:
+        """The split that is evaluated, and its file."""
+        config = task.config
+        wanted = config.test_split or config.validation_split
+        if wanted is None:
+            raise InputError(f"the task {config.task} has no test or validation split", fix="name another task")
+        path = self._file(task, wanted)
+        if path is None:
+            bare = [self.folder / f"{name}.jsonl" for name in self._names(task)]
+            path = next((file for file in bare if file.is_file()), None)
+        if path is not None:
+            return {wanted: path}
+        other = config.validation_split
+        if wanted != other and other is not None and (path := self._file(task, other)) is not None:
+            self.notes.append(f"{config.task}: evaluated on {other}, because {self.folder} has no {wanted} split")
+            return {other: path}
+        raise InputError(
+            f"{self.folder} has no data of the task {config.task}",
+            fix=f"add {config.task}_{wanted}.jsonl, one JSON object per line",
+        )
+
+    def _names(self, task: Any) -> list[str]:
+        given = (task.config.task, task.config.dataset_name)
+        return list(dict.fromkeys(name for name in given if isinstance(name, str) and name and "/" not in name))
+
+    def _file(self, task: Any, split: str) -> Path | None:
+        found = [path for name in self._names(task) for path in self._matching(f"{name}_{split}")]
+        if len(set(found)) > 1:
+            names = ", ".join(sorted({path.name for path in found}))
+            raise InputError(
+                f"{self.folder} has several files for {task.config.task}: {names}", fix="leave one of them there"
+            )
+        return found[0] if found else None
+
+    def _matching(self, beginning: str) -> list[Path]:
+        return [
+            path
+            for path in sorted(self.folder.iterdir())
+            if path.suffix == ".jsonl" and (path.stem == beginning or path.stem.startswith(f"{beginning}_"))
+        ]
+
+    def _rows(self, path: Path) -> Any:
+        """The rows of a file as a dataset; every defect is named with its line."""
+        import datasets
+
+        rows = []
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        rows.append(_row(line, f"{path} line {number}"))
+            self.files[path.name] = file_sha256(path)
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror})", fix="check its permissions") from None
+        if not rows:
+            raise InputError(f"{path} is empty", fix="give one JSON object per line")
+        try:
+            return datasets.Dataset.from_list(rows)
+        except Exception as error:  # pyarrow has many kinds of them
+            reason = str(error).strip().split("\n")[0][:160]
+            raise InputError(f"the rows of {path} do not fit together ({reason})", fix="correct the rows") from None
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = parse(line)
+    except ValueError as error:
+        raise InputError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
+    if not isinstance(value, dict) or not value:
+        raise InputError(f"{where} is not a JSON object", fix=f"give one object per line, {ROWS}")
+    return value

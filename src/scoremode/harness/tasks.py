@@ -1,0 +1,217 @@
+"""``scoremode tasks``: a baseline and its candidates on tasks that lm-eval defines, document by document.
+
+tasks ──lm-eval──▶ documents ──any engine──▶ log-likelihoods ──lm-eval──▶ right or wrong ──▶ paired statistics
+
+One model is open at a time, the baseline first. Answers are kept per document (scoring.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from scoremode.arguments import require_flag, whole_number
+from scoremode.engines.arguments import EngineArguments
+from scoremode.errors import InputError, OptionError, did_you_mean
+from scoremode.harness.chat import render
+from scoremode.harness.documents import Render, build_documents
+from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
+from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
+from scoremode.harness.scoring import ModelAnswers, TaskDocuments, answer_documents
+from scoremode.store import runs
+from scoremode.store.kld import is_kld
+from scoremode.text.tokenizer import TextTokenizer
+from scoremode.verbs import sides
+from scoremode.verbs.arguments import spelled_out
+from scoremode.verbs.comparing import Folders, short
+from scoremode.verbs.model import HeldModel
+from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.question import split_arguments
+
+
+@spelled_out(EngineArguments)
+def tasks(
+    baseline: str,
+    *candidates: str,
+    tasks: str | Sequence[str],
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    metric: str | None = None,
+    apply_chat_template: bool = False,
+    task_data: str | Path | None = None,
+    include_path: str | Path | Sequence[str | Path] = (),
+    engine: str | None = None,
+    tokenizer: str | None = None,
+    baseline_engine: str | None = None,
+    baseline_options: EngineArguments | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    rows: Sequence[str] = (),
+    progress: Progress | None = None,
+    **options: Unpack[EngineArguments],
+) -> list[TasksComparison]:
+    """Candidates against a baseline on log-likelihood tasks of lm-eval: names, groups, tags, patterns or YAML files.
+
+    ``num_fewshot`` None is what each task says. ``limit`` takes the first documents of each task. ``metric`` is the one
+    that recovery and flips are about: acc_norm where a task has it, else acc. ``task_data`` is a folder with local
+    data, ``include_path`` folders with definitions of your own (which may hold code). ``rows`` are tasks and groups
+    that must be among the results: what is not is refused before a model is opened.
+
+    >>> import scoremode as sm
+    >>> found = sm.tasks("base", "base-Q4", tasks=["arc_easy", "hellaswag"])[0]   # doctest: +SKIP
+    >>> found.overall["recovery"], found.overall["recovery_stderr"]               # doctest: +SKIP
+    (0.9912, 0.0041)
+    """
+    asked = _checked(
+        candidates,
+        tasks,
+        num_fewshot=num_fewshot,
+        limit=limit,
+        chat_template=apply_chat_template,
+        task_data=task_data,
+        include=include_path,
+    )
+    _, given = split_arguments(options)
+    folders = Folders(Path(out) if out is not None else None, fresh, progress)
+    folders.require_a_folder_each(candidates)
+    for name in (baseline, *candidates):
+        if runs.is_run(name) or is_kld(name):
+            raise InputError(f"{name} holds scores of a text, and tasks are asked of models", fix="name the model")
+    wanted = sides.Wanted(engine, given, baseline_engine or engine, {**given, **(baseline_options or {})}, tokenizer)
+    its, how = sides.divide(baseline, candidates, wanted, divergence=False)
+    assert its is not None, "a baseline that is a model is scored"
+    models = [its.hold(baseline), *(how[name].hold(name) for name in candidates)]
+    for held in models:
+        held.settings()  # refuses what its engine would refuse, before data are loaded
+    loaded = load_tasks(asked, progress)
+    _require_rows(loaded, rows)
+    work = _Work(loaded, folders, metric)
+    first = work.answers(models[0], "baseline")
+    return [work.comparison(models[0], first, held, work.answers(held, held.subject.name)) for held in models[1:]]
+
+
+def _require_rows(loaded: Loaded, rows: Sequence[str]) -> None:
+    known = [*loaded.tasks, *loaded.groups]
+    for name in rows:
+        if name not in known:
+            raise OptionError(f"the task '{name}' is not asked here", fix=did_you_mean(name, known))
+
+
+def _checked(
+    candidates: Sequence[str],
+    names: str | Sequence[str],
+    *,
+    num_fewshot: int | None,
+    limit: int | None,
+    chat_template: bool,
+    task_data: str | Path | None,
+    include: str | Path | Sequence[str | Path],
+) -> Wanted:
+    """Arguments by their types; what cannot be is refused before lm-eval is imported."""
+    if not candidates:
+        raise InputError("there is no candidate", fix="name a model after the baseline")
+    if len({short(name) for name in candidates}) < len(candidates):
+        raise InputError("two candidates have the same name", fix="rename one folder, so that tables tell them apart")
+    listed = names.split(",") if isinstance(names, str) else list(names)
+    listed = [name.strip() for name in listed]
+    if not listed or not all(listed):
+        raise OptionError("no task was named", fix="give --tasks arc_easy,hellaswag")
+    require_flag("apply_chat_template", chat_template)
+    shots, most = whole_number("num_fewshot", num_fewshot), whole_number("limit", limit)
+    if shots is not None and shots < 0:
+        raise OptionError(f"--num-fewshot {shots} is negative", fix="give 0 or more")
+    if most is not None and most < 1:
+        raise OptionError(f"--limit {most} leaves no document", fix="give 1 or more")
+    folders = [include] if isinstance(include, str | Path) else include
+    data = Path(task_data) if task_data is not None else None
+    return Wanted(tuple(listed), shots, most, chat_template, data, tuple(Path(folder) for folder in folders))
+
+
+@dataclass(slots=True)
+class _Work:
+    """Tasks that are loaded, and the documents that were made of them last."""
+
+    loaded: Loaded
+    folders: Folders
+    metric: str | None
+    documents: TaskDocuments | None = None
+
+    def answers(self, model: HeldModel, folder: str) -> tuple[TaskDocuments, ModelAnswers]:
+        progress = self.folders.progress
+        with closing(model) as held:
+            announce(progress, f"making questions for {held.subject.name}")
+            if self.documents is None or self.loaded.wanted.chat_template:  # a template writes other questions
+                write = _renderer(held.subject.tokenizer) if self.loaded.wanted.chat_template else None
+                self.documents = {name: build_documents(self.loaded, name, write) for name in self.loaded.tasks}
+            out = self.folders.folder(folder)
+            found = answer_documents(held, self.documents, out=out, fresh=self.folders.fresh, progress=progress)
+        return self.documents, found
+
+    def comparison(
+        self,
+        baseline: HeldModel,
+        first: tuple[TaskDocuments, ModelAnswers],
+        candidate: HeldModel,
+        second: tuple[TaskDocuments, ModelAnswers],
+    ) -> TasksComparison:
+        documents, answers = second
+        names = [short(held.subject.name) for held in (baseline, candidate)]
+        found = pair_tasks(self.loaded, documents, (first[1], answers), self.metric)
+        sizes = {task.name: task.paired.documents for task in found}
+        notes = _notes(self.loaded, self.metric, found)
+        for name, side in zip(names, (first[1], answers), strict=True):
+            notes += [f"{name}: {note}" for note in side.notes]
+        return TasksComparison(
+            name=names[1],
+            baseline_name=names[0],
+            tasks=found,
+            groups=groups_of(self.loaded, sizes),
+            top=self.loaded.top,
+            baseline=first[1].facts,
+            candidate=answers.facts,
+            settings=_settings(self.loaded, self.metric),
+            notes=tuple(dict.fromkeys(notes)),
+            manifest={},
+        )
+
+
+def _renderer(tokenizer: TextTokenizer) -> Render:
+    def write(messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        return render(tokenizer, getattr(tokenizer, "hf", None), messages, add_generation_prompt, {})
+
+    return write
+
+
+def _settings(loaded: Loaded, metric: str | None) -> dict[str, Any]:
+    wanted = loaded.wanted
+    return {
+        "tasks": list(wanted.names),
+        "limit": wanted.limit,
+        "num_fewshot": {name: loaded.shots(name) for name in loaded.tasks},
+        "apply_chat_template": wanted.chat_template,
+        "metric": metric,
+        "seeds": SEEDS,
+        "lm_eval": loaded.version,
+        "task_files": dict(loaded.files),
+    }
+
+
+def _notes(loaded: Loaded, metric: str | None, found: Sequence[Any]) -> list[str]:
+    """What a reader must know of the tasks."""
+    notes = list(loaded.notes)
+    if loaded.wanted.limit is not None:
+        notes.append(f"only the first {loaded.wanted.limit:,} documents of each task (--limit)")
+    for task in found:
+        if metric is not None and task.paired.metric != metric:
+            notes.append(f"{task.name}: has no {metric}, so recovery is about {task.paired.metric}")
+        if any(document.gold is None for document in task.documents):
+            notes.append(f"{task.name}: the right choice is not a number, so its margin is not known")
+    notes += [
+        f"{name}: lm-eval does not aggregate this group; its members count alike"
+        for name, group in loaded.groups.items()
+        if not group.aggregate_metric_list
+    ]
+    return notes

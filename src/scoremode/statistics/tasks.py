@@ -1,0 +1,302 @@
+"""Documents of tasks under two models ─▶ accuracy, recovery, flips and shifts with paired errors.
+
+A row is a task, a group of tasks, or all of them. Its means are Σ_t w_t · (mean over the documents of task t), with
+weights that sum to 1. Documents are independent, tasks are fixed: the variance of such a mean is Σ_t w_t² s_t² / n_t.
+
+recovery   = mean metric of the candidate / mean metric of the baseline. Both are measured on the same documents, so
+             only documents that flip make it uncertain.
+bounds     of recovery and of the difference are computed as if one more document had flipped, half of it lost and half
+             gained, spread over the tasks by their size. Without it, no flips among ten documents would look certain.
+McNemar    = the exact two-sided probability that flips split so unevenly if both directions were equally likely.
+
+docs/tasks.md has every formula, and how often the bounds contain the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scoremode.statistics.estimate import LEVEL, finite_or_none, with_bounds
+from scoremode.statistics.groups import FEWEST
+from scoremode.values import Bools, Estimate, Floats
+
+EXTRA = 0.5  # documents that count as lost, and as gained, beside those that were
+COMMON = ("acc", "acc_norm")  # metrics that always have fields of their own
+
+Pair = tuple[Floats, Floats]
+"""Values of the baseline and of the candidate, one per document."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedTask:
+    """The documents of one task under both models. What a task does not have is None."""
+
+    name: str
+    metric: str  # the one that recovery and flips without a prefix are about
+    metrics: Mapping[str, Pair]  # (n,) by name; larger is better
+    gold: Pair | None = None  # (n,) nats, log-probability of the right answer
+    margin: Pair | None = None  # (n,) nats, right answer minus the best other one
+    margin_norm: Pair | None = None  # (n,) nats per character, as acc_norm counts
+    kl: Floats | None = None  # (n,) nats, KL(baseline‖candidate) over the choices
+    changed: Bools | None = None  # (n,) is another answer chosen?
+    lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # what lm-eval would print
+
+    @property
+    def documents(self) -> int:
+        return len(self.metrics[self.metric][0])
+
+
+Parts = Sequence[tuple[PairedTask, float]]
+"""Tasks of a row, each with its weight; weights sum to 1."""
+
+
+def _with_errors(*names: str) -> tuple[str, ...]:
+    return tuple(name + part for name in names for part in ("", "_stderr", "_low", "_high"))
+
+
+def _of_metric(prefix: str, accuracy: str) -> tuple[str, ...]:
+    own = _with_errors(f"{accuracy}_baseline", f"{accuracy}_candidate", f"{accuracy}_difference")
+    shares = _with_errors(f"{prefix}recovery", f"{prefix}flips", f"{prefix}lost", f"{prefix}gained")
+    return *own, *shares, f"{prefix}lost_documents", f"{prefix}gained_documents", f"{prefix}mcnemar"
+
+
+FIELDS: tuple[str, ...] = (
+    "documents",
+    *_of_metric("", "accuracy"),
+    *(name for metric in COMMON for name in _of_metric(f"{metric}_", metric)),
+    *_with_errors("changed", "gold_shift", "margin_shift", "margin_norm_shift", "kl_choices"),
+)
+"""Every number of ``row_statistics``, in its order; a gate may name any of them."""
+
+
+def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
+    """Every number of one row, flat and ready for JSON: ``name``, ``kind``, ``metric``, then FIELDS.
+
+    None stands for what does not exist (``acc_norm`` of a task without it) and for what is undefined (recovery of a
+    baseline that has nothing right, a margin with a probability of zero).
+    """
+    metrics = sorted({task.metric for task, _ in parts})
+    found: dict[str, Any] = {"name": name, "kind": kind, "metric": " / ".join(metrics)}
+    found["documents"] = sum(task.documents for task, _ in parts)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        found |= _metric_fields("", "accuracy", [(task.metrics[task.metric], w) for task, w in parts])
+        for metric in COMMON:
+            has = all(metric in task.metrics for task, _ in parts)
+            pairs = [(task.metrics[metric], w) for task, w in parts] if has else None
+            found |= _metric_fields(f"{metric}_", metric, pairs)
+        found |= _other_fields(parts)
+    assert tuple(found)[3:] == FIELDS, "a field is missing"
+    return {key: finite_or_none(value) if isinstance(value, float) else value for key, value in found.items()}
+
+
+def _other_fields(parts: Parts) -> dict[str, Any]:
+    changed = None if any(t.changed is None for t, _ in parts) else [(_bools(t.changed), w) for t, w in parts]
+    found = _error_fields("changed", None if changed is None else share(changed))
+    for name, of in (("gold_shift", "gold"), ("margin_shift", "margin"), ("margin_norm_shift", "margin_norm")):
+        pairs = [(getattr(task, of), w) for task, w in parts]
+        known = all(pair is not None for pair, _ in pairs)
+        found |= _error_fields(name, mean([(pair[1] - pair[0], w) for pair, w in pairs]) if known else None)
+    kls = [(task.kl, w) for task, w in parts]
+    return found | _error_fields(
+        "kl_choices", mean([(kl, w) for kl, w in kls if kl is not None]) if _all(kls) else None
+    )
+
+
+def _all(values: Sequence[tuple[Any, float]]) -> bool:
+    return all(value is not None for value, _ in values)
+
+
+def _bools(values: Bools | None) -> Bools:
+    assert values is not None
+    return values
+
+
+def _metric_fields(prefix: str, accuracy: str, pairs: Sequence[tuple[Pair, float]] | None) -> dict[str, Any]:
+    """The numbers of one metric; flips exist only where a document is right or wrong and nothing between."""
+    if pairs is None:
+        return dict.fromkeys(_of_metric(prefix, accuracy))
+    binary = all(is_binary(side) for pair, _ in pairs for side in pair)
+    sides = [[(pair[i], w) for pair, w in pairs] for i in (0, 1)]
+    baseline, candidate = (share(_right(s)) if binary else mean(s) for s in sides)
+    found = {
+        **_error_fields(f"{accuracy}_baseline", baseline),
+        **_error_fields(f"{accuracy}_candidate", candidate),
+        **_error_fields(f"{accuracy}_difference", difference(pairs)),
+        **_error_fields(f"{prefix}recovery", recovery(pairs)),
+    }
+    if not binary:
+        return found | dict.fromkeys(_of_metric(prefix, accuracy)[len(found) :])
+    lost = [((pair[0] > pair[1]), w) for pair, w in pairs]
+    gained = [((pair[1] > pair[0]), w) for pair, w in pairs]
+    flips = [(a | b, w) for (a, w), (b, _) in zip(lost, gained, strict=True)]
+    down, up = (sum(int(one.sum()) for one, _ in side) for side in (lost, gained))
+    return {
+        **found,
+        **_error_fields(f"{prefix}flips", share(flips)),
+        **_error_fields(f"{prefix}lost", share(lost)),
+        **_error_fields(f"{prefix}gained", share(gained)),
+        f"{prefix}lost_documents": down,
+        f"{prefix}gained_documents": up,
+        f"{prefix}mcnemar": mcnemar(down, up),
+    }
+
+
+def _right(sides: Sequence[tuple[Floats, float]]) -> list[tuple[Bools, float]]:
+    return [(values > 0, w) for values, w in sides]
+
+
+def is_binary(values: Floats) -> bool:
+    """Is every document either right (1) or wrong (0)?"""
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+def _error_fields(name: str, e: Estimate | None) -> dict[str, Any]:
+    values = (None,) * 4 if e is None else (e.value, e.stderr, e.low, e.high)
+    return {name + part: v for part, v in zip(("", "_stderr", "_low", "_high"), values, strict=True)}
+
+
+# ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def mean(parts: Sequence[tuple[Floats, float]]) -> Estimate:
+    """Σ w · mean over documents, with bounds by Student's t. One task: the error that lm-eval prints.
+
+    >>> mean([(np.array([1.0, 2.0, 3.0, 4.0, 10.0]), 1.0)])
+    4 ± 1.58
+    """
+    value = sum(w * float(values.mean()) for values, w in parts)
+    n = sum(len(values) for values, _ in parts)
+    if not _enough(parts) or not math.isfinite(value):
+        return Estimate(value, None, n, n)
+    variances = [w**2 * float(values.var(ddof=1)) / len(values) for values, w in parts]
+    total = sum(variances)
+    freedom = _freedom(variances, [len(values) for values, _ in parts])
+    return with_bounds(Estimate(value, math.sqrt(total), n, n, freedom))
+
+
+def share(parts: Sequence[tuple[Bools, float]]) -> Estimate:
+    """A share of documents: the error that lm-eval prints, and Wilson's bounds, which hold near 0 and 1 too.
+
+    Several tasks have the bounds of as many documents of one task as would have the same error.
+
+    >>> found = share([(np.array([True] * 9 + [False]), 1.0)])
+    >>> found, round(found.low, 4), round(found.high, 4)
+    (0.9 ± 0.1, 0.5958, 0.9821)
+    """
+    value = sum(w * float(hits.mean()) for hits, w in parts)
+    n = sum(len(hits) for hits, _ in parts)
+    if not _enough(parts):
+        return Estimate(value, None, n, n)
+    shares = [float(hits.mean()) for hits, _ in parts]
+    stderr = math.sqrt(sum(w**2 * p * (1 - p) / (len(h) - 1) for (h, w), p in zip(parts, shares, strict=True)))
+    spread = sum(w**2 * p * (1 - p) / len(h) for (h, w), p in zip(parts, shares, strict=True))
+    alike = 1 / sum(w**2 / len(h) for h, w in parts)  # if all tasks had the same share
+    size = max(alike, value * (1 - value) / spread) if spread > 0 else alike
+    low, high = wilson(value, size)
+    return Estimate(value, stderr, n, n, float(n - len(parts)), low, high)
+
+
+def wilson(value: float, size: float) -> tuple[float, float]:
+    """Wilson's score bounds of a share of ``size`` documents."""
+    from scipy.special import ndtri
+
+    z = float(ndtri((1 + LEVEL) / 2))
+    middle = (value + z**2 / (2 * size)) / (1 + z**2 / size)
+    reach = z / (1 + z**2 / size) * math.sqrt(value * (1 - value) / size + z**2 / (4 * size**2))
+    return max(0.0, min(value, middle - reach)), min(1.0, max(value, middle + reach))
+
+
+def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
+    """Candidate / baseline, with its paired error; NaN if the baseline is 0.
+
+    >>> both, lost = (np.ones(90), np.ones(90)), (np.ones(10), np.zeros(10))
+    >>> found = recovery([((np.concatenate([both[0], lost[0]]), np.concatenate([both[1], lost[1]])), 1.0)])
+    >>> found, round(found.low, 3), round(found.high, 3)
+    (0.9 ± 0.0315, 0.84, 0.965)
+    """
+    n = sum(len(base) for (base, _), _ in pairs)
+    below, above = (sum(w * float(pair[i].mean()) for pair, w in pairs) for i in (0, 1))
+    if not (math.isfinite(below) and math.isfinite(above) and below > 0):
+        return Estimate(math.nan, None, n, n)
+    value = above / below
+    if not _enough([(base, w) for (base, _), w in pairs]):
+        return Estimate(value, None, n, n)
+    extended = [_Extended.of(base, cand, w, n) for (base, cand), w in pairs]
+    p, q = (sum(part.weight * part.mean[i] for part in extended) for i in (0, 1))
+    if not q > 0:
+        return Estimate(value, None, n, n)
+    variances = [part.variance(-1 / p, 1 / q) for part in extended]
+    stderr = math.sqrt(sum(variances))
+    bounds = with_bounds(Estimate(math.log(q / p), stderr, n, n, _freedom(variances, [x.size for x in extended])))
+    assert bounds.low is not None
+    assert bounds.high is not None
+    low, high = min(value, math.exp(bounds.low)), max(value, math.exp(bounds.high))
+    return Estimate(value, value * stderr if value else q / p * stderr, n, n, bounds.freedom, low, high)
+
+
+def difference(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
+    """Candidate minus baseline, with its paired error."""
+    n = sum(len(base) for (base, _), _ in pairs)
+    value = sum(w * float((cand - base).mean()) for (base, cand), w in pairs)
+    if not _enough([(base, w) for (base, _), w in pairs]) or not math.isfinite(value):
+        return Estimate(value, None, n, n)
+    extended = [_Extended.of(base, cand, w, n) for (base, cand), w in pairs]
+    centre = sum(part.weight * (part.mean[1] - part.mean[0]) for part in extended)
+    variances = [part.variance(-1.0, 1.0) for part in extended]
+    freedom = _freedom(variances, [part.size for part in extended])
+    bounds = with_bounds(Estimate(centre, math.sqrt(sum(variances)), n, n, freedom))
+    assert bounds.low is not None
+    assert bounds.high is not None
+    return Estimate(value, bounds.stderr, n, n, freedom, min(value, bounds.low), max(value, bounds.high))
+
+
+@dataclass(frozen=True, slots=True)
+class _Extended:
+    """Moments of a task's pairs, with EXTRA lost and EXTRA gained documents if they are right or wrong."""
+
+    weight: float
+    size: float  # documents, with those that were added
+    mean: tuple[float, float]  # of the baseline, of the candidate
+    square: tuple[float, float, float]  # means of base², base·cand, cand²
+
+    @staticmethod
+    def of(base: Floats, cand: Floats, weight: float, documents: int) -> _Extended:
+        more = EXTRA * len(base) / documents if is_binary(base) and is_binary(cand) else 0.0
+        size = len(base) + 2 * more
+        sums = (float((base * base).sum()) + more, float((base * cand).sum()), float((cand * cand).sum()) + more)
+        first = ((float(base.sum()) + more) / size, (float(cand.sum()) + more) / size)
+        return _Extended(weight, size, first, (sums[0] / size, sums[1] / size, sums[2] / size))
+
+    def variance(self, of_base: float, of_cand: float) -> float:
+        """Of weight · (mean of of_base · base + of_cand · cand)."""
+        bb, bc, cc = self.square
+        moment = of_base**2 * bb + 2 * of_base * of_cand * bc + of_cand**2 * cc
+        middle = of_base * self.mean[0] + of_cand * self.mean[1]
+        return self.weight**2 * max(0.0, moment - middle**2) / (self.size - 1)
+
+
+def _enough(parts: Sequence[tuple[Any, float]]) -> bool:
+    """Are there enough documents for an error? A task of one document has no spread that could be seen."""
+    return sum(len(values) for values, _ in parts) >= FEWEST and all(len(values) > 1 for values, _ in parts)
+
+
+def _freedom(variances: Sequence[float], sizes: Sequence[float]) -> float:
+    """Degrees of freedom of a sum of variances, by Welch and Satterthwaite."""
+    total = sum(variances)
+    if total == 0:
+        return float(sum(sizes)) - len(sizes)
+    return total**2 / sum(v**2 / (n - 1) for v, n in zip(variances, sizes, strict=True))
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """The exact two-sided p: twice the smaller tail of Binomial(lost + gained, 1/2), at most 1.
+
+    >>> mcnemar(6, 0), mcnemar(3, 3)
+    (0.03125, 1.0)
+    """
+    from scipy.special import bdtr
+
+    return min(1.0, 2 * float(bdtr(min(lost, gained), lost + gained, 0.5)))

@@ -1,0 +1,132 @@
+"""The page of tasks: everything on it is escaped, its numbers are those of the statistics, and it loads nothing."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.errors import InputError
+from scoremode.harness.documents import Document
+from scoremode.harness.results import TaskPair, TasksComparison, softmax
+from scoremode.report.html.page import report
+from scoremode.report.html.recovery import Line, Mark, recovery_chart
+from scoremode.report.html.tasks import FLIPS_SHOWN, render_tasks
+from scoremode.report.notebook import tasks_html
+from scoremode.report.taskcard import tasks_markdown, tasks_model_index
+from scoremode.statistics.tasks import PairedTask
+from scoremode.store.answers import Answer
+
+BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
+FACTS = {"model": BAD, "engine": "table", "dtype": "float32", "head": "closed-form", "versions": {}}
+
+
+def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksComparison:
+    """Documents with two choices each, whose answers are drawn."""
+    rng = np.random.default_rng(2)
+    asked = [
+        Document(i, ((bad, " yes"), (bad, f" no {bad}")), ("yes", f"no {bad}"), (0,), ()) for i in range(documents)
+    ]
+    base, cand = (-rng.exponential(2.0, (documents, 2)) for _ in range(2))
+    right = [(side.argmax(1) == 0).astype(float) for side in (base, cand)]
+    answers: list[list[list[Answer]]] = [[[(float(v), None) for v in row] for row in side] for side in (base, cand)]
+    margins = [side[:, 0] - side[:, 1] for side in (base, cand)]
+    paired = PairedTask(bad, "acc", {"acc": (right[0], right[1])}, margin=(margins[0], margins[1]))
+    task = TaskPair(paired, asked, answers[0], answers[1], 0, "1.0")
+    settings = {
+        "lm_eval": "0", "limit": None, "num_fewshot": {bad: 0}, "apply_chat_template": False,
+        "seeds": {"fewshot": 1234}, "task_files": {bad: "0" * 64},
+    }  # fmt: skip
+    return TasksComparison(name, bad, (task,), (), (bad,), FACTS, FACTS, settings, (bad,), {"command": bad})
+
+
+def test_nothing_on_the_page_is_markup_of_a_file() -> None:
+    page = render_tasks([made(BAD)])
+    assert "<script>alert" not in page
+    assert "\u202e" not in page
+    assert page.count("<script") == 2  # its data and its own script
+    assert "&lt;script&gt;alert" in page
+
+
+def test_the_page_allows_no_network() -> None:
+    page = render_tasks([made()])
+    assert "default-src 'none'" in html.unescape(page)
+    assert not re.search(r'(src|href)="(https?:)?//', page)
+
+
+def test_every_section_of_the_links_is_there() -> None:
+    page = render_tasks([made("q4"), made("q3")])
+    for name in re.findall(r'<a href="#(\w+)"', page):
+        assert f'<section id="{name}"' in page
+
+
+def test_flips_are_listed_with_both_models_choices() -> None:
+    found = made(documents=200, bad="plain")
+    flips = list(found.flips())
+    row = found.overall
+    assert len(flips) == row["lost_documents"] + row["gained_documents"]
+    assert sum(flip.gained for flip in flips) == row["gained_documents"]
+    page = render_tasks([found])
+    assert page.count('<article class="flip">') == min(len(flips), FLIPS_SHOWN)
+    assert f"{len(flips) - FLIPS_SHOWN} more are not shown" in page
+    first = flips[0]
+    share = softmax(first.baseline)[0]
+    assert f"{100 * share:.1f}%" in page
+    for flip in flips:
+        chose = flip.chosen[1] if flip.gained else flip.chosen[0]
+        assert chose == 0  # the right answer
+        assert flip.chosen[0] != flip.chosen[1]
+
+
+def test_the_chart_draws_bounds_and_leaves_out_what_is_undefined() -> None:
+    lines = [
+        Line("a", False, (Mark(0.98, 0.95, 1.01), Mark(None, None, None))),
+        Line("b", True, (Mark(1.2, None, None),) * 2),
+    ]
+    chart = recovery_chart(lines, ["q4", "q3"])
+    assert chart.count("<circle") == 2 * 3  # drawn wide and narrow
+    assert "98.00%, 95%: 95.00% to 101.00%" in chart
+    assert recovery_chart([Line("a", False, (Mark(None, None, None),))], ["q4"]) == ""
+
+
+def test_a_recovery_far_away_stays_inside_the_chart() -> None:
+    chart = recovery_chart([Line("a", False, (Mark(50.0, 0.0, 4e9),))], ["q4"])
+    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', chart)]
+    assert all(0 <= x <= 760 for x in places)
+
+
+def test_model_cards_are_escaped() -> None:
+    table = tasks_markdown([made(BAD)])
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert "<script>" not in table.split("Command:")[0]
+    assert tasks_model_index(made(BAD)).count("\n") > 5
+
+
+def test_a_notebook_shows_a_comparison() -> None:
+    shown = tasks_html(made(bad="plain"))
+    assert "recovery" in shown
+    assert "lost" in shown
+
+
+def test_reports_of_tasks_and_of_texts_are_two_pages(tmp_path: Path) -> None:
+    found = made()
+    assert report(tmp_path / "page.html", found).read_text().startswith("<!doctype html>")
+    run = sm.ppl("table:uniform", text="any text")
+    with pytest.raises(InputError, match="two reports"):
+        report(tmp_path / "other.html", found, run)
+
+
+def test_a_probability_of_zero_is_shown_as_such() -> None:
+    assert np.isnan(softmax([-math.inf, -math.inf])).all()
+    found = made(bad="plain")
+    assert "probability 0" not in render_tasks([found])
+    answers = found.tasks[0].baseline[next(found.flips()).document.number]
+    assert isinstance(answers, list)
+    answers[1] = (-math.inf, None)
+    assert "probability 0" in render_tasks([found])
