@@ -17,6 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("models", "statistics"),
     ("engines",),
     ("verbs",),
+    ("harness", "service"),
     ("report",),
     ("cli",),
     ("__init__", "__main__"),
