@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scoremode.engines.options import Options, option
+from scoremode.engines.plugin import Capabilities
 
+PLAIN = Capabilities(replicas=True)
+SERVICE = Capabilities(rank=True, entropy=True, top=True, any_target=True, divergence=True, replicas=True)
 CONCURRENCY = 32
+SERVICE_CONCURRENCY = 8  # requests of many windows
 TIMEOUT = 600.0
 PATIENCE = 300.0
 
