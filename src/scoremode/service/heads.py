@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -48,6 +49,8 @@ class Heads:
         found = os.environ.get(FOLDER)
         self.folder = Path(found) if found else make_folder()
         os.environ[FOLDER] = str(self.folder)
+        if self.folder.name.startswith(f"{PREFIX}{os.getpid()}-"):
+            atexit.register(self.remove)
         self.most = most
         self._used: Counter[str] = Counter()
 

@@ -116,10 +116,10 @@ def _tokenizer(model: str, named: str | None, service: TokenService) -> Compared
 
 def _on_hub(name: str) -> str | Path | None:
     """The tokenizer of a model on the hub: the folder that it was fetched into, else its name; None if it has none."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
     if name.count("/") != 1 or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return None
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
     kept = try_to_load_from_cache(name, "tokenizer.json")
     if isinstance(kept, str):
         return Path(kept).parent
