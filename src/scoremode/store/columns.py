@@ -169,7 +169,7 @@ class ColumnFile:
 
 
 def _from_arrow(column: Any) -> npt.NDArray[Any]:
-    """A copy of the numbers of a column without nulls. Its own ``to_numpy`` would import pandas, as ``pa.array`` does."""
+    """A copy of the numbers of a column without nulls. Its own ``to_numpy`` would import pandas, too."""
     dtype, first, count = np.dtype(column.type.to_pandas_dtype()), column.offset, len(column)
     if dtype == np.bool_:
         bits = np.frombuffer(column.buffers()[1], np.uint8)
