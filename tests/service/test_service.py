@@ -158,21 +158,22 @@ def test_divergences_have_the_same_bits(
         str(tmp_path / "ref"), "llama", engine=served.address, tokenizer=str(other_llama), api_key_env="SERVICE_KEY"
     )
     assert compared.kl is not None
-    np.testing.assert_allclose(compared.kl, np.concatenate([a.kl for a in ours]), rtol=0, atol=1e-4)  # type: ignore[misc]
+    np.testing.assert_allclose(compared.kl, np.concatenate([a.kl for a in ours]), rtol=0, atol=1e-4)
 
 
 def test_perplexity_is_that_of_one_process_and_loads_nothing_heavy(served: ServedModel, in_process: VllmEngine) -> None:
     """Both with every window in any batch; and the client's process has no torch in it."""
     code = (
         "import sys, json, scoremode as sm\n"
-        f"run = sm.ppl('llama', engine={served.address!r}, api_key_env='SERVICE_KEY', text={TEXT!r}, context_length=256)\n"
+        f"asked = dict(text={TEXT!r}, context_length=256, api_key_env='SERVICE_KEY')\n"
+        f"run = sm.ppl('llama', engine={served.address!r}, **asked)\n"
         "heavy = [n for n in ('torch', 'transformers', 'vllm', 'pandas') if n in sys.modules]\n"
-        "print(json.dumps([heavy, run.manifest['columns'] if 'columns' in run.manifest else None, run.scores.logprob.tolist(),"
-        " run.manifest['engine_settings']['form'], run.manifest['head']]))"
+        "facts = [run.manifest['engine_settings']['form'], run.manifest['head']]\n"
+        "print(json.dumps([heavy, run.scores.logprob.tolist(), *facts]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    heavy, _, logprob, form, head = json.loads(done.stdout)
+    heavy, logprob, form, head = json.loads(done.stdout)
     assert heavy == []
     assert (form, head) == ("service", "exact-fp32")
     local = sm.ppl(str(served.model), engine=in_process, text=TEXT, context_length=256)
@@ -356,8 +357,7 @@ def test_two_clients_at_once(served: ServedModel) -> None:
     alone = scored(engine_of(served, alone=True), WindowList(windows()))
     found: dict[int, list[Answers]] = {}
     clients = [
-        threading.Thread(target=lambda i=i: found.update({i: scored(engine_of(served), source)}))  # type: ignore[misc]
-        for i in range(2)
+        threading.Thread(target=lambda i=i: found.update({i: scored(engine_of(served), source)})) for i in range(2)
     ]
     for client in clients:
         client.start()

@@ -28,7 +28,7 @@ VERSION = 1
 CONTENT_TYPE = "application/x-scoremode"
 START = struct.Struct("<8sII")
 MOST_HEADER = 1 << 20  # bytes
-TYPES = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8"), **RAW_DTYPES}
+TYPES: dict[str, np.dtype[Any]] = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8"), **RAW_DTYPES}
 NAMES = {dtype: name for name, dtype in reversed(TYPES.items())}
 ALIGNED = 8
 
@@ -108,7 +108,8 @@ def _place(name: str, described: Any, offset: int) -> Place:
         good = False
     if not good:
         raise InputError(f"the array {name[:40]} of a message is described wrongly", fix="send it again")
-    return Place(TYPES[dtype], tuple(shape), offset)
+    known: np.dtype[Any] = TYPES[dtype]
+    return Place(known, tuple(shape), offset)
 
 
 def parse(data: bytes | memoryview, kind: str) -> tuple[dict[str, Any], dict[str, Raw]]:

@@ -169,7 +169,8 @@ def _first(error: BaseException) -> BaseException:
 def _status(error: ScoremodeError) -> int:
     if isinstance(error, EngineError):
         return 500
-    return {TooLargeError: 413, BusyError: 503, AbsentError: 404}.get(type(error), 400)
+    known: dict[type[ScoremodeError], int] = {TooLargeError: 413, BusyError: 503, AbsentError: 404}
+    return known.get(type(error), 400)
 
 
 def _refusal(status: int, error: ScoremodeError) -> Response:
@@ -178,7 +179,7 @@ def _refusal(status: int, error: ScoremodeError) -> Response:
 
 
 def _content_type(request: Request) -> str:
-    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+    return str(request.headers.get("content-type", "")).split(";")[0].strip().lower()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:

@@ -124,14 +124,14 @@ class Scorer:
         shared = bool(asked.shared) and asked.shared[index] and self._caches
         # tokens after the last requested row change no answer
         fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
-        job, rest = None, Job(index, fed, shared, asked.vocabulary, extra)
-        while rest is not None:
-            job = rest
+        job = Job(index, fed, shared, asked.vocabulary, extra)
+        while True:
             async with self.flow.of(len(job.window.ids)):
                 words = await self._submit(job.window.ids, self._request(job, asked), job.read_cache)
             rest = job.take(words, self._block)
-        assert job is not None
-        return job.all_lines()
+            if rest is None:
+                return job.all_lines()
+            job = rest
 
     def _request(self, job: Job, asked: Asked) -> Request:
         request = Request(

@@ -58,7 +58,7 @@ def _numbers(array: npt.NDArray[Any]) -> Any:
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(packed)])
 
 
-def _strings(texts: Sequence[str | None]) -> Any:
+def _strings(texts: npt.NDArray[Any] | list[None]) -> Any:
     """A pyarrow Array in which every text is stored once; as ``_numbers``, without pandas."""
     from pyarrow.lib import StringBuilder
 

@@ -67,8 +67,10 @@ def find_service(link: Link) -> Service | None:
 
 
 def _read(value: dict[str, Any]) -> Service:
-    texts = {name: harmless(_of(value[name], str))[:200] for name in ("instance", "dtype", "device", "head")}
-    numbers = {name: _count(value[name]) for name in ("vocabulary", "max_model_len", "batch_tokens")}
+    texts: dict[str, Any] = {
+        name: harmless(_of(value[name], str))[:200] for name in ("instance", "dtype", "device", "head")
+    }
+    numbers: dict[str, Any] = {name: _count(value[name]) for name in ("vocabulary", "max_model_len", "batch_tokens")}
     limits = _of(value["limits"], dict)
     return Service(
         **texts,
