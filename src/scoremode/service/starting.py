@@ -174,12 +174,27 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
         words.append("--enable-prefix-caching")
     if not {"enable_chunked_prefill", "no_enable_chunked_prefill"} & given.keys():
         words.append("--enable-chunked-prefill")
+    if "max_num_batched_tokens" not in given:
+        words += _batch_tokens(given)
     stages = int(given.get("pipeline_parallel_size") or 1)
     if on_cpu and stages == 1 and "no_enforce_eager" not in given and "enforce_eager" not in given:
         words.append("--enforce-eager")
     if not on_cpu and can_plan_ahead(dict(given)) and not {"async_scheduling", "no_async_scheduling"} & given.keys():
         words.append("--async-scheduling")
     return words
+
+
+def _batch_tokens(given: dict[str, str | None]) -> list[str]:
+    """As many tokens per batch as the engine in one process takes: vLLM's default for servers suits generation."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    ranks = int(given.get("tensor_parallel_size") or 1) * int(given.get("pipeline_parallel_size") or 1)
+    try:
+        tokens = EngineArgs.get_batch_defaults(ranks)[0][UsageContext.LLM_CLASS]
+    except (AttributeError, KeyError, TypeError):  # another version: its own default
+        return []
+    return ["--max-num-batched-tokens", str(tokens)]
 
 
 def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
