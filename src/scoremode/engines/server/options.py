@@ -26,7 +26,11 @@ class ServerOptions(Options):
         may_vary=False,
     )
     concurrency: int | None = option(
-        f"requests at a time (default: {CONCURRENCY})", metavar="N", above=0, at_most=1024, in_identity=False
+        f"requests at a time (default: {CONCURRENCY}; {SERVICE_CONCURRENCY} of many windows to a scoring service)",
+        metavar="N",
+        above=0,
+        at_most=1024,
+        in_identity=False,
     )
     timeout: float | None = option(
         f"seconds to wait for one answer (default: {TIMEOUT:g})",
