@@ -57,9 +57,10 @@ def test_every_flag_is_documented(verb: str) -> None:
 
 
 def test_every_flag_in_the_documentation_exists() -> None:
-    """Flags in our own commands; other tools' flags are mentioned in prose alone."""
+    """Flags in our own commands; other tools' flags are mentioned in prose alone, or passed on by ``serve``."""
     known = {flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings}
     commands = re.findall(r"^(?:\$ )?(?:.*\| )?scoremode .*$", EVERYTHING, re.MULTILINE)
+    commands = [command for command in commands if "scoremode serve " not in command]
     used = {flag for command in commands for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
     assert used
     assert used <= known

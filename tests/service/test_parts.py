@@ -104,17 +104,18 @@ def test_a_head_comes_back_bit_for_bit(heads: Heads) -> None:
 
 def test_bad_heads_leave_nothing_behind(heads: Heads) -> None:
     data = made(1)
-    for wrong, words in (
-        (lambda: put(heads, data, "0" * 64), "another digest"),
-        (lambda: put(heads, made(1, rows=5)), "5 ids"),
-        (lambda: put(heads, data, declared=10), "more bytes came"),
-        (lambda: put(heads, b"SCOREMOD"), "not a message"),
-        (lambda: put(heads, data[:-8]), "came with"),
-        (lambda: put(heads, data, "../" + "0" * 61), "not a digest"),
-        (lambda: put(heads, data, "0" * 63 + "\n"), "not a digest"),
-    ):
+    wrong: list[tuple[bytes, str | None, int | None, str]] = [
+        (data, "0" * 64, None, "another digest"),
+        (made(1, rows=5), None, None, "5 ids"),
+        (data, None, 10, "more bytes came"),
+        (b"SCOREMOD", None, None, "not a message"),
+        (data[:-8], None, None, "came with"),
+        (data, "../" + "0" * 61, None, "not a digest"),
+        (data, "0" * 63 + "\n", None, "not a digest"),
+    ]
+    for sent, digest, declared, words in wrong:
         with pytest.raises(InputError, match=words):
-            wrong()
+            put(heads, sent, digest, declared)
     with pytest.raises(TooLargeError):
         put(heads, data, declared=1 << 40)
     with pytest.raises(AbsentError), heads.using("0" * 64):
@@ -239,7 +240,8 @@ def test_what_a_server_says_is_not_trusted(address: str, changes: dict[str, Any]
 
 def test_other_servers_are_no_services(address: str) -> None:
     assert is_service(address) is True
-    for said in ({}, [], "x", {"object": "list"}):
+    others: list[Any] = [{}, [], "x", {"object": "list"}]
+    for said in others:
         Says.said = said
         assert find_service(Link(address, None, timeout=5, patience=1)) is None
         assert is_service(address) is False

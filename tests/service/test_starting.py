@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from scoremode.cli.main import main
+from scoremode.engines.vllm import support
 from scoremode.errors import ModelError, OptionError
-from scoremode.service import starting
+from scoremode.service import heads, starting
 from scoremode.service.starting import ServiceOptions, command, read_flags
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -104,10 +105,10 @@ def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     def absent() -> str:
         raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]'")
 
-    monkeypatch.setattr(starting.support, "installed_version", absent)
+    monkeypatch.setattr(support, "installed_version", absent)
     assert main(["serve", "MODEL"]) == 2
     assert capsys.readouterr().err == "scoremode: vLLM is not installed; pip install 'scoremode[vllm]'\n"
-    monkeypatch.setattr(starting.support, "installed_version", lambda: "0.11.0")
+    monkeypatch.setattr(support, "installed_version", lambda: "0.11.0")
     assert main(["serve", "MODEL"]) == 2
     said = capsys.readouterr().err
     assert "vLLM 0.11.0 is untested" in said
@@ -134,8 +135,9 @@ def test_bad_command_lines(words: list[str], said: str, capsys: pytest.CaptureFi
 def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: dict[str, Any] = {}
     monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))
-    monkeypatch.setattr(starting.heads, "make_folder", lambda: tmp_path)
-    starting.become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"))
+    monkeypatch.setattr(heads, "make_folder", lambda: tmp_path)
+    become: Any = starting.become
+    become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"))
     assert (found["words"], found["A"]) == (["/bin/true", "x"], "1")
     assert found["SCOREMODE_SERVICE_FOLDER"] == str(tmp_path)
     assert found["SCOREMODE_VLLM_PARENT"].startswith(f"{os.getpid()}:")
