@@ -23,13 +23,14 @@ HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
 VERSION = "0.1.0"
 GROUP, NAME, POINT = "vllm.general_plugins", "scoremode", "scoremode.engines.vllm.plugin:register"
+ROUTES_GROUP, ROUTES_POINT = "vllm.endpoint_plugins", "scoremode.service.endpoint:ScoreEndpoint"
 METER, WITNESS = "common.MemoryMeter", "common.PassWitness"
 SMALL_VOCABULARY = 5003  # not a multiple of 64: vLLM pads it, and the padding must get no probability
 
 
 # ── children ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def plugin_is_installed() -> bool:
-    return any(point.name == NAME for point in entry_points(group=GROUP))
+    return all(any(point.name == NAME for point in entry_points(group=group)) for group in (GROUP, ROUTES_GROUP))
 
 
 def child_environment(**changes: str) -> dict[str, str]:
@@ -64,7 +65,8 @@ def _dist_info(cache: dict[str, str] = {}) -> str:  # noqa: B006  # one folder p
         info = folder / f"{NAME}-{VERSION}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n", encoding="utf-8")
-        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{NAME} = {POINT}\n", encoding="utf-8")
+        points = f"[{GROUP}]\n{NAME} = {POINT}\n[{ROUTES_GROUP}]\n{NAME} = {ROUTES_POINT}\n"
+        (info / "entry_points.txt").write_text(points, encoding="utf-8")
         cache["folder"] = str(folder)
     return cache["folder"]
 

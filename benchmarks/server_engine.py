@@ -49,7 +49,7 @@ def ours(engine: ServerEngine, windows: list[Window]) -> float:
 def plain(engine: ServerEngine, windows: list[Window]) -> float:
     """Seconds of one pass of the same requests."""
     subject = engine.subject
-    bodies = [json.dumps(subject.form.body(subject.served.model, window.ids.tolist())).encode() for window in windows]
+    bodies = [json.dumps(engine.form.body(subject.served.model, window.ids.tolist())).encode() for window in windows]
     return asyncio.run(_plain(f"{subject.root}/v1/completions", bodies, engine.concurrency))
 
 

@@ -62,7 +62,7 @@ def test_minus_infinity_is_no_probability_and_nan_is_nan() -> None:
 
 
 def test_words_keep_every_bit() -> None:
-    from scoremode.engines.vllm.wire import unpack
+    from scoremode.engines.lines import unpack
 
     pooler = pytest.importorskip("scoremode.engines.vllm.pooler")
     x, targets = logits(9, 50, 2)

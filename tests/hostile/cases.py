@@ -44,6 +44,16 @@ PPL = "ppl table:uniform"
 ABC = f"{PPL} --text abcdef"
 
 FLAGS = [
+    ("serve", "MODEL is missing"),
+    ("serve <empty>", "MODEL is empty"),
+    ("serve --port 8000 m", "the model comes first"),
+    ("serve m --head x", "invalid choice"),
+    ("serve m --head exact --head exact", "given twice"),
+    ("serve m --most-windows many", "invalid int value"),
+    ("serve m --runner generate", "--runner cannot be given|vLLM is not installed"),
+    ("serve m --config x.yaml", "--config is not passed on|vLLM is not installed"),
+    ("serve m --head-kernel x", "--head-kernel x is not known|vLLM is not installed"),
+    ("serve m --kv-sharing-fast-prefill", "skips rows|vLLM is not installed"),
     ("", "VERB"),
     ("pll x", "did you mean 'ppl'"),
     ("cache pruen", "did you mean 'prune'"),

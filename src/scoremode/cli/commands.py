@@ -26,6 +26,7 @@ VERBS = (
     "plan",
     "noise",
     "lm-eval",
+    "serve",
     "methods",
     "show",
     "cache",
@@ -59,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         module = _module(name)
         summary = (module.__doc__ or "").split("\n")[0].split(": ", 1)[1]
         verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
+        verb.passes_on = getattr(module, "PASSES_ON", False)
         module.add_arguments(verb)
         verb.set_defaults(run=module.run)
     return parser

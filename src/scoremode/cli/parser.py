@@ -39,6 +39,8 @@ class Once(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """argparse, with its complaints on one line and no usage dump before them."""
 
+    passes_on = False  # does this verb hand flags that it does not know to another program?
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
         for name in (None, "store"):
@@ -71,9 +73,14 @@ class Parser(argparse.ArgumentParser):
         verbs = self._verbs()
         if verbs and given and given[0].startswith("-") and given[0] not in self.flags():
             self.error(_unknown(given, self, verbs))
+        if self.passes_on and given and given[0].startswith("-") and given[0].split("=")[0] not in self.flags():
+            self.error(f"the model comes first, as in {self.prog} MODEL {given[0]} …")
         found, unknown = self._parse(given, namespace)
         if unknown and verbs:
             chosen = verbs.get(found.verb, self)
+            if chosen.passes_on:
+                found.passed_on = unknown
+                return found, []
             chosen.error(_unknown(unknown, chosen, verbs))
         found.__dict__.pop("given_once", None)
         return found, unknown

@@ -96,6 +96,10 @@ class EnginePlugin(ABC):
         """What ``--engine`` takes to get this engine."""
         return self.address or self.name
 
+    def able(self) -> Capabilities:
+        """What this engine can give where it is asked for. One at an address may look who is there."""
+        return self.capabilities
+
     def problem(self) -> str | None:
         """Why this engine cannot run here, and what to do; None if it can."""
         return None

@@ -166,11 +166,12 @@ def open_engine(chosen: Chosen, work: Work) -> Engine:
 
 def require(plugin: EnginePlugin, capability: str, what: str) -> None:
     """Refuse a question that an engine cannot answer, before it is opened."""
-    if getattr(plugin.capabilities, capability):
+    able = plugin.able()
+    if getattr(able, capability):
         return
-    if capability == "hidden_states" and plugin.capabilities.distributions:
+    if capability == "hidden_states" and able.distributions:
         fix = "keep its distributions instead, as a baseline: scoremode reference MODEL --kld FILE"
         raise EngineError(f"the {plugin.name} engine cannot {what}", fix=fix)
-    able = [other.name for other in known_engines().values() if getattr(other.capabilities, capability)]
-    able.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
-    raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(able)}")
+    others = [other.name for other in known_engines().values() if getattr(other.capabilities, capability)]
+    others.sort(key=lambda name: not known_engines()[name].is_default)  # the embedded one first
+    raise EngineError(f"the {plugin.name} engine cannot {what}", fix=f"use --engine {' or '.join(others)}")

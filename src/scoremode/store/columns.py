@@ -37,17 +37,34 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> An
     """A pyarrow Table with one row per target: its position, its token and its scores."""
     import pyarrow as pa
 
-    columns: dict[str, Any] = {name: pa.array(getattr(facts, name)) for name in OF_FACTS if not name.endswith("text")}
-    columns["text"] = pa.array(facts.text, type=pa.string()).dictionary_encode()
+    columns: dict[str, Any] = {name: _numbers(getattr(facts, name)) for name in OF_FACTS if not name.endswith("text")}
+    columns["text"] = _strings(facts.text)
     known = dict(scores.columns())
     for name in COLUMNS:
         kind = pa.type_for_alias(COLUMN_TYPES[name])
-        columns[name] = pa.array(known[name]) if name in known else pa.nulls(len(scores), kind)
+        columns[name] = _numbers(known[name]) if name in known else pa.nulls(len(scores), kind)
     top_text = facts.top_text if facts.top_text is not None else [None] * len(scores)
-    columns["top_text"] = pa.array(top_text, type=pa.string()).dictionary_encode()
+    columns["top_text"] = _strings(top_text)
     if kl is not None:
-        columns["kl"] = pa.array(kl)
+        columns["kl"] = _numbers(kl)
     return pa.table(columns)
+
+
+def _numbers(array: npt.NDArray[Any]) -> Any:
+    """A pyarrow Array of the same numbers. ``pa.array`` would import pandas, if that is installed: half a second."""
+    import pyarrow as pa
+
+    packed = np.packbits(array, bitorder="little") if array.dtype == np.bool_ else np.ascontiguousarray(array)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(packed)])
+
+
+def _strings(texts: npt.NDArray[Any] | list[None]) -> Any:
+    """A pyarrow Array in which every text is stored once; as ``_numbers``, without pandas."""
+    from pyarrow.lib import StringBuilder
+
+    builder = StringBuilder()
+    builder.append_values(texts)
+    return builder.finish().dictionary_encode()
 
 
 def write(path: Path, blocks: Iterable[Rows]) -> None:
@@ -139,11 +156,27 @@ class ColumnFile:
     def _as_numpy(self, column: Any, name: str) -> npt.NDArray[Any]:
         if column.null_count != (len(column) if name in self.not_measured else 0):
             raise self._unreadable(f"its column {name} is null in some rows")
-        values = column.to_numpy(zero_copy_only=False)
-        return values.astype(object) if name.endswith("text") else np.array(values)
+        if name in self.not_measured:
+            return np.empty(len(column))
+        if name.endswith("text"):
+            texts = np.empty(len(column), object)
+            texts[:] = column.to_pylist()
+            return texts
+        return _from_arrow(column)
 
     def _unreadable(self, why: object) -> RunError:
         return RunError(f"{self.path} cannot be read ({why})", fix="score again with --fresh")
+
+
+def _from_arrow(column: Any) -> npt.NDArray[Any]:
+    """A copy of the numbers of a column without nulls. Its own ``to_numpy`` would import pandas, too."""
+    dtype, first, count = np.dtype(column.type.to_pandas_dtype()), column.offset, len(column)
+    if dtype == np.bool_:
+        bits = np.frombuffer(column.buffers()[1], np.uint8)
+        return np.unpackbits(bits, bitorder="little")[first : first + count].astype(np.bool_)
+    if not count:
+        return np.empty(0, dtype)
+    return np.frombuffer(column.buffers()[1], dtype, count, first * dtype.itemsize).copy()
 
 
 def _in_places(names: Sequence[str], there: Sequence[str], parts: Sequence[npt.NDArray[Any]]) -> tuple[Any, ...]:

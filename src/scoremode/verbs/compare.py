@@ -99,7 +99,7 @@ def compare(
 def _side_by_side(baseline: str, its: Settings, candidate: str, how: Mapping[str, Settings]) -> bool:
     """Can both models run in this process, window by window?"""
     sides = ((its, baseline), (how[candidate], candidate))
-    return all(side.plugin(name).capabilities.side_by_side for side, name in sides)
+    return all(side.plugin(name).able().side_by_side for side, name in sides)
 
 
 def _own_settings(engine: str | None, options: EngineArguments | None) -> dict[str, Any]:

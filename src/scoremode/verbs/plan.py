@@ -61,7 +61,7 @@ def plan_of(held: HeldModel, question: dict[str, Any], progress: Progress | None
         "plan_digest": made.digest,
         "tokenizer": asdict(asked.tokens.tokenizer),
         "memory": memory_estimate(asked, options),
-        "reference": reference_estimate(asked, options) if held.plugin.capabilities.hidden_states else None,
+        "reference": reference_estimate(asked, options) if held.plugin.able().hidden_states else None,
         "first_windows": [_drawn(made, w) for w in range(min(3, len(made)))],
     }
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words, width
+from scoremode.engines.lines import width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 from scoremode.engines.vllm import pooler

@@ -118,7 +118,7 @@ def test_a_request_without_a_question_has_its_own_tokens_scored(engine: VllmEngi
     """The request that an HTTP client of ``/pooling`` sends."""
     from vllm import PoolingParams
 
-    from scoremode.engines.vllm.wire import unpack
+    from scoremode.engines.lines import unpack
 
     ids = real_ids[:40].tolist()
     (out,) = engine.llm.encode(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scoremode.engines.lines import Words, width
 from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers
-from scoremode.engines.vllm.wire import Words, pack_words, width
+from scoremode.engines.vllm.wire import pack_words
 
 VOCABULARY = 50
 

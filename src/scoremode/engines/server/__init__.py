@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
-from scoremode.engines.server.options import ServerOptions
+from scoremode.engines.server.options import PLAIN, SERVICE, ServerOptions
 from scoremode.errors import ModelError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class ServerPlugin(EnginePlugin):
     contract = 1
     name = "server"
     summary = "a running inference server, named by its address: --engine http://HOST:PORT"
-    capabilities: ClassVar[Capabilities] = Capabilities(replicas=True)
+    capabilities: ClassVar[Capabilities] = PLAIN
     options = ServerOptions
     instead: ClassVar[dict[str, str]] = {
         **dict.fromkeys(
@@ -39,9 +39,20 @@ class ServerPlugin(EnginePlugin):
     }
     addresses = ("http://", "https://")
     opens_for_each_question = True  # it may have been started again with another model
+    _is_service: bool | None = None  # None: it did not say yet
 
     def problem(self) -> str | None:
         return None if find_spec("httpx") else f"httpx is not installed: {INSTALL}"
+
+    def able(self) -> Capabilities:
+        """A scoring service gives nearly everything. Without a key a server may not say: then it is seen later."""
+        if self.address is None or self.problem():
+            return self.capabilities
+        from scoremode.engines.server.service import is_service
+
+        if self._is_service is None:
+            self._is_service = is_service(self.address)
+        return PLAIN if self._is_service is False else SERVICE
 
     def claims(self, model: str) -> bool:
         return self.address is not None  # a server may call its models what it likes
@@ -52,19 +63,29 @@ class ServerPlugin(EnginePlugin):
         from scoremode.engines.server.subject import find_subject
 
         assert self.address is not None
-        return find_subject(self.address, model, options, tokenizer)
+        found = find_subject(self.address, model, options, tokenizer)
+        self._is_service = found.service is not None
+        return found
 
     def settings(self, subject: Subject, options: ServerOptions) -> dict[str, Any]:
         from scoremode.engines.server.subject import ServedSubject
 
         assert isinstance(subject, ServedSubject)
-        return {**options.identity(), **subject.served.facts(), "form": subject.form.name}
+        known = {**options.identity(), **subject.served.facts()}
+        if subject.service is not None:
+            return {**known, "form": "service", "service": subject.service.identity()}
+        assert subject.form is not None
+        return {**known, "form": subject.form.name}
 
     def open(self, subject: Subject, options: ServerOptions, work: Work) -> Engine:
         from scoremode.engines.server.engine import ServerEngine
         from scoremode.engines.server.subject import ServedSubject
 
         assert isinstance(subject, ServedSubject)
+        if subject.service is not None:
+            from scoremode.engines.server.service_engine import ServiceEngine
+
+            return ServiceEngine(subject, subject.service, options.concurrency)
         return ServerEngine(subject, options.concurrency)
 
 

@@ -25,6 +25,8 @@ class ServerEngine(Engine):
     def __init__(self, subject: ServedSubject, concurrency: int | None) -> None:
         self.subject, self.concurrency = subject, concurrency or CONCURRENCY
         served, form = subject.served, subject.form
+        assert form is not None, "a server that scores prompts in a form"
+        self.form = form
         self._asking = subject.connect(1)
         try:
             room = None if served.max_model_len is None else served.max_model_len - 1
@@ -76,7 +78,7 @@ class ServerEngine(Engine):
 
     def _answers(self, link: Link, window: Window) -> Answers:
         prompt = _prompt(window)
-        found = score(link, self.subject.form, self.subject.served.model, prompt.tolist())
+        found = score(link, self.form, self.subject.served.model, prompt.tolist())
         self._guard.see(found)
         return Answers(logprob=found.logprob[window.rows][:, None])
 

@@ -13,7 +13,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import httpx
 
+from scoremode.engines.messages import CONTENT_TYPE, Parts, size_of
 from scoremode.errors import EngineError, OptionError, one_line
 
 PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"}
@@ -28,6 +29,7 @@ PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"
 
 FIRST_DELAY, LONGEST_DELAY = 0.5, 15.0  # seconds between two tries
 SMALL = 1 << 20  # bytes of an answer that is not about tokens
+PIECE = 1 << 20  # bytes of a message that are sent at a time
 UNREADABLE_TRIES = 3
 EXCERPT = 240  # characters of an answer that are shown
 TELLS_AFTER = 3  # tries, then a user is told
@@ -58,6 +60,7 @@ class Reply:
     status: int
     value: Any  # parsed; None if it is not JSON
     words: str  # what an error says, harmless and without the key
+    data: bytes = b""  # as it came, where bytes were asked for
 
     @property
     def good(self) -> bool:
@@ -98,6 +101,10 @@ class Link:
     def post(self, path: str, body: Mapping[str, Any], **how: Any) -> Reply:
         return self.ask("POST", path, body, **how)
 
+    def send(self, method: str, path: str, parts: Parts, *, largest: int = SMALL, binary: bool = True) -> Reply:
+        """As ``ask``, with a message as the body. A good answer is bytes if ``binary``, else JSON."""
+        return self._ask(method, path, _Message(parts), largest, frozenset(), binary=binary)
+
     def ask(
         self,
         method: str,
@@ -113,10 +120,23 @@ class Link:
         ``first_contact``: a server that cannot be reached is an error at once. ``final``: statuses that are answers.
         """
         content = None if body is None else json.dumps(body).encode()
+        return self._ask(method, path, content, largest, final, first_contact=first_contact)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        content: bytes | _Message | None,
+        largest: int,
+        final: frozenset[int],
+        *,
+        first_contact: bool = False,
+        binary: bool = False,
+    ) -> Reply:
         began, tries, unreadable = time.monotonic(), 0, 0
         while True:
             try:
-                reply = self._once(method, path, content, largest, final)
+                reply = self._once(method, path, content, largest, final=final, binary=binary)
                 self._told = False
                 return reply
             except FailedError as failure:
@@ -152,15 +172,28 @@ class Link:
         if self._stop.wait(delay):
             raise StoppedError
 
-    def _once(self, method: str, path: str, content: bytes | None, largest: int, final: frozenset[int]) -> Reply:
+    def _once(
+        self,
+        method: str,
+        path: str,
+        content: bytes | _Message | None,
+        largest: int,
+        *,
+        final: frozenset[int],
+        binary: bool,
+    ) -> Reply:
         if self._stop.is_set():
             raise StoppedError
         headers = {} if content is None else {"Content-Type": "application/json"}
+        if isinstance(content, _Message):
+            headers = {"Content-Type": CONTENT_TYPE, "Content-Length": str(content.size)}
         try:
             with self._client.stream(
                 method, self.root + path, content=content, headers=headers, extensions={"trace": self._trace}
             ) as response:
                 data = self._read(response, path, largest)
+                if binary and response.status_code < 300:
+                    return Reply(response.status_code, None, "", data)
                 return self._reply(response, data, path, final)
         except httpx.ConnectTimeout:
             raise FailedError("no connection in time", connects=False) from None
@@ -249,6 +282,18 @@ class Link:
                     connection.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(Exception):  # other threads may be using it
             self._client.close()
+
+
+class _Message:
+    """A body that is sent piece by piece, as often as it is tried."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.size = parts, size_of(parts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self.parts:
+            for first in range(0, len(part), PIECE):
+                yield bytes(part[first : first + PIECE])
 
 
 def _message(value: Any) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scoremode.engines.options import Options, option
+from scoremode.engines.plugin import Capabilities
 
+PLAIN = Capabilities(replicas=True)
+SERVICE = Capabilities(rank=True, entropy=True, top=True, any_target=True, divergence=True, replicas=True)
 CONCURRENCY = 32
+SERVICE_CONCURRENCY = 8  # requests of many windows
 TIMEOUT = 600.0
 PATIENCE = 300.0
 
@@ -22,7 +26,11 @@ class ServerOptions(Options):
         may_vary=False,
     )
     concurrency: int | None = option(
-        f"requests at a time (default: {CONCURRENCY})", metavar="N", above=0, at_most=1024, in_identity=False
+        f"requests at a time (default: {CONCURRENCY}; {SERVICE_CONCURRENCY} of many windows to a scoring service)",
+        metavar="N",
+        above=0,
+        at_most=1024,
+        in_identity=False,
     )
     timeout: float | None = option(
         f"seconds to wait for one answer (default: {TIMEOUT:g})",

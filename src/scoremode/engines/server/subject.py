@@ -13,6 +13,7 @@ from scoremode.engines.server.forms import Form
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.options import PATIENCE, TIMEOUT, ServerOptions
 from scoremode.engines.server.served import Served, find_form, look
+from scoremode.engines.server.service import Service, find_service
 from scoremode.engines.server.tokenizer import ComparedTokenizer, ServedTokenizer, TokenService
 from scoremode.errors import ModelError
 from scoremode.models.embedded import EMBEDDED
@@ -53,7 +54,8 @@ class ServedSubject(Subject):
 
     door: Door
     served: Served
-    form: Form
+    form: Form | None  # None: a service gives scores in its own way
+    service: Service | None = None
 
     @property
     def root(self) -> str:
@@ -71,18 +73,22 @@ def find_subject(address: str, model: str, options: ServerOptions, tokenizer: st
     """Ask a server who it is. Nothing is scored but three tokens."""
     door = Door.of(address, options)
     link = door.connect(1)
-    served = look(link, model, first_contact=True)
-    form, first = find_form(link, served.model)
-    served = replace(served, system_fingerprint=first.fingerprint)
-    room = None if served.max_model_len is None else served.max_model_len - RESERVED
+    served, service, form = look(link, model, first_contact=True), find_service(link), None
+    room = served.max_model_len
+    if service is None:
+        form, first = find_form(link, served.model)
+        served = replace(served, system_fingerprint=first.fingerprint)
+        room = None if room is None else room - RESERVED
     return ServedSubject(
         name=model,
         tokenizer=_tokenizer(model, tokenizer, TokenService(link, served)),
         fingerprint=_fingerprint(served),
-        context_length=room,
+        vocabulary=None if service is None else service.vocabulary,
+        context_length=room if service is None else service.max_model_len,
         door=door,
         served=served,
         form=form,
+        service=service,
     )
 
 
@@ -110,10 +116,10 @@ def _tokenizer(model: str, named: str | None, service: TokenService) -> Compared
 
 def _on_hub(name: str) -> str | Path | None:
     """The tokenizer of a model on the hub: the folder that it was fetched into, else its name; None if it has none."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
     if name.count("/") != 1 or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return None
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
     kept = try_to_load_from_cache(name, "tokenizer.json")
     if isinstance(kept, str):
         return Path(kept).parent

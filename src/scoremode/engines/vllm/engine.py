@@ -21,23 +21,18 @@ from scoremode.engines.base import (
     StoredHead,
     Want,
 )
+from scoremode.engines.lines import KL_WORDS, Words, divergences, unpack, width
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
+from scoremode.engines.vllm.facts import engine_facts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import stop
-from scoremode.engines.vllm.self_test import TEST_TOKENS, HeadFacts, Verdict, judge_answers
+from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, request_for_test, require_agreement
 from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
-from scoremode.engines.vllm.wire import (
-    KL_WORDS,
-    Request,
-    Words,
-    states_words,
-    unpack,
-    width,
-)
+from scoremode.engines.vllm.wire import Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
@@ -160,7 +155,7 @@ class VllmEngine(Engine):
             )
         folder, offsets = baseline.place
         for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
-            yield index, replace(answers, kl=words.view(np.float64)[:, 0].copy())
+            yield index, replace(answers, kl=divergences(words))
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         """Score shortened windows one by one: see ``shortened``."""
@@ -352,56 +347,25 @@ class VllmEngine(Engine):
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _self_test(self, version: str) -> Verdict:
         """Compare our scores with those of the model's own ``compute_logits``; raise an error if they disagree."""
-        verdicts = []
+        tried: list[Verdict] = []
         for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
-            found = self._try_head(gather)
-            if found.error <= found.allowed:
+            tried.append(self._try_head(gather))
+            if tried[-1].agrees:
                 # models that mask logits by index are wrong on shards but right on gathered logits
                 self._gather = gather
-                return found
-            verdicts.append(f"{found.error:.3g} nats (allowed: {found.allowed:.3g})")
-        raise EngineError(
-            f"self-test failed: our scores differ from compute_logits of vLLM {version} by {', '.join(verdicts)}",
-            fix="use --head as-served or --engine transformers, and please report the model and the version",
-        )
+                break
+        return require_agreement(tried, version)
 
     def _try_head(self, gather: bool) -> Verdict:
-        ids = np.linspace(1, self._vocabulary - 1, min(TEST_TOKENS, self._longest)).astype(np.int32)
-        rows = np.arange(len(ids), dtype=np.int32)  # the last row too
-        targets = np.stack([np.roll(ids, -1), ids, np.roll(ids, 3)], axis=1)
-        name = self._submit(ids, Request(rows, targets, gather=gather, self_test=True))
+        name = self._submit(*request_for_test(self._vocabulary, self._longest, gather=gather))
         outputs: list[Any] = []
         while not outputs:
             outputs = [o for o in self._step() if o.request_id == name]
         return judge_answers(np.asarray(outputs[0].outputs.data), self._dtype)
 
     def _facts(self, version: str, head: Verdict) -> EngineFacts:
-        import torch
-        import transformers
-        from vllm.platforms import current_platform
-
-        config = self.llm.llm_engine.vllm_config
-        return EngineFacts(
-            engine="vllm",
-            dtype=self._dtype,
-            device=str(current_platform.get_device_name()),
-            head="exact-fp32" if head.exact else "as-served",
-            vocabulary=head.vocabulary,
-            context_length=self._context,
-            versions={"vllm": version, "torch": torch.__version__, "transformers": transformers.__version__},
-            settings={
-                "quantization": config.model_config.quantization,
-                "tensor_parallel_size": self.options.tensor_parallel_size,
-                "pipeline_parallel_size": self.options.pipeline_parallel_size,
-                "kv_cache_dtype": str(config.cache_config.cache_dtype),
-                "max_num_batched_tokens": self._batch_tokens,
-                "enforce_eager": bool(config.model_config.enforce_eager),
-                "prefix_caching": self.options.prefix_caching,
-                "gathered_logits": self._gather,
-                **head.kernel,
-            },
-            notes=(*self._notes, *head.notes(self._dtype)),
-        )
+        found = engine_facts(self.llm.llm_engine.vllm_config, version, head, gathered=self._gather)
+        return replace(found, context_length=self._context, notes=(*self._notes, *found.notes))
 
     def _require_kernel(self) -> None:
         wanted, used = self.options.head_kernel, self.facts.settings["head_kernel"]

@@ -7,12 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from scoremode.engines.vllm.wire import (
-    Words,
-    join,
-    unpack,
-    width,
-)
+from scoremode.engines.lines import Words, unpack, width
 from scoremode.plan.windows import Answers, Window
 from scoremode.values import Ints
 
@@ -36,8 +31,7 @@ class Job:
     read_cache: bool
     vocabulary: int  # ids from this one upwards get no probability; 0: all ids count
     extra: Extra
-    back: Answers | None = None
-    extra_words: Words | None = None  # the extra words after the lines of ``back``
+    lines: Words | None = None
 
     def take(self, words: Words, block: int) -> Job | None:
         """Add an answer; return the job that requests the missing rows, or None if none are missing.
@@ -45,12 +39,9 @@ class Job:
         Rows inside a cached prefix are not computed, so they have no answer. They are requested again with a prompt
         that ends with the last of them: vLLM always computes the last token and the block that contains it.
         """
-        k = self.window.targets.shape[1]
-        words = words.reshape(-1, width(k) + self.extra.words)
+        words = words.reshape(-1, width(self.targets) + self.extra.words)
         missing = len(self.window.rows) - len(words)
-        got, more = unpack(words[:, : width(k)], k), np.ascontiguousarray(words[:, width(k) :])
-        self.back = got if self.back is None else join(got, self.back)
-        self.extra_words = more if self.extra_words is None else np.concatenate([more, self.extra_words])
+        self.lines = words if self.lines is None else np.concatenate([words, self.lines])
         if missing == 0:
             return None
         rows = self.window.rows[:missing]
@@ -59,12 +50,20 @@ class Job:
         )
         near_the_end = int(rows[-1]) - int(rows[0]) < block
         cached = self.read_cache and near_the_end and len(words) > 0
-        return Job(self.index, front, cached, self.vocabulary, self.extra, self.back, self.extra_words)
+        return Job(self.index, front, cached, self.vocabulary, self.extra, self.lines)
+
+    @property
+    def targets(self) -> int:
+        """Targets per row."""
+        return int(self.window.targets.shape[1])
+
+    def all_lines(self) -> Words:
+        assert self.lines is not None, "a job without an answer"
+        return self.lines
 
     def answers(self) -> Answers:
-        assert self.back is not None, "a job without an answer"
-        return self.back
+        return unpack(self.all_lines()[:, : width(self.targets)], self.targets)
 
     def extras(self) -> Words:
-        assert self.extra_words is not None, "a job without an answer"
-        return self.extra_words
+        """The extra words after the lines."""
+        return np.ascontiguousarray(self.all_lines()[:, width(self.targets) :])

@@ -14,20 +14,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.vllm.states import StoredStates
+from scoremode.engines.lines import KL_WORDS, width
+from scoremode.engines.vllm.ranks import (
+    across_ranks,
+    any_rank,
+    every_rank,
+    largest_of_ranks,
+    pack_divergence,
+    pack_partials,
+    unpack_divergence,
+    unpack_partials,
+)
+from scoremode.engines.vllm.states import Baseline, SentStates, StoredStates
 from scoremode.engines.vllm.tap import Shard, Tap
-from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, KL_WORDS, Request, pack_words, width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Request, pack_words
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import keep_own
 from scoremode.head.definition import Columns, define_columns
-from scoremode.head.divergence import DivergencePartials, combine_divergence, divergence_partials, finish_divergence
+from scoremode.head.divergence import combine_divergence, divergence_partials, finish_divergence
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
-from scoremode.head.partials import Partials, combine, finish, partials, target_logits
+from scoremode.head.partials import combine, finish, partials, target_logits
 from scoremode.head.precision import product_precision
 
 logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, which is the one that its workers print
@@ -60,6 +70,7 @@ class Kind(NamedTuple):
     self_test: bool
     extra: str
     reference: str
+    states_dtype: str  # of states that were sent; empty: they lie in a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +87,13 @@ class Part:
     def kind(self) -> Kind:
         """Parts of one kind are scored together."""
         q = self.request
-        return Kind(self.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference)
+        return Kind(self.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference, q.states_dtype)
 
     @property
-    def reference_rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """(m,) row numbers of the baseline's states in the reference."""
+    def baseline_rows(self) -> np.ndarray[Any, Any]:
+        """The baseline's states (m, d) for these rows where they were sent, else their row numbers in the reference."""
+        if self.request.states:
+            return self.request.raw_states()[self.first : self.first + len(self.index)]
         return self.request.first + self.first + np.arange(len(self.index), dtype=np.int64)
 
 
@@ -102,7 +115,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._rows = 0  # rows per step, reduced after running out of memory; 0: as in the settings
         self._choice: Choice | None = None
         self._asks_for_logits = not settings.exact
-        self._baseline: StoredStates | None = None  # the reference that KL is measured against
+        self._baseline: Baseline | None = None  # what KL is measured against
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -132,7 +145,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         rows = np.concatenate([p.index for p in parts])
         index = to_device(rows, hidden_states.device)
         targets = to_device(np.concatenate([p.targets for p in parts]).astype(np.int64), hidden_states.device)
-        stored = np.concatenate([p.reference_rows for p in parts])
+        stored = np.concatenate([p.baseline_rows for p in parts])
         if len(rows) == 0:
             return torch.empty(0, self._words(kind, hidden_states), dtype=torch.int32, device=hidden_states.device)
         if self._kernel_of(hidden_states) is not None and not kind.gather:
@@ -182,7 +195,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         """The kernel for this head; None if the head is not a plain matrix and the model computes the logits."""
         if self._choice is None and not self._asks_for_logits:
             found = self._tap.matrix(self._probe(hidden_states))
-            if _every_rank(found is not None and self._is_all(hidden_states)) and found is not None:
+            if every_rank(found is not None and self._is_all(hidden_states)) and found is not None:
                 self._choice = self._same_everywhere(found[1])
             else:
                 if self._settings.head_kernel:
@@ -208,7 +221,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def _same_everywhere(self, head: Head) -> Choice:
         """Choose the same kernel on every rank, because the exchanges between ranks must match."""
         choice = choose(head, self._settings.head_kernel)
-        if _every_rank(choice.kernel.name == "fused") or not _any_rank(choice.kernel.name == "fused"):
+        if every_rank(choice.kernel.name == "fused") or not any_rank(choice.kernel.name == "fused"):
             return choice
         return Choice(choose(head, "plain").kernel, "ranks disagreed on the fused kernel")
 
@@ -246,22 +259,27 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return {"stored_head": " ".join(map(str, facts))}
 
     def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
-        """Lines, each followed by KL(baseline‖this model) in float64, from the reference's states for the same rows."""
-        if self._baseline is None or str(self._baseline.folder) != kind.reference:
-            self._baseline = StoredStates(kind.reference)
-        states = self._baseline.rows(stored, hidden.device)
+        """Lines, each followed by KL(baseline‖this model) in float64, from the baseline's states for the same rows."""
+        baseline = self._baseline_of(kind)
         choice = None if kind.gather else self._kernel_of(hidden)
         found = None if choice is None else self._tap.matrix(hidden)
         if choice is not None and found is not None:
             rows, head, shard = found
             head = head.within(kind.vocabulary) if kind.vocabulary else head
-            head_p = self._baseline.head(hidden.device, shard.first_id, head.vocabulary)
-            share = largest_of_ranks if shard.ranks > 1 else keep_own
-            part, at_q = choice.kernel.diverge(states, head_p, rows, head, targets, share)
+            width = head.vocabulary
         else:
             x, shard = self._tap.logits(hidden, kind.gather)
             x = x[:, : max(0, kind.vocabulary - shard.first_id)] if kind.vocabulary else x
-            head_p = self._baseline.head(hidden.device, shard.first_id, x.shape[1])
+            width = x.shape[1]
+        head_p = baseline.head(hidden.device, shard.first_id, width)
+        if not every_rank(head_p is not None) or head_p is None:
+            lines = self._answer(hidden, targets, kind.gather, kind.vocabulary)
+            return with_divergence(lines, torch.full((len(lines),), torch.nan, device=lines.device))
+        states = baseline.rows(stored, hidden.device)
+        if choice is not None and found is not None:
+            share = largest_of_ranks if shard.ranks > 1 else keep_own
+            part, at_q = choice.kernel.diverge(states, head_p, rows, head, targets, share)
+        else:
             at_q = target_logits(x, targets, shard.first_id)
             if shard.ranks > 1:
                 at_q = largest_of_ranks(at_q)
@@ -269,7 +287,15 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         if shard.ranks > 1:
             part = combine_divergence([unpack_divergence(w) for w in across_ranks(pack_divergence(part))])
         made = finish_divergence(part, at_q)
-        return torch.cat([to_words(made.q), made.kl.double()[:, None].contiguous().view(torch.int32)], dim=1)
+        return with_divergence(to_words(made.q), made.kl)
+
+    def _baseline_of(self, kind: Kind) -> Baseline:
+        if self._baseline is None or self._baseline.name != kind.reference:
+            self._baseline = None  # its head goes before another one is loaded
+            self._baseline = (
+                SentStates(kind.reference, kind.states_dtype) if kind.states_dtype else StoredStates(kind.reference)
+            )
+        return self._baseline
 
     def _head_rows(self, hidden: Tensor, request: Request) -> Tensor:
         """Rows of the whole head's matrix as words, each followed by its bias in float32."""
@@ -361,61 +387,16 @@ def to_words(columns: Columns) -> Tensor:
     return torch.cat([bits(columns.logprob), ints, entropy, top, top_logprob], dim=1)
 
 
+def with_divergence(lines: Tensor, kl: Tensor) -> Tensor:
+    return torch.cat([lines, kl.double()[:, None].contiguous().view(torch.int32)], dim=1)
+
+
 def as_words(x: Tensor) -> Tensor:
     """Rows of floats as int32 words, bit for bit; an odd number of half-precision floats is padded."""
     x = x.contiguous()
     if x.shape[1] * x.element_size() % 4:
         x = torch.nn.functional.pad(x, (0, 1))
     return x.view(torch.int32)
-
-
-def pack_divergence(d: DivergencePartials) -> Tensor:
-    """All fields in float64, which is exact for ids and counts, viewed as float32; gathering only copies the bits."""
-    columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
-    return torch.cat([*columns, d.q.before.double()], dim=1).view(torch.float32)
-
-
-def unpack_divergence(words: Tensor) -> DivergencePartials:
-    x = words.contiguous().view(torch.float64)
-    largest_p, largest_q, total_p, total_q, cross, largest, total, weighted, where = x[:, :9].unbind(1)
-    q = Partials(largest.float(), where.long(), total.float(), weighted.float(), x[:, 9:].long())
-    return DivergencePartials(q, largest_p, largest_q, total_p, total_q, cross)
-
-
-def pack_partials(p: Partials) -> Tensor:
-    floats = torch.stack([p.largest, p.total, p.weighted], dim=1)
-    ints = torch.cat([p.where[:, None], p.before], dim=1).to(torch.int32)
-    # sent as float32 because some of vLLM's collectives support no other 32-bit type; gathering only copies bits
-    return torch.cat([floats.view(torch.int32), ints], dim=1).view(torch.float32)
-
-
-def unpack_partials(words: Tensor) -> Partials:
-    floats, ints = words[:, :3], words[:, 3:].contiguous().view(torch.int32).long()
-    return Partials(floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1:])
-
-
-def across_ranks(own: Tensor) -> list[Tensor]:
-    """The same (n, c) tensor of every tensor-parallel rank, in rank order: a few numbers per row, never logits."""
-    group = get_tp_group()
-    gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
-    return list(torch.split(gathered, len(own)))
-
-
-def largest_of_ranks(at_target: Tensor) -> Tensor:
-    """The targets' logits on every rank; each is known only to the rank that has its id."""
-    return torch.stack(across_ranks(at_target)).amax(0)
-
-
-def _every_rank(mine: bool) -> bool:
-    return not _any_rank(not mine)
-
-
-def _any_rank(mine: bool) -> bool:
-    group = get_tp_group()
-    if group.world_size == 1:
-        return mine
-    flag = torch.full((1, 1), float(mine), device=group.device)
-    return bool(torch.cat(across_ranks(flag)).amax() > 0)
 
 
 def as_score_model(model_class: type) -> type:

@@ -7,16 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from scoremode.engines.base import UNIFORM
-from scoremode.engines.vllm.wire import (
-    KERNEL_WORDS,
-    Words,
-    unpack,
-    unpack_words,
-    width,
-)
+from scoremode.engines.lines import Words, unpack, width
+from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, unpack_words
 from scoremode.errors import EngineError
 from scoremode.plan.windows import measured
 from scoremode.store.reference_format import RAW_DTYPES as RAW
+from scoremode.values import Ids
 
 TEST_TOKENS, TEST_TARGETS = 12, 3
 
@@ -54,11 +50,34 @@ class Verdict:
     kernel: dict[str, str]  # for the run's settings
     uniform: bool = False  # does every token get the same probability?
 
+    @property
+    def agrees(self) -> bool:
+        return self.error <= self.allowed
+
     def notes(self, dtype: str) -> list[str]:
         products = self.kernel.get("float32_products", "ieee")
         rounded = dtype == "float32" and products != "ieee"
         found = [f"vLLM multiplies float32 matrices in {products}"] if rounded else []
         return [*found, UNIFORM] if self.uniform else found
+
+
+def request_for_test(vocabulary: int, longest: int, *, gather: bool) -> tuple[Ids, Request]:
+    """A short prompt, and the request to score it in both ways."""
+    ids = np.linspace(1, vocabulary - 1, min(TEST_TOKENS, longest)).astype(np.int32)
+    rows = np.arange(len(ids), dtype=np.int32)  # the last row too
+    targets = np.stack([np.roll(ids, -1), ids, np.roll(ids, 3)], axis=1)
+    return ids, Request(rows, targets, gather=gather, self_test=True)
+
+
+def require_agreement(tried: list[Verdict], version: str) -> Verdict:
+    """The last verdict if our scores agree with ``compute_logits``; else an error that names all of them."""
+    if tried[-1].agrees:
+        return tried[-1]
+    gaps = ", ".join(f"{verdict.error:.3g} nats (allowed: {verdict.allowed:.3g})" for verdict in tried)
+    raise EngineError(
+        f"self-test failed: our scores differ from compute_logits of vLLM {version} by {gaps}",
+        fix="use --head as-served or --engine transformers, and please report the model and the version",
+    )
 
 
 def judge_answers(words: Words, dtype: str) -> Verdict:

@@ -59,7 +59,7 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
         elif can_plan_ahead(arguments):
             # vLLM plans the next batch while this one runs, except for pooling models: there it must be turned on
             arguments.setdefault("async_scheduling", True)
-        with support.environment({}, _device_defaults(on_cpu, options)), guard.guarded_start():
+        with support.environment({}, device_defaults(on_cpu, options)), guard.guarded_start():
             try:
                 return LLM(
                     model=model,
@@ -138,7 +138,7 @@ def _needs_bfloat16_on_cpu(config: Any) -> bool:
     return int4 or (int8 and bool(torch.cpu._is_amx_tile_supported()))
 
 
-def _device_defaults(on_cpu: bool, options: EngineArguments) -> dict[str, str]:
+def device_defaults(on_cpu: bool, options: EngineArguments) -> dict[str, str]:
     defaults = {}
     found = support.installed_version().split(".")
     if (int(found[0]), int(found[1])) < (0, 32):

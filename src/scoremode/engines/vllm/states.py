@@ -1,33 +1,51 @@
-"""A reference as vLLM's workers read it."""
+"""A baseline as vLLM's workers see it: hidden states of rows, and the slice of its head that a worker needs."""
 
 from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from scoremode.engines.heads import HeadFile, heads_folder
 from scoremode.engines.tensors import from_raw
 from scoremode.head.matrix import Head
 from scoremode.store.reference import Reference
-from scoremode.values import Ints
+from scoremode.values import Ints, Raw
+
+logger = logging.getLogger("vllm.scoremode")
+
+
+class Baseline(Protocol):
+    """What KL is measured against."""
+
+    name: str
+
+    def rows(self, which: Any, device: torch.device) -> Tensor:
+        """The states (n, d) of these rows."""
+
+    def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
+        """The ids ``first_id … first_id + width`` of the head; None if it cannot be loaded."""
 
 
 class StoredStates:
-    """A reference as a worker of vLLM sees it: rows by index, and the slice of the head that it needs."""
+    """A reference in a folder: rows by their numbers."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
+        self.name = folder
         self._stored = Reference.open(folder, verify=False)  # already verified before its path is sent to a worker
         self._head: Head | None = None
 
-    def rows(self, numbers: Ints, device: torch.device) -> Tensor:
+    def rows(self, which: Ints, device: torch.device) -> Tensor:
         """States of these rows of the reference (n, d): consecutive rows are read together."""
-        cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-        runs = [self._stored.rows(int(run[0]), len(run)) for run in np.split(numbers, cuts) if len(run)]
+        cuts = np.flatnonzero(np.diff(which) != 1) + 1
+        runs = [self._stored.rows(int(run[0]), len(run)) for run in np.split(which, cuts) if len(run)]
         return from_raw(np.concatenate(runs), self._stored.dtype).to(device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head:
-        """The ids ``first_id … first_id + width`` of the head; cached, because they are always the same."""
+        """Cached, because the ids are always the same."""
         if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
             stored, ids = self._stored, slice(first_id, first_id + width)
             bias = stored.head_bias()
@@ -40,3 +58,38 @@ class StoredStates:
                 first_id=first_id,
             )
         return self._head
+
+
+class SentStates:
+    """States that come with each request, and a head that was sent before and lies in the service's own folder.
+
+    A client's head must not end the server: one that cannot be read, or for which the device has no memory, is None.
+    """
+
+    def __init__(self, digest: str, dtype: str) -> None:
+        self.name, self._dtype = digest, dtype
+        self._head: Head | None = None
+
+    def rows(self, which: Raw, device: torch.device) -> Tensor:
+        return from_raw(which, self._dtype).to(device)
+
+    def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
+        if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
+            self._head = None
+            try:
+                self._head = self._load(device, first_id, width)
+            except (OSError, ValueError, torch.OutOfMemoryError) as error:
+                logger.warning("scoremode: the head of a baseline cannot be loaded: %s", error)
+        return self._head
+
+    def _load(self, device: torch.device, first_id: int, width: int) -> Head:
+        stored = HeadFile.open(heads_folder() / self.name)
+        bias = stored.bias(first_id, width)
+        return Head(
+            weight=from_raw(stored.weight(first_id, width), stored.dtype).to(device),
+            vocabulary=width,
+            bias=None if bias is None else from_raw(bias, stored.bias_dtype).to(device),
+            scale=stored.scale,
+            softcap=stored.softcap,
+            first_id=first_id,
+        )

@@ -78,7 +78,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     if int(arguments.get("data_parallel_size") or 1) > 1:
         raise OptionError(
             "data_parallel_size does not work inside one process",
-            fix="use --tensor-parallel-size, or one engine per GPU, each with a part of the corpus",
+            fix="use scoremode serve MODEL --data-parallel-size N, or --tensor-parallel-size",
         )
     if int(arguments.get("prefill_context_parallel_size") or 1) > 1:
         raise OptionError("prefill context parallelism hides rows from the pooler", fix="use --tensor-parallel-size")

@@ -1,9 +1,7 @@
 """How requests and answers cross vLLM's process boundary: raw int32, no object per token.
 
 A request travels in ``PoolingParams.extra_kwargs`` as bytes (vLLM would not decode an array on the other side). An
-answer is one int32 tensor with one line per row. Floats are stored by their bits, so that ids and ranks stay exact:
-
-    logprob × k | rank × k | entropy | top | top_logprob
+answer is one int32 tensor with one line per row: see engines/lines.py.
 """
 
 from __future__ import annotations
@@ -15,14 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.plan.windows import Answers
-from scoremode.values import Ids
+from scoremode.engines.lines import Words
+from scoremode.store.reference_format import RAW_DTYPES
+from scoremode.values import Ids, Raw
 
 KEY = "scoremode"
-FLAGS = ("vocabulary", "gather", "self_test", "extra", "reference", "first", "count")
+FLAGS = ("vocabulary", "gather", "self_test", "extra", "reference", "first", "count", "states", "states_dtype")
 KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes per word
-KL_WORDS = 2  # a divergence is one float64
-Words = npt.NDArray[np.int32]
 
 
 def pack_words(facts: dict[str, str]) -> list[int]:
@@ -52,7 +49,9 @@ class Request:
     gather: bool = False  # reduce the gathered logits instead of each shard's own
     self_test: bool = False  # also answer through the model's own compute_logits
     extra: Literal["", "states", "kl", "head"] = ""  # hidden states or KL after each line, or rows of the head instead
-    reference: str = ""  # folder of the reference that KL is measured against
+    reference: str = ""  # what KL is measured against: folder of a reference, or digest of a head that was sent
+    states: bytes = b""  # the baseline's states for these rows, where they were sent and lie in no folder
+    states_dtype: str = ""
     first: int = 0  # where to start: in the reference's rows, or in the head's rows
     count: int = 0  # how many rows of the head
 
@@ -76,6 +75,11 @@ class Request:
             **{name: packed[name] for name in FLAGS if name in packed},
         )
 
+    def raw_states(self) -> Raw:
+        """The states that were sent (m, d)."""
+        raw: Raw = np.frombuffer(self.states, RAW_DTYPES[self.states_dtype]).reshape(len(self.rows), -1)
+        return raw
+
     @staticmethod
     def own_tokens(ids: npt.NDArray[Any]) -> Request:
         """Every token but the first, each predicted from the row before it: the default for a prompt."""
@@ -83,30 +87,6 @@ class Request:
         return Request(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
 
 
-def width(k: int) -> int:
-    """Words per line of an answer with k targets."""
-    return 2 * k + 3
-
-
 def states_words(d: int, itemsize: int) -> int:
     """Words per hidden state; a state that does not fill its last word is padded."""
     return -(-d * itemsize // 4)
-
-
-def unpack(words: Words, k: int) -> Answers:
-    """Answers from lines of int32 words (m, width)."""
-    words = np.ascontiguousarray(words)
-    floats = words.view(np.float32)
-    return Answers(
-        logprob=floats[:, :k].astype(np.float64),
-        rank=words[:, k : 2 * k].astype(np.int64),
-        entropy=floats[:, 2 * k].astype(np.float64),
-        top=words[:, 2 * k + 1].copy(),
-        top_logprob=floats[:, 2 * k + 2].astype(np.float64),
-    )
-
-
-def join(front: Answers, back: Answers) -> Answers:
-    """The lines of ``front``, then those of ``back``."""
-    names = ("logprob", "rank", "entropy", "top", "top_logprob")
-    return Answers(*(np.concatenate([getattr(front, name), getattr(back, name)]) for name in names))

@@ -1,0 +1,43 @@
+"""What a running vLLM says of itself: stored with every number that it computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scoremode.engines.base import EngineFacts
+from scoremode.engines.vllm.self_test import Verdict
+
+
+def dtype_of(config: Any) -> str:
+    """The dtype of a ``VllmConfig``, by its plain name."""
+    return str(config.model_config.dtype).removeprefix("torch.")
+
+
+def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) -> EngineFacts:
+    """The facts of an engine that was started with this ``VllmConfig`` and passed its self-test."""
+    import torch
+    import transformers
+    from vllm.platforms import current_platform
+
+    dtype, parallel = dtype_of(config), config.parallel_config
+    return EngineFacts(
+        engine="vllm",
+        dtype=dtype,
+        device=str(current_platform.get_device_name()),
+        head="exact-fp32" if head.exact else "as-served",
+        vocabulary=head.vocabulary,
+        context_length=int(config.model_config.max_model_len),
+        versions={"vllm": version, "torch": torch.__version__, "transformers": transformers.__version__},
+        settings={
+            "quantization": config.model_config.quantization,
+            "tensor_parallel_size": int(parallel.tensor_parallel_size),
+            "pipeline_parallel_size": int(parallel.pipeline_parallel_size),
+            "kv_cache_dtype": str(config.cache_config.cache_dtype),
+            "max_num_batched_tokens": int(config.scheduler_config.max_num_batched_tokens),
+            "enforce_eager": bool(config.model_config.enforce_eager),
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "gathered_logits": gathered,
+            **head.kernel,
+        },
+        notes=tuple(head.notes(dtype)),
+    )

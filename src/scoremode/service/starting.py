@@ -1,0 +1,255 @@
+"""The command line of stock ``vllm serve`` in score mode, and its environment. Does not import vLLM until it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from scoremode.engines.heads import FOLDER
+from scoremode.engines.vllm import guard, plugin, support
+from scoremode.engines.vllm.options import EngineArguments
+from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
+from scoremode.engines.vllm.wire import KEY
+from scoremode.errors import InputError, OptionError
+from scoremode.head.budget import check_kernel_name
+from scoremode.models.embedded import EMBEDDED
+from scoremode.models.facts import resolve
+from scoremode.service import heads, limits
+from scoremode.store.redaction import command_without_secrets
+
+MIDDLEWARE = "scoremode.service.endpoint.ScoreMiddleware"
+ENDPOINT_GROUP = "vllm.endpoint_plugins"
+OTHER_GROUPS = (
+    "vllm.general_plugins",
+    "vllm.platform_plugins",
+    "vllm.stat_logger_plugins",
+    "vllm.io_processor_plugins",
+)
+OURS = {
+    "runner": "score mode runs with --runner pooling",
+    "convert": "score mode converts models itself",
+    "task": "score mode sets it",
+    "pooler_config": "score mode sets it",
+    "override_pooler_config": "score mode sets it",
+    "additional_config": "score mode sets it",
+    "skip_tokenizer_init": "the service tokenizes text",
+    "headless": "a server without a front end answers nobody",
+    "omni": "score mode is for language models",
+}
+SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
+PORT = 8000  # vLLM's own default
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """What ``scoremode serve`` takes itself; everything else is passed on."""
+
+    head: str = "exact"
+    head_kernel: str | None = None
+    body_mib: int | None = None
+    windows: int | None = None
+    heads_mib: int | None = None
+    allow_untested: bool = False
+
+    def limits(self) -> dict[str, int]:
+        given = {
+            "body_bytes": None if self.body_mib is None else self.body_mib * limits.MIB,
+            "held_bytes": None if self.body_mib is None else 4 * self.body_mib * limits.MIB,
+            "windows": self.windows,
+            "heads_bytes": None if self.heads_mib is None else self.heads_mib * limits.MIB,
+        }
+        for name, value in given.items():
+            if value is not None and value <= 0:
+                raise OptionError(f"the limit of {name.replace('_', ' ')} is not above 0", fix="give a larger one")
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What is started: words and environment."""
+
+    words: list[str]
+    environment: dict[str, str]  # changes
+    address: str
+    model: str  # the name to ask for
+
+    def shown(self) -> str:
+        """The command as one could type it, without secrets."""
+        changes = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        return " ".join([*changes, shlex.join(command_without_secrets(self.words))])
+
+
+def read_flags(words: Sequence[str]) -> dict[str, str | None]:
+    """vLLM's flags by name, as far as they matter here; None for one without a value."""
+    found: dict[str, str | None] = {}
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word.startswith("-"):
+            continue
+        name, equals, value = word.partition("=")
+        key = name.lstrip("-").replace("-", "_").split(".")[0]
+        follows = index < len(words) and not words[index].startswith("--")
+        found[key] = value if equals else words[index] if follows and key not in SWITCHES else None
+    return found
+
+
+def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
+    """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
+    installed = support.installed_version()
+    support.check_version(installed, options.allow_untested)
+    support.check_plugin()
+    check_kernel_name(options.head_kernel)
+    if options.head_kernel and options.head == "as-served":
+        raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
+    if model.startswith("-") or not model:
+        raise OptionError("the model comes first", fix="give scoremode serve MODEL, then flags")
+    given = read_flags(flags)
+    _refuse(given)
+    name, folder = given.get("served_model_name") or model, model
+    if model == EMBEDDED:
+        folder, named = str(resolve(model)), ["--served-model-name", model] if name == model else []
+    else:
+        named = []
+    words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
+    environment = _environment(given)
+    if _has_endpoints(installed):
+        environment["VLLM_PLUGINS"] = _plugins()
+    else:
+        words += ["--middleware", MIDDLEWARE]
+    host, port = given.get("host") or "localhost", given.get("port") or str(PORT)
+    shown = "localhost" if host in ("0.0.0.0", "::") else host
+    scheme = "https" if given.get("ssl_certfile") else "http"
+    return Command(words, environment, f"{scheme}://{shown}:{port}", name)
+
+
+def _refuse(given: dict[str, str | None]) -> None:
+    for name, why in OURS.items():
+        if name in given:
+            raise OptionError(f"--{name.replace('_', '-')} cannot be given: {why}", fix="leave it out")
+    if "model" in given or "config" in given:
+        name = "model" if "model" in given else "config"
+        raise OptionError(f"--{name} is not passed on", fix="name the model first, and give flags as flags")
+    named: dict[str, Any] = {name: True if value is None else value for name, value in given.items()}
+    named.pop("data_parallel_size", None)  # the engine in one process refuses it; a server has it
+    for name in ("prefill_context_parallel_size", "pipeline_parallel_size", "tensor_parallel_size"):
+        if name in named and not str(named[name]).isdecimal():
+            raise OptionError(f"--{name.replace('_', '-')} is not a number", fix="give a number")
+    support.check_arguments({name: value for name, value in named.items() if name not in support.OURS})
+
+
+def _program(model: str) -> list[str]:
+    """``vllm serve``. Its CPU build has no such command, but the module behind it."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+
+
+def _score_mode(model: str, given: dict[str, str | None], options: ServiceOptions) -> list[str]:
+    """What the engine in one process is started with, too: see engines/vllm/start.py."""
+    from vllm.platforms import current_platform
+
+    on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in given
+    if on_cpu:
+        support.check_int4_on_cpu(quantization_of(model, trusted))
+    pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
+    settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
+    words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
+    words += ["--additional-config", json.dumps({KEY: settings, limits.KEY: options.limits()})]
+    words += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(given)})]
+    if given.get("dtype") in (None, "auto"):
+        words += ["--dtype", choose_dtype(model, on_cpu, trusted)]
+    if not {"enable_prefix_caching", "no_enable_prefix_caching"} & given.keys():
+        words.append("--enable-prefix-caching")
+    if not {"enable_chunked_prefill", "no_enable_chunked_prefill"} & given.keys():
+        words.append("--enable-chunked-prefill")
+    if "max_num_batched_tokens" not in given:
+        words += _batch_tokens(given)
+    stages = int(given.get("pipeline_parallel_size") or 1)
+    if on_cpu and stages == 1 and "no_enforce_eager" not in given and "enforce_eager" not in given:
+        words.append("--enforce-eager")
+    if not on_cpu and can_plan_ahead(dict(given)) and not {"async_scheduling", "no_async_scheduling"} & given.keys():
+        words.append("--async-scheduling")
+    return words
+
+
+def _batch_tokens(given: dict[str, str | None]) -> list[str]:
+    """As many tokens per batch as the engine in one process takes: vLLM's default for servers suits generation."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    ranks = int(given.get("tensor_parallel_size") or 1) * int(given.get("pipeline_parallel_size") or 1)
+    try:
+        tokens = EngineArgs.get_batch_defaults(ranks)[0][UsageContext.LLM_CLASS]
+    except (AttributeError, KeyError, TypeError):  # another version: its own default
+        return []
+    return ["--max-num-batched-tokens", str(tokens)]
+
+
+def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
+    """The user's own; a flag that is repeated takes the place of the first one."""
+    if "hf_overrides" not in given:
+        return {}
+    try:
+        found = json.loads(given["hf_overrides"] or "")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OptionError("--hf-overrides is not a JSON object", fix="give it as --hf-overrides '{\"name\": value}'")
+    return found
+
+
+def _environment(given: dict[str, str | None]) -> dict[str, str]:
+    from vllm.platforms import current_platform
+
+    ranks = EngineArguments(
+        tensor_parallel_size=int(given.get("tensor_parallel_size") or 1) * int(given.get("data_parallel_size") or 1),
+        pipeline_parallel_size=int(given.get("pipeline_parallel_size") or 1),
+    )
+    defaults = {"VLLM_NO_USAGE_STATS": "1", **device_defaults(current_platform.is_cpu(), ranks)}
+    chosen = {name: value for name, value in defaults.items() if name not in os.environ}
+    return {**chosen, plugin.SWITCH: "1"}
+
+
+def _has_endpoints(installed: str) -> bool:
+    major, minor = installed.split(".")[:2]
+    return (int(major), int(minor)) >= (0, 26) and os.environ.get("SCOREMODE_SERVICE_MIDDLEWARE") != "1"
+
+
+def _plugins() -> str:
+    """vLLM loads endpoint plugins only if they are named, and then no others: so name all that it would load."""
+    if not any(point.name == support.PLUGIN_NAME for point in entry_points(group=ENDPOINT_GROUP)):
+        raise InputError(
+            "vLLM does not see the routes of scoremode",
+            fix="install scoremode again with pip: its entry points changed",
+        )
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None:
+        names = [*filter(None, allowed.split(",")), support.PLUGIN_NAME]
+    else:
+        names = [point.name for group in OTHER_GROUPS for point in entry_points(group=group)] + [support.PLUGIN_NAME]
+    return ",".join(dict.fromkeys(names))
+
+
+def become(made: Command) -> NoReturn:
+    """Replace this process by the server: signals reach it, and its exit code is ours."""
+    folder: Path = heads.make_folder()
+    own = {
+        guard.PARENT: guard.identity(os.getpid()) or "",  # it stays when the process becomes another program
+        FOLDER: str(folder),
+        "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
+    }
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(made.words[0], made.words, {**os.environ, **made.environment, **own})

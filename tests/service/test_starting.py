@@ -1,0 +1,144 @@
+"""The command line of a service: what is passed on, what is refused, and what is never shown. Starts no server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scoremode.cli.main import main
+from scoremode.engines.vllm import support
+from scoremode.errors import ModelError, OptionError
+from scoremode.service import heads, starting
+from scoremode.service.starting import ServiceOptions, command, read_flags
+
+NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+@pytest.fixture(autouse=True)
+def entry_points_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an older installation may be seen here; tests/service/test_service.py starts the real thing."""
+    monkeypatch.setattr(starting, "_plugins", lambda: "scoremode")
+
+
+def test_flags_are_read_as_they_are_typed() -> None:
+    words = ["--port", "80", "--api-key=x", "--enforce-eager", "--dtype", "float32", "-tp", "2", "--no-enable-x"]
+    assert read_flags(words) == {
+        "port": "80",
+        "api_key": "x",
+        "enforce_eager": None,
+        "dtype": "float32",
+        "tp": "2",
+        "no_enable_x": None,
+    }
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "runner": (["--runner", "generate"], "--runner cannot be given"),
+    "convert": (["--convert=none"], "--convert cannot be given"),
+    "pooler": (["--pooler-config", "{}"], "--pooler-config cannot be given"),
+    "one field of the pooler": (["--pooler-config.task", "embed"], "--pooler-config cannot be given"),
+    "config": (["--additional-config", "{}"], "--additional-config cannot be given"),
+    "no tokenizer": (["--skip-tokenizer-init"], "--skip-tokenizer-init cannot be given"),
+    "a second model": (["--model", "x"], "--model is not passed on"),
+    "a file of flags": (["--config", "x.yaml"], "--config is not passed on"),
+    "fast prefill": (["--kv-sharing-fast-prefill"], "skips rows that must be scored"),
+    "context parallelism": (["--prefill-context-parallel-size", "2"], "hides rows from the pooler"),
+    "other log-probabilities": (["--logprobs-mode", "raw_logits"], "unmodified model"),
+    "overrides that are no JSON": (["--hf-overrides", "x"], "not a JSON object"),
+    "ranks that are no number": (["--tensor-parallel-size", "two"], "is not a number"),
+}
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_before_anything_is_loaded(name: str, tiny: Path) -> None:
+    flags, words = REFUSED[name]
+    with pytest.raises(OptionError, match=words) as caught:
+        command(str(tiny), ServiceOptions(), flags)
+    assert caught.value.fix
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head_kernel": "x"}, "--head-kernel x is not known"),
+        ({"head_kernel": "plain", "head": "as-served"}, "does not apply"),
+        ({"body_mib": 0}, "not above 0"),
+        ({"windows": -1}, "not above 0"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, Any], words: str, tiny: Path) -> None:
+    with pytest.raises(OptionError, match=words):
+        command(str(tiny), ServiceOptions(**options), [])
+
+
+@NEEDS_VLLM
+def test_the_command_is_that_of_stock_vllm(tiny: Path) -> None:
+    flags = ["--port", "81", "--api-key", "sk-verysecret", "--data-parallel-size", "2", "--hf-overrides", '{"a": 1}']
+    made = command(str(tiny), ServiceOptions(body_mib=1), flags)
+    assert made.words[made.words.index("--runner") + 1] == "pooling"
+    assert '{"head_dtype": "model", "a": 1}' in made.words
+    assert '"body_bytes": 1048576' in " ".join(made.words)
+    assert made.words[: len(made.words)].count("--dtype") == 1
+    assert made.environment["SCOREMODE_VLLM"] == "1"
+    assert made.address == "http://localhost:81"
+    assert "verysecret" not in made.shown()
+    assert "--api-key" in made.shown()
+    assert "verysecret" in " ".join(made.words)
+
+
+@NEEDS_VLLM
+def test_the_users_own_choices_win(tiny: Path) -> None:
+    flags = ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--max-num-batched-tokens", "77", "--enforce-eager"]
+    made = command(str(tiny), ServiceOptions(), flags)
+    for once in ("--dtype", "--max-num-batched-tokens", "--enforce-eager"):
+        assert made.words.count(once) == 1
+    assert "--enable-prefix-caching" not in made.words
+
+
+def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def absent() -> str:
+        raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]'")
+
+    monkeypatch.setattr(support, "installed_version", absent)
+    assert main(["serve", "MODEL"]) == 2
+    assert capsys.readouterr().err == "scoremode: vLLM is not installed; pip install 'scoremode[vllm]'\n"
+    monkeypatch.setattr(support, "installed_version", lambda: "0.11.0")
+    assert main(["serve", "MODEL"]) == 2
+    said = capsys.readouterr().err
+    assert "vLLM 0.11.0 is untested" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve"], "MODEL is missing"),
+        (["serve", "--port", "8000", "MODEL"], "the model comes first"),
+        (["serve", ""], "MODEL is empty"),
+        (["serve", "MODEL", "--head", "x"], "invalid choice"),
+        (["serve", "MODEL", "--most-windows", "many"], "invalid int value"),
+    ],
+)
+def test_bad_command_lines(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    found = capsys.readouterr().err
+    assert said in found
+    assert found.count("\n") == 1
+
+
+def test_the_process_becomes_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(os, "execve", lambda program, words, environment: found.update(words=words, **environment))
+    monkeypatch.setattr(heads, "make_folder", lambda: tmp_path)
+    become: Any = starting.become
+    become(starting.Command(["/bin/true", "x"], {"A": "1"}, "http://x", "m"))
+    assert (found["words"], found["A"]) == (["/bin/true", "x"], "1")
+    assert found["SCOREMODE_SERVICE_FOLDER"] == str(tmp_path)
+    assert found["SCOREMODE_VLLM_PARENT"].startswith(f"{os.getpid()}:")
+    assert len(found["SCOREMODE_SERVICE_INSTANCE"]) == 32
