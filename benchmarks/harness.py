@@ -77,12 +77,10 @@ def open_backend(asked: argparse.Namespace) -> Any:
     if asked.backend == "stock-vllm":
         from lm_eval.models.vllm_causallms import VLLM
 
-        more = {"load_format": "dummy"} if asked.dummy else {}
-        return VLLM(pretrained=asked.model, dtype=dtype, batch_size="auto", max_model_len=longest, **more)
-    from scoremode.harness.model import ScoremodeLM
+        return VLLM(pretrained=asked.model, dtype=dtype, batch_size="auto", max_model_len=longest)
+    from scoremode.harness import ScoremodeLM
 
-    given = {"engine_args": (("load_format", "dummy"),)} if asked.dummy else {}
-    return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest, **given)
+    return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest)
 
 
 def peak_mib() -> float:
