@@ -26,7 +26,10 @@ MISTAKES: list[tuple[list[str], str]] = [
     ([*PPL, "--jsn"], "did you mean --json?"),
     ([*PPL, "--prompt", "x"], "--prompt belongs to scoremode prob"),
     ([*PPL, "--fail-if", "x"], "--fail-if belongs to scoremode compare"),
-    (["plan", "table:uniform", "--out", "x"], "--out belongs to scoremode ppl, scoremode prob, scoremode compare and"),
+    (
+        ["plan", "table:uniform", "--out", "x"],
+        "--out belongs to scoremode ppl, scoremode prob, scoremode compare, scoremode tasks and",
+    ),
     (["show", "run", "--corpus", "x"], "--corpus belongs to scoremode ppl"),
     ([*PPL, "--zzzzzz"], "there is no flag --zzzzzz"),
     (["--context-length", "5", "ppl"], "a command comes first"),
