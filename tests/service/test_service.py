@@ -213,6 +213,17 @@ def test_prob_is_that_of_a_client(served: ServedModel) -> None:
             assert [t["rank"] for t in a["tokens"]] == [t.rank for t in b.tokens]
 
 
+def test_every_token_has_the_text_that_its_tokenizer_gives(served: ServedModel) -> None:
+    from scoremode.text.tokenizer import HuggingFaceTokenizer
+
+    status, told = served.ask("/v1/scoremode/tokens")
+    local = HuggingFaceTokenizer.load(served.model)
+    assert (status, len(told["texts"])) == (200, 1003)
+    assert told["texts"][: local.facts.size] == [local.decode([i]) for i in range(local.facts.size)]
+    tokenizer = subject_of(served).tokenizer
+    assert [tokenizer.decode([i]) for i in (5, 100, 1002)] == [told["texts"][i] for i in (5, 100, 1002)]
+
+
 def test_the_key_is_wanted_and_shown_nowhere(served: ServedModel) -> None:
     for path in ("/v1/scoremode", SCORE, "/v1/scoremode/prob", "/v1/scoremode/heads/" + "a" * 64):
         status, _ = served.ask(path, Authorization="Bearer wrong")

@@ -77,6 +77,7 @@ class Prober:
     def __init__(self, scorer: Scorer, name: str) -> None:
         self.scorer, self.name = scorer, name
         self._tokenizer: TextTokenizer | None = None
+        self._texts: list[str] | None = None
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
     async def answer(self, value: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +96,14 @@ class Prober:
                 engine.stop()
                 raise
 
+    def texts(self) -> list[str]:
+        """What every id that has a probability stands for."""
+        if self._texts is None:
+            tokenizer, most = self.tokenizer(), self.scorer.room.vocabulary
+            known = min(most, tokenizer.facts.size)
+            self._texts = [tokenizer.decode([i]) for i in range(known)] + [""] * (most - known)
+        return self._texts
+
     def _answer(self, given: dict[str, Any], engine: ServedEngine) -> dict[str, Any]:
         held = HeldModel(Chosen(GivenEngine(engine), Options(), self._subject(engine)))
         rules = {name: given[name] for name in ("leading_space", "spanning", "add_bos") if name in given}
@@ -107,13 +116,16 @@ class Prober:
             )
         return {"results": [found.as_json() for found in lm.score(lm.encode(pairs))]}
 
-    def _subject(self, engine: ServedEngine) -> Subject:
+    def tokenizer(self) -> TextTokenizer:
         if self._tokenizer is None:
             config = self.scorer.client.vllm_config.model_config
             self._tokenizer = HuggingFaceTokenizer.load(
                 config.tokenizer, trust_remote_code=bool(config.trust_remote_code)
             )
+        return self._tokenizer
+
+    def _subject(self, engine: ServedEngine) -> Subject:
         facts = engine.facts
         return Subject(
-            self.name, self._tokenizer, self.name, vocabulary=facts.vocabulary, context_length=facts.context_length
+            self.name, self.tokenizer(), self.name, vocabulary=facts.vocabulary, context_length=facts.context_length
         )

@@ -62,6 +62,7 @@ class Service:
         """Add the routes to vLLM's application."""
         app.add_route(ROOT, answering(self.about), methods=["GET"])
         app.add_route(f"{ROOT}/score", answering(self.score), methods=["POST"])
+        app.add_route(f"{ROOT}/tokens", answering(self.tokens), methods=["GET"])
         app.add_route(f"{ROOT}/prob", answering(self.prob), methods=["POST"])
         app.add_route(f"{ROOT}/heads/{{digest}}", answering(self.has_head), methods=["GET"])
         app.add_route(f"{ROOT}/heads/{{digest}}", answering(self.put_head), methods=["PUT"])
@@ -123,6 +124,11 @@ class Service:
             return _refusal(415, InputError("this is not JSON", fix="set Content-Type to application/json"))
         async with self.bodies.of(request) as body:
             return JSONResponse(await while_connected(request, self.prober.answer(parse_json(body))))
+
+    async def tokens(self, request: Request) -> Response:
+        """The text of every token, for clients that have no tokenizer."""
+        _ = self.scorer
+        return JSONResponse({"texts": await asyncio.to_thread(self.prober.texts)})
 
     async def has_head(self, request: Request) -> Response:
         _ = self.scorer

@@ -81,7 +81,7 @@ def find_subject(address: str, model: str, options: ServerOptions, tokenizer: st
         room = None if room is None else room - RESERVED
     return ServedSubject(
         name=model,
-        tokenizer=_tokenizer(model, tokenizer, TokenService(link, served)),
+        tokenizer=_tokenizer(model, tokenizer, TokenService(link, served, lists_tokens=service is not None)),
         fingerprint=_fingerprint(served),
         vocabulary=None if service is None else service.vocabulary,
         context_length=room if service is None else service.max_model_len,

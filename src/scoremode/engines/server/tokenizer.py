@@ -23,7 +23,8 @@ from scoremode.text.tokenizer import (
 )
 from scoremode.values import Ids, Ints
 
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+TOKENIZE, DETOKENIZE, TOKENS = "/tokenize", "/detokenize", "/v1/scoremode/tokens"
+LARGEST_LIST = 256 << 20  # bytes
 PART = 1 << 20  # characters that are compared in one request
 MOST_TEXTS, MOST_CHARACTERS = 256, 8 << 20  # that are compared; beyond, one text in 64 is
 ONE_IN = 64
@@ -32,8 +33,10 @@ ONE_IN = 64
 class TokenService:
     """``/tokenize`` and ``/detokenize`` of a server, where it has them."""
 
-    def __init__(self, link: Link, served: Served) -> None:
+    def __init__(self, link: Link, served: Served, *, lists_tokens: bool = False) -> None:
         self.link, self.model = link, served.model
+        self._lists_tokens = lists_tokens  # a scoring service does
+        self._listed: list[str] | None = None
         found = self.ask("a", special=False, required=False)
         self.exists = found is not None and len(found[0]) > 0  # some servers have another service of that name
 
@@ -62,12 +65,27 @@ class TokenService:
         )
 
     def text_of(self, ids: Sequence[int]) -> str:
+        if self._lists_tokens and len(ids) == 1:  # reports show many tokens: one request for all of them
+            if self._listed is None:
+                self._listed = self._list()
+            if 0 <= ids[0] < len(self._listed):
+                return self._listed[ids[0]]
         reply = self.link.post(DETOKENIZE, {"model": self.model, "tokens": list(ids)}, largest=SMALL + 4096 * len(ids))
         found = reply.value.get("prompt") if reply.good and isinstance(reply.value, dict) else None
         if not isinstance(found, str):
             raise EngineError(
                 f"{self.link.root}{DETOKENIZE} does not give text ({reply.status} {reply.words})",
                 fix="give the model's tokenizer with --tokenizer FOLDER",
+            )
+        return found
+
+    def _list(self) -> list[str]:
+        reply = self.link.get(TOKENS, largest=LARGEST_LIST)
+        found = reply.value.get("texts") if reply.good and isinstance(reply.value, dict) else None
+        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+            raise EngineError(
+                f"{self.link.root}{TOKENS} does not list tokens ({reply.status} {reply.words})",
+                fix="use one version of scoremode on both sides",
             )
         return found
 
