@@ -123,7 +123,7 @@ def test_the_harness_keeps_its_own_models() -> None:
 def test_a_model_that_the_user_names_is_left_alone() -> None:
     assert registering.with_model(["--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
     assert registering.with_model(["run", "--tasks", "x"]) == ["run", "--model", "scoremode", "--tasks", "x"]
-    for words in (["--model", "hf"], ["-M", "hf"], ["--model=hf"]):
+    for words in (["--model", "hf"], ["-M", "hf"], ["--model=hf"], ["--config", "run.yaml"]):
         assert registering.with_model([*words, "--tasks", "x"]) == ["run", *words, "--tasks", "x"]
     for words in (["ls", "tasks"], ["validate", "--tasks", "x"], ["run", "--help"], ["--help"]):
         assert registering.with_model(words) == words

@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> None:
         _check_model(parsed)
         with checked_before_scoring():
             harness.execute(parsed)
-    except (ValueError, KeyError, FileNotFoundError, TypeError) as error:
+    except (ValueError, KeyError, FileNotFoundError) as error:  # what the harness says of tasks and files
         if isinstance(error, ScoremodeError):
             raise
         reason = str(error.args[0] if error.args else error).strip().split("\n")[0][:300]
@@ -72,7 +72,7 @@ def with_model(words: list[str]) -> list[str]:
     if command not in (None, "run") or not rest or rest[0] in ("-h", "--help"):
         return list(words)
     names = {word.split("=")[0] for word in rest}
-    chosen = [] if names & {"--model", "-M"} else ["--model", NAME]
+    chosen = [] if names & {"--model", "-M", "--config", "-C"} else ["--model", NAME]
     return ["run", *chosen, *rest]
 
 
