@@ -17,6 +17,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import queue
 import signal
 import socket
 import statistics
@@ -146,8 +147,20 @@ def be_client(address: str, asked: argparse.Namespace, number: int, gate: Any, r
     engine.close()
 
 
+def next_result(results: Any, clients: list[Any]) -> Any:
+    """What the next client has to say; an end if one of them has died."""
+    while True:
+        try:
+            return results.get(timeout=1)
+        except queue.Empty:
+            if any(client.exitcode for client in clients):
+                raise SystemExit("a client failed: its error is above") from None
+
+
 def run_service(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    began = time.monotonic()
     server, address = start_server(asked, folder)
+    say(f"the server answers after {time.monotonic() - began:.0f} s")
     try:
         spawn = multiprocessing.get_context("spawn")
         gate, results = spawn.Barrier(asked.clients), spawn.Queue()
@@ -159,7 +172,7 @@ def run_service(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
             client.start()
         seconds, mean = [], 0.0
         for _ in range(asked.repeat + 1):
-            found = [results.get(timeout=SECONDS) for _ in range(asked.clients)]
+            found = [next_result(results, clients) for _ in range(asked.clients)]
             seconds.append(max(end for _, end, _, _ in found) - min(began for began, _, _, _ in found))
             mean = sum(own * count for _, _, own, count in found) / sum(count for _, _, _, count in found)
         for client in clients:
@@ -191,10 +204,11 @@ def main() -> int:
     folder = write_model(asked)
     tokens = asked.windows * asked.context
     say(f"{asked.windows} windows of {asked.context} tokens, {asked.clients} clients")
-    engine = run_engine(asked, folder)
-    say(f"engine    {tokens / statistics.median(engine['seconds']):12,.0f} tokens/s   {engine['seconds']}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped
     service = run_service(asked, folder)
     say(f"service   {tokens / statistics.median(service['seconds']):12,.0f} tokens/s   {service['seconds']}")
+    engine = run_engine(asked, folder)
+    say(f"engine    {tokens / statistics.median(engine['seconds']):12,.0f} tokens/s   {engine['seconds']}")
     ratio = statistics.median(engine["seconds"]) / statistics.median(service["seconds"])
     same = abs(engine["mean_logprob"] - service["mean_logprob"]) < 1e-4
     say(f"service / engine  {ratio:.3f}, at least {TARGET} wanted: {'yes' if ratio >= TARGET else 'NO'}")
