@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.cli.commands import PASSED_ON, VERBS, build_parser
+from scoremode.cli.commands import TAKES_OTHERS, VERBS, build_parser
 from scoremode.plan.recipes import METHODS, Method
 
 ROOT = Path(__file__).parent.parent
@@ -60,7 +60,7 @@ def test_every_flag_in_the_documentation_exists() -> None:
     """Flags in our own commands; other tools' flags are mentioned in prose alone, or passed on by ``serve``."""
     known = {flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings}
     commands = re.findall(r"^(?:\$ )?(?:.*\| )?scoremode .*$", EVERYTHING, re.MULTILINE)
-    others = "|".join((*PASSED_ON, "serve"))
+    others = "|".join(TAKES_OTHERS)
     ours = [command for command in commands if not re.search(rf"scoremode ({others})\b", command)]
     used = {flag for command in ours for flag in re.findall(r"(?<!\S)--[a-z-]+", command)}
     assert used

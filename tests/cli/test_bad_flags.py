@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scoremode.cli.commands import PASSED_ON, VERBS, build_parser
+from scoremode.cli.commands import TAKES_OTHERS, VERBS, build_parser
 from tests.cli.conftest import Command, Refused
 
 PPL = ["ppl", "table:uniform", "--text", "one two"]
@@ -110,7 +110,7 @@ def test_no_command_at_all_is_help_and_one_line(command: Command) -> None:
     assert "no command was given; type scoremode VERB" in outcome.err
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in PASSED_ON])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in TAKES_OTHERS])
 def test_no_verb_takes_a_shortened_flag(refused: Refused, verb: str) -> None:
     assert "did you mean --json?" in refused(verb, *["x"] * (verb not in ("engines", "doctor")), "--jso")
 

@@ -32,7 +32,7 @@ def test_help_names_every_command(command: Command) -> None:
     assert [verb for verb in edge.VERBS if f"  {verb} " not in outcome.out] == []
 
 
-@pytest.mark.parametrize("verb", [verb for verb in edge.VERBS if verb not in edge.PASSED_ON])
+@pytest.mark.parametrize("verb", [verb for verb in edge.VERBS if verb not in edge.TAKES_OTHERS])
 def test_every_command_has_help_and_json(command: Command, verb: str) -> None:
     outcome = command(verb, "--help")
     assert (outcome.code, "--json" in outcome.out) == (0, True)

@@ -34,6 +34,7 @@ VERBS = (
     "doctor",
 )
 PASSED_ON = ("lm-eval",)  # the flags of these are another program's
+TAKES_OTHERS = (*PASSED_ON, "serve")  # these have no --json, and flags that are not ours go to another program
 OUR_BUG = 70
 
 EXAMPLES = """examples:
