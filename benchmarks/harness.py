@@ -103,6 +103,7 @@ def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
         "context_tokens": sum(lengths) / len(lengths),
         "host_mib_quarter": quarter,
         "host_mib": peak_mib() - before,
+        "tokens": [len(lm._encode_pair(*request.args)[1]) for request in requests],
         "answers": [[float(value), bool(greedy)] for value, greedy in answers],
         "accuracy": accuracy(task, requests, answers),
     }
@@ -152,9 +153,10 @@ def run_backends(asked: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     pairs = list(zip(ours["answers"], theirs["answers"], strict=True))
-    largest = max(abs(a[0] - b[0]) for a, b in pairs)
+    apart = [abs(a[0] - b[0]) for a, b in pairs]
+    a_token = max(d / n for d, n in zip(apart, ours["tokens"], strict=True))
     flags = sum(a[1] != b[1] for a, b in pairs)
-    return f"largest |Δ| of an answer {largest:.2g} nats, {flags} greedy flags differ"
+    return f"largest |Δ| {max(apart):.2g} nats of an answer, {a_token:.2g} per token; {flags} greedy flags differ"
 
 
 def show(found: dict[str, dict[str, Any]]) -> None:
