@@ -10,6 +10,7 @@ once per process by the harness, and only ``loglikelihood`` is timed: from texts
 model is loaded before, and a first pass over a few requests is not timed. Few-shot examples come from the same rows:
 what they say does not matter here, only how long contexts become.
 
+``ratio`` is of requests/s; in parentheses of the process's CPU time, which other work on the machine does not change.
 ``host MiB`` is how much the peak of the process's memory grew while all requests were answered, and next to it the
 same for a quarter of them: a backend whose memory does not depend on the number of requests has two equal numbers.
 
@@ -93,13 +94,14 @@ def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
     before = peak_mib()
     lm.loglikelihood(requests[: len(requests) // 4])
     quarter = peak_mib() - before
-    begun = time.perf_counter()
+    begun, begun_cpu = time.perf_counter(), time.process_time()
     answers = lm.loglikelihood(requests)
-    seconds = time.perf_counter() - begun
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu
     lengths = [len(lm.tok_encode(request.args[0])) for request in requests[:: max(1, len(requests) // 50)]]
     return {
         "requests": len(requests),
         "seconds": seconds,
+        "cpu_seconds": cpu,
         "context_tokens": sum(lengths) / len(lengths),
         "host_mib_quarter": quarter,
         "host_mib": peak_mib() - before,
@@ -161,7 +163,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 def show(found: dict[str, dict[str, Any]]) -> None:
     print(
-        f"{'task':<12} {'backend':<13} {'requests':>8} {'context':>8} {'req/s':>9} {'ratio':>7} {'host MiB':>15}  acc"
+        f"{'task':<12} {'backend':<13} {'requests':>8} {'context':>8} {'req/s':>9} {'ratio':>13} {'host MiB':>15}  acc"
     )
     for task in next(iter(found.values())):
         for backend, results in found.items():
@@ -171,9 +173,11 @@ def show(found: dict[str, dict[str, Any]]) -> None:
             ratio = "" if other is None else f"{rate * other['seconds'] / other['requests']:.2f}"
             memory = f"{row['host_mib_quarter']:.0f} / {row['host_mib']:.0f}"
             acc = ", ".join(f"{name} {value:.4f}" for name, value in row["accuracy"].items())
+            if other is not None and backend == "transformers":
+                ratio += f" ({other['cpu_seconds'] / row['cpu_seconds']:.2f})"
             print(
                 f"{task:<12} {backend:<13} {row['requests']:>8} {row['context_tokens']:>8.0f} {rate:>9.1f} "
-                f"{ratio:>7} {memory:>15}  {acc}"
+                f"{ratio:>13} {memory:>15}  {acc}"
             )
             if other is not None:
                 print(f"{'':<12} {differences(row, other)}")
