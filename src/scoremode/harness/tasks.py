@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from scoremode.arguments import require_flag, whole_number
 from scoremode.engines.arguments import EngineArguments
 from scoremode.errors import InputError, OptionError, did_you_mean
-from scoremode.harness.chat import render
+from scoremode.harness.chat import hugging_face_tokenizer, render
 from scoremode.harness.documents import Render, build_documents, judges_itself
 from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
@@ -188,7 +188,7 @@ class _Work:
 
 def _renderer(tokenizer: TextTokenizer) -> Render:
     def write(messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
-        return render(tokenizer, getattr(tokenizer, "hf", None), messages, add_generation_prompt, {})
+        return render(tokenizer, hugging_face_tokenizer(tokenizer), messages, add_generation_prompt, {})
 
     return write
 
