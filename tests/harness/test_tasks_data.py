@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,11 @@ def test_two_files_for_one_split_are_refused(tmp_path: Path) -> None:
         ('{"other": "field"}', "check the fields of its rows|cannot make"),
         (json.dumps({"question": "q", "choices": {"text": ["a"], "label": ["A"]}, "answerKey": "A"}), "1 choices"),
         (GOOD.replace('"A"}', '"Z"}'), "cannot make"),
+        (
+            f'{GOOD}\n{{"choices": {{"text": ["a", "b"], "label": ["A", "B"]}}, "answerKey": "A"}}',
+            "no field 'question'",
+        ),
+        (f'{GOOD}\n{GOOD[:-1]}, "hint": "h"}}', "line 2 has a field 'hint'"),
     ],
 )
 def test_rows_that_are_not_rows_are_refused_in_one_line(text: str, words: str, tmp_path: Path) -> None:
@@ -91,6 +97,40 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "arc_easy_test.jsonl").write_bytes(b'{"question": "\xff\xfe"}')
     with pytest.raises(InputError, match="not UTF-8"):
         load(tmp_path)
+
+
+def test_a_pipe_or_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "arc_easy_test.jsonl")
+    with pytest.raises(InputError, match="is not a file"):
+        load(tmp_path)
+
+
+def hellaswag(folder: Path, *labels: Any) -> Path:
+    rows = [
+        {"activity_label": "a", "ctx_a": "a.", "ctx_b": "b", "endings": ["c.", "d.", "ee."], "label": i} for i in labels
+    ]
+    return put(folder, hellaswag_validation="\n".join(map(json.dumps, rows)))
+
+
+def test_labels_that_are_hidden_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no document of the task hellaswag names one of its choices"):
+        sm.tasks("table:uniform", "table:uniform", tasks="hellaswag", task_data=hellaswag(tmp_path, "-1", "-1"))
+
+
+def test_documents_without_a_right_choice_are_counted(tmp_path: Path) -> None:
+    data = hellaswag(tmp_path, "0", "9", "0", "-1", "0")
+    found = sm.tasks("table:uniform", "table:uniform", tasks="hellaswag", task_data=data)[0]
+    assert any("2 of 5 documents name none of their choices as right; they count as wrong" in n for n in found.notes)
+    row = found.row("hellaswag")
+    assert row["margin_shift"] is None
+    assert row["acc_baseline"] == pytest.approx(3 / 5)  # the shortest of the choices is the likeliest, and is the first
+    assert [document.gold for document in found.tasks[0].documents] == [(0,), None, (0,), None, (0,)]
+
+
+def test_a_metric_that_no_task_has_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, arc_easy_test=GOOD)
+    with pytest.raises(OptionError, match="no task here has the metric 'acc_nrom'; did you mean 'acc_norm'"):
+        sm.tasks("table:uniform", "table:uniform", tasks="arc_easy", task_data=tmp_path, metric="acc_nrom")
 
 
 def test_few_shot_examples_come_from_the_split_that_the_task_names(tmp_path: Path) -> None:

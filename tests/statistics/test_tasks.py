@@ -246,3 +246,13 @@ def test_a_gate_is_sure_only_beyond_the_bound() -> None:
     assert gate.check(gate.parse_for_tasks("recovery < 0.99"), row) is not None
     assert gate.check(gate.parse_for_tasks("recovery < 0.99 surely"), row) is None
     assert "surely below 0.995" in str(gate.check(gate.parse_for_tasks("recovery < 0.995 surely"), row))
+
+
+def test_differences_too_small_to_be_squared_have_errors() -> None:
+    """Both models all but certain of every choice: KL of 1e-90 and less."""
+    found = mean([(np.array([1e-90, 2e-90, 3e-90, 4e-90, 10e-90]), 1.0)])
+    usual = mean([(np.array([1.0, 2.0, 3.0, 4.0, 10.0]), 1.0)])
+    assert found.stderr is not None
+    assert usual.stderr is not None
+    assert found.stderr == pytest.approx(usual.stderr * 1e-90, rel=1e-12, abs=0)
+    assert found.freedom == pytest.approx(4)

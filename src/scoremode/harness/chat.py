@@ -11,6 +11,11 @@ from scoremode.errors import ModelError, OptionError
 from scoremode.text.tokenizer import TextTokenizer
 
 
+def hugging_face_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer of Transformers behind one of ours, which the harness asks for its templates; None if none is."""
+    return getattr(getattr(tokenizer, "local", tokenizer), "hf", None)
+
+
 def render(
     tokenizer: TextTokenizer,
     hugging_face: Any,

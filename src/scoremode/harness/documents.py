@@ -30,7 +30,7 @@ class Document:
     number: int  # in its split
     pairs: tuple[tuple[str, str], ...]  # (context, continuation), as they are asked
     choices: tuple[str, ...]  # as the task lists them; empty if there is only one continuation
-    gold: tuple[int, ...] | None  # right choices; None if the task does not say it as a number
+    gold: tuple[int, ...] | None  # right choices; None if it names none of them
     instances: tuple[Any, ...]  # lm-eval's own objects
 
     @property
@@ -52,7 +52,9 @@ def build_documents(loaded: Loaded, name: str, render: Render | None = None) -> 
             by_number: dict[int, list[Any]] = {}
             for instance in task.instances:
                 by_number.setdefault(instance.doc_id, []).append(instance)
-            return [_document(task, number, instances) for number, instances in by_number.items()]
+            found = [_document(task, number, instances) for number, instances in by_number.items()]
+            _require_right_choices(task, name, found)
+            return found
     except ScoremodeError:
         raise
     except Exception as error:
@@ -61,6 +63,19 @@ def build_documents(loaded: Loaded, name: str, render: Render | None = None) -> 
         raise InputError(
             f"lm-eval cannot make questions of the task {name} ({reason})", fix="check the fields of its rows"
         ) from None
+
+
+def judges_itself(task: Any) -> bool:
+    """Does the task bring its own rule for right and wrong, instead of lm-eval's?"""
+    return callable(getattr(getattr(task, "config", None), "process_results", None))
+
+
+def _require_right_choices(task: Any, name: str, documents: Sequence[Document]) -> None:
+    """Splits whose labels are hidden would be 0 % right under every model."""
+    if documents and all(one.gold is None for one in documents) and not judges_itself(task):
+        raise InputError(
+            f"no document of the task {name} names one of its choices as right", fix="use a split that has labels"
+        )
 
 
 def _document(task: Any, number: int, instances: list[Any]) -> Document:
@@ -77,16 +92,18 @@ def _document(task: Any, number: int, instances: list[Any]) -> Document:
 
 
 def _gold(task: Any, doc: Any, choices: Sequence[str]) -> tuple[int, ...] | None:
-    """The right choices by number, as ``process_results`` finds them; None if they are not among the choices."""
+    """The right choices by number, as ``process_results`` finds them; None if the document names none of its choices.
+
+    lm-eval counts such a document as wrong, whatever a model answers.
+    """
     if not choices:
         return (0,)
     right = task.doc_to_text(doc) if getattr(task, "multiple_input", 0) else task.doc_to_target(doc)
     found = []
     for one in right if isinstance(right, list) else [right]:
         number = choices.index(one) if isinstance(one, str) and one in choices else one
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(choices):
-            return None
-        found.append(number)
+        if isinstance(number, int) and 0 <= number < len(choices):
+            found.append(int(number))  # True is 1, as for lm-eval
     return tuple(found) or None
 
 

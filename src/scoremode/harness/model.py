@@ -24,7 +24,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.harness import answer_cache, arguments
-from scoremode.harness.chat import render
+from scoremode.harness.chat import hugging_face_tokenizer, render
 from scoremode.harness.encoding import Encoded, PairEncoder, rolling
 from scoremode.harness.kept import Folder, Scored, Writer
 from scoremode.harness.tally import Tally
@@ -312,11 +312,6 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def close(self) -> None:
         """Stop the engine. The next request opens it again."""
         self.held.close()
-
-
-def hugging_face_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer of Transformers behind one of ours, which the harness asks for its templates; None if none is."""
-    return getattr(getattr(tokenizer, "local", tokenizer), "hf", None)
 
 
 def chunks_of_documents(requests: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import InputError
+from scoremode.errors import InputError, harmless
 from scoremode.store.files import file_sha256
 from scoremode.text.json_files import parse
 
@@ -100,12 +100,15 @@ class TaskData:
         """The rows of a file as a dataset; every defect is named with its line."""
         import datasets
 
-        rows = []
+        rows: list[dict[str, Any]] = []
+        if not path.is_file():  # a pipe would wait for ever
+            raise InputError(f"{path} is not a file", fix="put a file with one JSON object per line there")
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         rows.append(_row(line, f"{path} line {number}"))
+                        _require_same_fields(rows[0], rows[-1], f"{path} line {number}")
             self.files[path.name] = file_sha256(path)
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror})", fix="check its permissions") from None
@@ -126,3 +129,19 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         raise InputError(f"{where} is not a JSON object", fix=f"give one object per line, {ROWS}")
     return value
+
+
+def _require_same_fields(first: dict[str, Any], row: dict[str, Any], where: str) -> None:
+    """A dataset would fill a missing field with None, which tasks write as a word, and drop one that is new."""
+    for name in first:
+        if name not in row:
+            raise InputError(
+                f"{where} has no field '{harmless(name)}', and the first row has one",
+                fix="add it, with null where it has no value",
+            )
+    for name in row:
+        if name not in first:
+            raise InputError(
+                f"{where} has a field '{harmless(name)}', and the first row has none",
+                fix="give all rows the same fields",
+            )

@@ -16,8 +16,8 @@ from typing import Any, Unpack
 from scoremode.arguments import require_flag, whole_number
 from scoremode.engines.arguments import EngineArguments
 from scoremode.errors import InputError, OptionError, did_you_mean
-from scoremode.harness.chat import render
-from scoremode.harness.documents import Render, build_documents
+from scoremode.harness.chat import hugging_face_tokenizer, render
+from scoremode.harness.documents import Render, build_documents, judges_itself
 from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
 from scoremode.harness.scoring import ModelAnswers, TaskDocuments, answer_documents
@@ -88,6 +88,7 @@ def tasks(
         held.settings()  # refuses what its engine would refuse, before data are loaded
     loaded = load_tasks(asked, progress)
     _require_rows(loaded, rows)
+    _require_metric(loaded, metric)
     work = _Work(loaded, folders, metric)
     first = work.answers(models[0], "baseline")
     return [work.comparison(models[0], first, held, work.answers(held, held.subject.name)) for held in models[1:]]
@@ -98,6 +99,13 @@ def _require_rows(loaded: Loaded, rows: Sequence[str]) -> None:
     for name in rows:
         if name not in known:
             raise OptionError(f"the task '{name}' is not asked here", fix=did_you_mean(name, known))
+
+
+def _require_metric(loaded: Loaded, metric: str | None) -> None:
+    """A metric that only some tasks have is noted for the others; one that no task has is a mistake."""
+    known = sorted({name for task in loaded.tasks.values() for name in task.aggregation()})
+    if metric is not None and metric.split(",")[0] not in known:  # lm-eval writes a filter after a comma
+        raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, known))
 
 
 def _checked(
@@ -180,7 +188,7 @@ class _Work:
 
 def _renderer(tokenizer: TextTokenizer) -> Render:
     def write(messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
-        return render(tokenizer, getattr(tokenizer, "hf", None), messages, add_generation_prompt, {})
+        return render(tokenizer, hugging_face_tokenizer(tokenizer), messages, add_generation_prompt, {})
 
     return write
 
@@ -207,8 +215,14 @@ def _notes(loaded: Loaded, metric: str | None, found: Sequence[Any]) -> list[str
     for task in found:
         if metric is not None and task.paired.metric != metric:
             notes.append(f"{task.name}: has no {metric}, so recovery is about {task.paired.metric}")
-        if any(document.gold is None for document in task.documents):
-            notes.append(f"{task.name}: the right choice is not a number, so its margin is not known")
+        unknown = sum(document.gold is None for document in task.documents)
+        if unknown:
+            own = judges_itself(loaded.tasks[task.name])
+            counted = "the task's own rule judges them" if own else "they count as wrong, as in lm-eval"
+            notes.append(
+                f"{task.name}: {unknown:,} of {len(task.documents):,} documents name none of their choices as right; "
+                f"{counted}, and margins are not known"
+            )
     notes += [
         f"{name}: lm-eval does not aggregate this group; its members count alike"
         for name, group in loaded.groups.items()

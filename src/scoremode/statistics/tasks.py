@@ -288,7 +288,8 @@ def _freedom(variances: Sequence[float], sizes: Sequence[float]) -> float:
     total = sum(variances)
     if total == 0:
         return float(sum(sizes)) - len(sizes)
-    return total**2 / sum(v**2 / (n - 1) for v, n in zip(variances, sizes, strict=True))
+    shares = [v / total for v in variances]  # squares of the variances themselves may be too small for a float
+    return 1 / sum(s**2 / (n - 1) for s, n in zip(shares, sizes, strict=True))
 
 
 def mcnemar(lost: int, gained: int) -> float:
