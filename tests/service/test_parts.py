@@ -304,6 +304,7 @@ def test_fields_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
     from scoremode.errors import InputError
 
     good = {"vocabulary": 3, "dtype": "float32", "bias_dtype": "float32", "scale": 1.0, "softcap": None}
+    bad: dict[str, Any]
     for bad in ({}, {"dtype": ["float32"]}, {"bias_dtype": {}}, {"scale": 10**400}, {"softcap": 10**400}):
         (tmp_path / "head").write_bytes(b"".join(pack("head", {**good, **bad}, {"weight": np.zeros((3, 2), "<f4")})))
         if not bad:
