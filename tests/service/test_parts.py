@@ -246,3 +246,69 @@ def test_other_servers_are_no_services(address: str) -> None:
         assert find_service(Link(address, None, timeout=5, patience=1)) is None
         assert is_service(address) is False
     assert is_service("http://127.0.0.1:9") is None
+
+
+# ── bad clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
+class Sending:
+    """A request whose body comes in chunks; with ``stalls``, nothing follows them."""
+
+    def __init__(self, *chunks: bytes, declared: int | None = None, stalls: bool = False) -> None:
+        self.headers = {} if declared is None else {"content-length": str(declared)}
+        self.chunks, self.stalls = chunks, stalls
+
+    async def stream(self) -> Any:
+        for chunk in self.chunks:
+            yield chunk
+        if self.stalls:
+            await asyncio.sleep(60)
+
+
+def test_a_client_that_stalls_takes_no_room_and_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scoremode.service import bodies
+    from scoremode.service.limits import SlowError
+
+    monkeypatch.setattr(bodies, "STALLED", 0.2)
+    held = bodies.Bodies(100, 100)
+
+    async def stalls() -> None:
+        async with held.of(Sending(b"x", declared=100, stalls=True)):
+            pass
+
+    async def both() -> None:
+        stalling = asyncio.create_task(stalls())
+        await asyncio.sleep(0.05)
+        assert held.held == 1
+        async with held.of(Sending(b"y" * 99, declared=99)) as body:
+            assert len(body) == 99
+        with pytest.raises(SlowError, match="no byte"):
+            await stalling
+
+    asyncio.run(both())
+    assert held.held == 0
+
+
+def test_too_many_windows_are_refused_before_they_are_made() -> None:
+    from scoremode.engines.messages import Asked, TooManyError, pack
+
+    none, numbers = np.zeros(5, "<i8"), np.zeros(0, "<i4")
+    counts = {"tokens": none, "rows_of": none, "targets_of": none, "shared": np.zeros(5, "<i4")}
+    data = b"".join(pack("score", {}, {**counts, "ids": numbers, "rows": numbers, "targets": numbers}))
+    assert len(Asked.from_bytes(data, 5).windows) == 5
+    with pytest.raises(TooManyError, match="5 windows"):
+        Asked.from_bytes(data, 4)
+
+
+def test_fields_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
+    from scoremode.engines.heads import HeadFile
+    from scoremode.engines.messages import pack
+    from scoremode.errors import InputError
+
+    good = {"vocabulary": 3, "dtype": "float32", "bias_dtype": "float32", "scale": 1.0, "softcap": None}
+    bad: dict[str, Any]
+    for bad in ({}, {"dtype": ["float32"]}, {"bias_dtype": {}}, {"scale": 10**400}, {"softcap": 10**400}):
+        (tmp_path / "head").write_bytes(b"".join(pack("head", {**good, **bad}, {"weight": np.zeros((3, 2), "<f4")})))
+        if not bad:
+            assert HeadFile.open(tmp_path / "head").width == 2
+            continue
+        with pytest.raises(InputError):
+            HeadFile.open(tmp_path / "head")

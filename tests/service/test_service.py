@@ -21,7 +21,8 @@ import scoremode as sm
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.heads import digest_of, head_parts
-from scoremode.engines.messages import CONTENT_TYPE, Against, Asked
+from scoremode.engines.lines import KL_WORDS, divergences
+from scoremode.engines.messages import CONTENT_TYPE, Against, Asked, pack, parse, read_answers
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
 from scoremode.engines.server.service_engine import ServiceEngine
@@ -276,6 +277,13 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
         400,
         "not a digest",
     ),
+    "a list for a dtype": (
+        SCORE,
+        b"".join(pack("score", {"against": "a" * 64, "states_dtype": ["float32"]}, parse(message(ONE), "score")[1])),
+        CONTENT_TYPE,
+        400,
+        "do not name a head",
+    ),
     "not JSON": (SCORE, b"{", JSON, 400, "not JSON"),
     "NaN": (SCORE, b'{"windows": [{"ids": [NaN]}]}', JSON, 400, "not JSON"),
     "a float": (SCORE, b'{"windows": [{"ids": [1.5]}]}', JSON, 400, "whole numbers"),
@@ -353,6 +361,25 @@ def test_heads_that_are_not_what_they_claim(served: ServedModel) -> None:
     found, told = served.ask(SCORE, message(ONE, against=Against(digest, "float32", (nan,))), CONTENT_TYPE)
     assert (found, "no numbers" in json.dumps(told)) == (500, True)
     assert served.ask(SCORE, message(ONE), CONTENT_TYPE)[0] == 200
+
+
+def test_states_of_two_dtypes_against_one_head(served: ServedModel) -> None:
+    """The same numbers in float32 and in bfloat16 have one divergence, whichever came first."""
+    from scoremode.engines.base import StoredHead
+
+    weight = np.random.default_rng(0).normal(size=(1003, 8)).astype(np.float32)
+    body = b"".join(head_parts(StoredHead(weight, None, "float32", "float32", 1003)))
+    digest = hashlib.sha256(body).hexdigest()
+    assert served.ask(f"/v1/scoremode/heads/{digest}", body, CONTENT_TYPE, "PUT")[0] == 200
+    states = np.array([[1, -2, 0.5, 3, 0, 1, 1, -1]], np.float32)  # exact in bfloat16
+    halves = (states.view(np.uint32) >> 16).astype(np.uint16)
+    found = []
+    for dtype, sent in (("float32", states), ("bfloat16", halves), ("float32", states)):
+        status, data = served.ask(SCORE, message(ONE, against=Against(digest, dtype, (sent,))), CONTENT_TYPE)
+        assert status == 200
+        found.append(divergences(read_answers(data, [ONE], KL_WORDS)[1][0][:, -KL_WORDS:]).item())
+    assert found[0] > 0
+    assert found == [found[0]] * 3
 
 
 def test_digests_are_those_of_the_bytes() -> None:

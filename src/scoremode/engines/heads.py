@@ -75,7 +75,8 @@ class HeadFile:
             raise InputError(f"a head of {layout.size} bytes came with {path.stat().st_size}", fix="send it again")
         fields, weight, bias = layout.fields, layout.places.get("weight"), layout.places.get("bias")
         dtype, bias_dtype = fields.get("dtype"), fields.get("bias_dtype")
-        if dtype not in RAW_DTYPES or bias_dtype not in RAW_DTYPES or weight is None:
+        named = isinstance(dtype, str) and isinstance(bias_dtype, str)
+        if not named or dtype not in RAW_DTYPES or bias_dtype not in RAW_DTYPES or weight is None:
             raise InputError("a head has no matrix of a known dtype", fix="send weight, dtype and bias_dtype")
         rows, width = weight.shape if len(weight.shape) == 2 else (0, 0)
         good = weight.dtype == RAW_DTYPES[dtype] and rows > 0 and 0 < width <= WIDEST
@@ -104,4 +105,9 @@ class HeadFile:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number larger than any float
+        return None

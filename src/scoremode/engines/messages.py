@@ -125,6 +125,10 @@ def parse(data: bytes | memoryview, kind: str) -> tuple[dict[str, Any], dict[str
     return layout.fields, arrays
 
 
+class TooManyError(InputError):
+    """More windows than a request may have."""
+
+
 # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class Against:
@@ -165,13 +169,20 @@ class Asked:
         return pack("score", fields, arrays)
 
     @staticmethod
-    def from_bytes(data: bytes | memoryview) -> Asked:
-        """A request that anybody may have written: its arrays fit each other, and nothing more is known of it."""
+    def from_bytes(data: bytes | memoryview, most: int | None = None) -> Asked:
+        """A request that anybody may have written: its arrays fit each other, and nothing more is known of it.
+
+        More than ``most`` windows are refused before any is made: millions of them would take all memory.
+        """
         fields, arrays = parse(data, "score")
         tokens, rows_of, targets_of = (_counts(arrays, name) for name in ("tokens", "rows_of", "targets_of"))
         shared = _array(arrays, "shared", "int32", 1)
         if not len(tokens) == len(rows_of) == len(targets_of) == len(shared):
             raise InputError("tokens, rows_of, targets_of and shared do not have one number per window", fix=_AGAIN)
+        if most is not None and len(tokens) > most:
+            raise TooManyError(
+                f"{len(tokens)} windows are more than the {most} of a request", fix="send several requests"
+            )
         ids = _split(_array(arrays, "ids", "int32", 1), tokens, "ids")
         rows = _split(_array(arrays, "rows", "int32", 1), rows_of, "rows")
         targets = _split(_array(arrays, "targets", "int32", 1), rows_of * targets_of, "targets")
@@ -192,7 +203,7 @@ def _against(fields: dict[str, Any], arrays: dict[str, Raw], rows_of: Ints) -> A
     digest, dtype = fields.get("against"), fields.get("states_dtype")
     if digest is None:
         return None
-    if not isinstance(digest, str) or dtype not in RAW_DTYPES:
+    if not isinstance(digest, str) or not isinstance(dtype, str) or dtype not in RAW_DTYPES:
         raise InputError("against and states_dtype do not name a head and a dtype", fix=_AGAIN)
     states = _array(arrays, "states", dtype, 2)
     return Against(digest, dtype, tuple(_split(states, rows_of, "states")))

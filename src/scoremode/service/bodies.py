@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from scoremode.errors import InputError
-from scoremode.service.limits import BusyError, TooLargeError
+from scoremode.service.limits import BusyError, SlowError, TooLargeError
+
+STALLED = 60.0  # seconds between two chunks of a body
 
 
 def declared_length(request: Any) -> int | None:
@@ -18,6 +21,19 @@ def declared_length(request: Any) -> int | None:
     if not said.isdecimal() or len(said) > 15:
         raise InputError("Content-Length is not a number", fix="send the number of bytes")
     return int(said)
+
+
+async def promptly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks of a body; a client that stalls is let go."""
+    while True:
+        try:
+            async with asyncio.timeout(STALLED):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise SlowError(f"no byte of the request came for {STALLED:g} s", fix="send it again") from None
+        if chunk is None:
+            return
+        yield chunk
 
 
 class Bodies:
@@ -33,21 +49,19 @@ class Bodies:
         try:
             declared = declared_length(request)
             if declared is not None:
-                self._take(declared, declared)
-                held = declared
+                self._require_room(declared, declared)
             body = bytearray()
-            async for chunk in request.stream():
+            async for chunk in promptly(request.stream()):
+                self._require_room(len(chunk), len(body) + len(chunk))
                 body += chunk
-                if len(body) > held:
-                    self._take(len(body) - held, len(body))
-                    held = len(body)
+                self.held += len(chunk)
+                held += len(chunk)  # what came, not what was declared: who sends nothing takes nobody's room
             yield bytes(body)
         finally:
             self.held -= held
 
-    def _take(self, more: int, size: int) -> None:
+    def _require_room(self, more: int, size: int) -> None:
         if size > self.most_each:
             raise TooLargeError(f"a request has more than {self.most_each} bytes", fix="send several requests")
         if self.held and self.held + more > self.most_together:
             raise BusyError("the server holds as many requests as it takes", fix="try again in a moment")
-        self.held += more

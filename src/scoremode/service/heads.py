@@ -53,6 +53,7 @@ class Heads:
             atexit.register(self.remove)
         self.most = most
         self._used: Counter[str] = Counter()
+        self._coming = 0  # bytes of heads that are being sent
 
     def path(self, digest: str) -> Path:
         """Where a head lies. The name is a digest and nothing else, so it leads nowhere else."""
@@ -83,7 +84,16 @@ class Heads:
         path = self.path(digest)
         if declared > self.most:
             raise TooLargeError(f"a head of {declared} bytes is more than the {self.most} kept here", fix="send none")
-        self._make_room(declared)
+        self._make_room(declared + self._coming)
+        self._coming += declared  # others that come at the same time do not get the same room
+        try:
+            await self._receive(digest, path, body, declared, vocabulary)
+        finally:
+            self._coming -= declared
+
+    async def _receive(
+        self, digest: str, path: Path, body: AsyncIterator[bytes], declared: int, vocabulary: int
+    ) -> None:
         handle, name = tempfile.mkstemp(suffix=PARTIAL, dir=self.folder)
         partial = Path(name)
         try:
@@ -109,7 +119,7 @@ class Heads:
     def _make_room(self, size: int) -> None:
         """Remove the heads that were unused for longest."""
         kept = sorted((p for p in self.folder.iterdir()), key=lambda p: p.stat().st_mtime)
-        total = sum(p.stat().st_size for p in kept)
+        total = sum(p.stat().st_size for p in kept if p.suffix != PARTIAL)
         for path in kept:
             if total + size <= self.most:
                 return

@@ -14,13 +14,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from scoremode import __version__
-from scoremode.engines.messages import CONTENT_TYPE, VERSION, Asked, answer_parts
+from scoremode.engines.messages import CONTENT_TYPE, VERSION, Asked, TooManyError, answer_parts
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
-from scoremode.service.bodies import Bodies, declared_length
+from scoremode.service.bodies import Bodies, declared_length, promptly
 from scoremode.service.forms import answers_in_json, asked_in_json, parse_json
 from scoremode.service.heads import Heads
-from scoremode.service.limits import AbsentError, BusyError, TooLargeError
+from scoremode.service.limits import AbsentError, BusyError, SlowError, TooLargeError
 from scoremode.service.prob import Prober
 from scoremode.service.scoring import Scorer
 
@@ -100,7 +100,7 @@ class Service:
             return _refusal(415, InputError(f"this is not {CONTENT_TYPE} or JSON", fix="set Content-Type"))
         async with self.bodies.of(request) as body:
             in_json = kind == "application/json"
-            asked = asked_in_json(body) if in_json else Asked.from_bytes(body)
+            asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
             with self.heads.using(asked.against.digest) if asked.against else nullcontext() as head:
                 if asked.against and head is not None:
                     self._check_states(asked, head.width)
@@ -143,7 +143,7 @@ class Service:
             raise InputError("a server on several machines gives no divergence", fix="use one machine")
         if declared is None:
             return _refusal(411, InputError("the length of this head is not declared", fix="send Content-Length"))
-        await self.heads.put(digest, request.stream(), declared, scorer.room.vocabulary)
+        await self.heads.put(digest, promptly(request.stream()), declared, scorer.room.vocabulary)
         return JSONResponse({"head": digest})
 
 
@@ -175,7 +175,13 @@ def _first(error: BaseException) -> BaseException:
 def _status(error: ScoremodeError) -> int:
     if isinstance(error, EngineError):
         return 500
-    known: dict[type[ScoremodeError], int] = {TooLargeError: 413, BusyError: 503, AbsentError: 404}
+    known: dict[type[ScoremodeError], int] = {
+        TooLargeError: 413,
+        TooManyError: 413,
+        BusyError: 503,
+        AbsentError: 404,
+        SlowError: 408,
+    }
     return known.get(type(error), 400)
 
 

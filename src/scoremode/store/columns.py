@@ -38,13 +38,12 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> An
     import pyarrow as pa
 
     columns: dict[str, Any] = {name: _numbers(getattr(facts, name)) for name in OF_FACTS if not name.endswith("text")}
-    columns["text"] = _strings(facts.text)
+    columns["text"] = _strings(facts.text, len(scores))
     known = dict(scores.columns())
     for name in COLUMNS:
         kind = pa.type_for_alias(COLUMN_TYPES[name])
         columns[name] = _numbers(known[name]) if name in known else pa.nulls(len(scores), kind)
-    top_text = facts.top_text if facts.top_text is not None else [None] * len(scores)
-    columns["top_text"] = _strings(top_text)
+    columns["top_text"] = _strings(facts.top_text, len(scores))
     if kl is not None:
         columns["kl"] = _numbers(kl)
     return pa.table(columns)
@@ -58,13 +57,26 @@ def _numbers(array: npt.NDArray[Any]) -> Any:
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(packed)])
 
 
-def _strings(texts: npt.NDArray[Any] | list[None]) -> Any:
-    """A pyarrow Array in which every text is stored once; as ``_numbers``, without pandas."""
+def _strings(texts: npt.NDArray[Any] | None, count: int) -> Any:
+    """A pyarrow Array in which every text is stored once; as ``_numbers``, without pandas.
+
+    Its own ``dictionary_encode`` would import ``pyarrow.compute``: a tenth of a second.
+    """
+    import pyarrow as pa
     from pyarrow.lib import StringBuilder
 
+    if texts is None:
+        return pa.nulls(count, pa.dictionary(pa.int32(), pa.string()))
+    places: dict[str, int] = {}
+    indices = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int32, count)
     builder = StringBuilder()
-    builder.append_values(texts)
-    return builder.finish().dictionary_encode()
+    builder.append_values(list(places))
+    return pa.DictionaryArray.from_arrays(_numbers(indices), builder.finish())
+
+
+def load_library() -> None:
+    """Import what writes the file: before it is needed, while others compute."""
+    import pyarrow.parquet  # noqa: F401
 
 
 def write(path: Path, blocks: Iterable[Rows]) -> None:
@@ -159,13 +171,29 @@ class ColumnFile:
         if name in self.not_measured:
             return np.empty(len(column))
         if name.endswith("text"):
-            texts = np.empty(len(column), object)
-            texts[:] = column.to_pylist()
-            return texts
+            return self._texts(column)
         return _from_arrow(column)
+
+    def _texts(self, column: Any) -> npt.NDArray[Any]:
+        """Each different text becomes one object; ``to_pylist`` of the whole column would make one per row."""
+        import pyarrow as pa
+
+        if not pa.types.is_dictionary(column.type):
+            return _objects(column.to_pylist())
+        known, places = _objects(column.dictionary.to_pylist()), _from_arrow(column.indices)
+        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(known):
+            raise self._unreadable("a text has no place in its dictionary")
+        found: npt.NDArray[Any] = known[places]
+        return found
 
     def _unreadable(self, why: object) -> RunError:
         return RunError(f"{self.path} cannot be read ({why})", fix="score again with --fresh")
+
+
+def _objects(values: list[Any]) -> npt.NDArray[Any]:
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
 
 
 def _from_arrow(column: Any) -> npt.NDArray[Any]:

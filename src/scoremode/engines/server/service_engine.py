@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.server.workers import Workers
 from scoremode.errors import EngineError, InputError, ModelError
 from scoremode.plan.windows import Answers, WindowSource
+from scoremode.store import columns
 from scoremode.values import Bools
 
 ABSENT = 404
@@ -59,6 +61,8 @@ class ServiceEngine(Engine):
         workers: Workers[Batch, list[Answers]] = Workers(
             self.concurrency, lambda batch: self._answers(link, batch.asked, head)
         )
+        # this machine only waits now: what the answers are stored with is imported meanwhile
+        threading.Thread(target=columns.load_library, name="import").start()
         try:
             if head is not None:
                 self._send_head(link, digest, head)

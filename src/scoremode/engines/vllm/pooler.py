@@ -290,7 +290,8 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return with_divergence(to_words(made.q), made.kl)
 
     def _baseline_of(self, kind: Kind) -> Baseline:
-        if self._baseline is None or self._baseline.name != kind.reference:
+        wanted = f"{kind.reference} {kind.states_dtype}" if kind.states_dtype else kind.reference
+        if self._baseline is None or self._baseline.name != wanted:
             self._baseline = None  # its head goes before another one is loaded
             self._baseline = (
                 SentStates(kind.reference, kind.states_dtype) if kind.states_dtype else StoredStates(kind.reference)

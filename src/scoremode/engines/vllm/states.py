@@ -67,7 +67,7 @@ class SentStates:
     """
 
     def __init__(self, digest: str, dtype: str) -> None:
-        self.name, self._dtype = digest, dtype
+        self.name, self._digest, self._dtype = f"{digest} {dtype}", digest, dtype
         self._head: Head | None = None
 
     def rows(self, which: Raw, device: torch.device) -> Tensor:
@@ -78,12 +78,12 @@ class SentStates:
             self._head = None
             try:
                 self._head = self._load(device, first_id, width)
-            except (OSError, ValueError, torch.OutOfMemoryError) as error:
+            except (OSError, ValueError, MemoryError, RuntimeError) as error:
                 logger.warning("scoremode: the head of a baseline cannot be loaded: %s", error)
         return self._head
 
     def _load(self, device: torch.device, first_id: int, width: int) -> Head:
-        stored = HeadFile.open(heads_folder() / self.name)
+        stored = HeadFile.open(heads_folder() / self._digest)
         bias = stored.bias(first_id, width)
         return Head(
             weight=from_raw(stored.weight(first_id, width), stored.dtype).to(device),
