@@ -251,6 +251,7 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     "later version": (SCORE, b"SCOREMOD\x09" + b"\0" * 90, CONTENT_TYPE, 400, "version 9"),
     "cut": (SCORE, message(ONE)[:-8], CONTENT_TYPE, 400, "came with"),
     "no window": (SCORE, message(), CONTENT_TYPE, 400, "no window"),
+    "JSON too large": (SCORE, b'{"windows": [' + b" " * (5 << 20) + b"]}", "application/json", 413, "bytes of JSON"),
     "too many windows": (SCORE, message(*[ONE] * 1025), CONTENT_TYPE, 413, "1025 windows"),
     "too long": (SCORE, bad_window(ids=[5] * 257), CONTENT_TYPE, 400, "257 tokens"),
     "no tokens": (SCORE, bad_window(ids=[], rows=[], targets=[]), CONTENT_TYPE, 400, "0 tokens"),

@@ -49,6 +49,17 @@ def test_any_flipped_bit_costs_its_record_and_those_after_it(tmp_path: Path) -> 
         (tmp_path / "r").write_bytes(whole)
 
 
+def test_a_damaged_file_is_told_from_one_that_a_kill_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = written(tmp_path / "r")
+    whole = (tmp_path / "r").read_bytes()
+    (tmp_path / "r").write_bytes(whole[:-3])
+    assert len(read(tmp_path / "r")) == 2
+    assert capsys.readouterr().err == ""
+    (tmp_path / "r").write_bytes(whole[: places[1] - 1] + b"?" + whole[places[1] :])
+    assert read(tmp_path / "r") == []
+    assert f"is damaged after byte {places[0]}" in capsys.readouterr().err
+
+
 def test_every_cut_leaves_whole_records(tmp_path: Path) -> None:
     places = written(tmp_path / "r")
     whole = (tmp_path / "r").read_bytes()

@@ -13,14 +13,20 @@ from scoremode.engines.lines import Words, unpack, width
 from scoremode.engines.messages import Asked, own_tokens
 from scoremode.errors import InputError
 from scoremode.plan.windows import Window, measured
+from scoremode.service.limits import TooLargeError
 from scoremode.values import Ids
 
 EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
+MOST_JSON = 4 << 20  # bytes
 COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """A JSON object. NaN and infinity are not JSON."""
+    """A JSON object. NaN and infinity are not JSON. It is read while others wait, so it must be small."""
+    if len(data) > MOST_JSON:
+        raise TooLargeError(
+            f"{len(data)} bytes of JSON are more than {MOST_JSON}", fix="use the binary form, or several requests"
+        )
     try:
         value = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError):

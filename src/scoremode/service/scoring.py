@@ -20,7 +20,7 @@ from scoremode.engines.vllm.facts import dtype_of, engine_facts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, request_for_test, require_agreement
 from scoremode.engines.vllm.wire import Request
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, InputError
 from scoremode.service.limits import Limits, Room, check
 from scoremode.values import Ids
 
@@ -162,7 +162,7 @@ def _require_divergences(asked: Asked, lines: Sequence[Words]) -> None:
     """A worker that could not load the baseline's head gives NaN instead of ending the server."""
     for own in lines:
         if np.isnan(divergences(own[:, -KL_WORDS:])).any():
-            raise EngineError(
-                "the baseline's head could not be loaded, or its states are no numbers",
+            raise InputError(  # not the engine's fault: the same request would fail again
+                "the baseline's head does not fit in the server's memory, or its numbers are none (NaN)",
                 fix="start the server with a smaller --gpu-memory-utilization, or make the reference again",
             )

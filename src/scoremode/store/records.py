@@ -6,7 +6,8 @@ record  = magic, number, bytes of the body, crc32 | body
 
 The checksum covers the header line, the number, the length and the body, so it detects a record that was moved to
 another file, has another number, or lost a bit. A record is written with one call. A record that a kill left incomplete
-fails its checksum; it and everything after it is truncated, and that work is done again.
+fails its checksum; it and everything after it is truncated, and that work is done again. If other records were behind
+it, the file was damaged, and one line says so.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import errno
 import json
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError
+from scoremode.errors import RunError, harmless
 from scoremode.text.json_files import parse
 
 HEAD = struct.Struct("<4sQII")
 MAGIC = b"scm2"
 LONGEST_HEADER = 1 << 20
+SEARCHED = 1 << 24  # bytes after a record that is not whole in which others are looked for
 
 
 class RecordFile:
@@ -56,7 +59,16 @@ class RecordFile:
             number, body = found
             at, self.end = self.end, self.end + HEAD.size + len(body)
             yield number, at, body
+        if self._is_damaged():
+            print(
+                f"scoremode: {harmless(str(self.path))} is damaged after byte {self.end}: what followed is done again",
+                file=sys.stderr,
+            )
         self._file.truncate(self.end)
+
+    def _is_damaged(self) -> bool:
+        """Do other records follow the first one that is not whole? A kill leaves nothing behind it."""
+        return MAGIC in os.pread(self._file.fileno(), SEARCHED, self.end + len(MAGIC))
 
     def append(self, number: int, body: bytes) -> int:
         """Write a record; return its offset in the file."""
