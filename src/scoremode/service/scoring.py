@@ -163,6 +163,6 @@ def _require_divergences(asked: Asked, lines: Sequence[Words]) -> None:
     for own in lines:
         if np.isnan(divergences(own[:, -KL_WORDS:])).any():
             raise InputError(  # not the engine's fault: the same request would fail again
-                "the baseline's head does not fit in the server's memory, or its numbers are none (NaN)",
+                "the baseline's head does not fit in the server's memory, or the baseline has NaN in it",
                 fix="start the server with a smaller --gpu-memory-utilization, or make the reference again",
             )

@@ -18,7 +18,7 @@ from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.options import EngineArguments
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import InputError, OptionError
+from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
@@ -115,11 +115,8 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
         raise OptionError("the model comes first", fix="give scoremode serve MODEL, then flags")
     given = read_flags(flags)
     _refuse(given)
-    name, folder = given.get("served_model_name") or model, model
-    if model == EMBEDDED:
-        folder, named = str(resolve(model)), ["--served-model-name", model] if name == model else []
-    else:
-        named = []
+    name, folder = given.get("served_model_name") or model, _folder(model)
+    named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
     environment = _environment(given)
     if _has_endpoints(installed):
@@ -130,6 +127,15 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     shown = "localhost" if host in ("0.0.0.0", "::") else host
     scheme = "https" if given.get("ssl_certfile") else "http"
     return Command(words, environment, f"{scheme}://{shown}:{port}", name)
+
+
+def _folder(model: str) -> str:
+    """Where the model lies; a name on the hub as it is, because vLLM fetches it."""
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"{model} has no config.json", fix="give the folder of a Hugging Face checkpoint")
+    on_hub = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not folder.exists()
+    return model if on_hub or folder.is_dir() else str(resolve(model))
 
 
 def _refuse(given: dict[str, str | None]) -> None:
