@@ -20,6 +20,7 @@ from scoremode.engines.vllm.start import choose_dtype
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Ids
 
+DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "2"}  # GiB; on a CPU vLLM would take almost all of the memory, or refuse to start
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
 
 
@@ -35,7 +36,11 @@ class VllmGenerator(Generator):
         self._processes = Processes()
         leftovers.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
         try:
-            with self._processes.killed_by_signals(), self.log.taking_output(), support.environment({}, QUIET):
+            with (
+                self._processes.killed_by_signals(),
+                self.log.taking_output(),
+                support.environment({}, QUIET | DEFAULTS),
+            ):
                 self.llm = self._start(str(folder), arguments, given.trust_remote_code)
         except BaseException:
             self._processes.kill()
