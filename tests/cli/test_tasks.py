@@ -97,8 +97,10 @@ def test_the_metric_of_recovery_can_be_chosen(words: list[str], capsys: pytest.C
     rows = json.loads(capsys.readouterr().out)["candidates"][0]["rows"]
     assert {row["metric"] for row in rows} == {"acc"}
     assert rows[0]["recovery"] == rows[0]["acc_recovery"]
-    assert main([*words, "--metric", "f1"]) == 0
-    assert re.search(r"has no f1, so recovery is\s+about acc", capsys.readouterr().out)
+    assert main([*words, "--metric", "acc_norm"]) == 0
+    assert re.search(r"has no acc_norm, so recovery is\s+about acc", capsys.readouterr().out)
+    assert main([*words, "--metric", "f1"]) == 2
+    assert "no task here has the metric 'f1'" in capsys.readouterr().err
 
 
 def test_the_report_is_written_and_only_a_report_is_replaced(
