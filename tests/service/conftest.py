@@ -6,10 +6,7 @@ import importlib.util
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.makers import make_small_llama, make_tokenizer
+from tests.servers import LocalServer
 
-SECONDS = 240
 KEY = "sk-verysecret"
 GROUPS = {
     "vllm.general_plugins": "scoremode.engines.vllm.plugin:register",
@@ -52,40 +49,18 @@ def seen_by_vllm(folder: Path) -> str:
     return os.pathsep.join(filter(None, (str(folder), str(source), path)))
 
 
-class ServedModel:
+class ServedModel(LocalServer):
     """``scoremode serve`` on this machine's CPU, in float32."""
 
     def __init__(self, model: Path, folder: Path, *flags: str, **environment: str) -> None:
-        self.model, self.flags, self.log = model, flags, folder / "log.txt"
+        super().__init__(folder / "log.txt")
+        self.model, self.flags = model, flags
         self.environment = {"PYTHONPATH": seen_by_vllm(folder / "site"), **environment}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> ServedModel:
         words = [sys.executable, "-m", "scoremode", "serve", str(self.model), "--served-model-name", "llama"]
         words += ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "256", *self.flags]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", **self.environment}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                words, env={**os.environ, **environment}, stdout=log, stderr=log, start_new_session=True
-            )
-        ends = time.monotonic() + SECONDS
-        while time.monotonic() < ends and self.process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{self.address}/health", timeout=2):
-                    return self
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError(f"the server did not start: {self.said()[-3000:]}")
-
-    def said(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.launch(words, {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", **self.environment})
 
     def interrupt(self) -> int:
         """Ctrl-C; the exit code."""
@@ -94,12 +69,6 @@ class ServedModel:
         code = self.process.wait(60)
         self.process = None
         return code
-
-    def kill(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
 
     def ask(
         self,

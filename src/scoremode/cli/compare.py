@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from dataclasses import replace
 from typing import Any
 
-from scoremode.cli import options
+from scoremode.cli import comparisons, options
 
 EPILOG = (
     "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
     "Exit code 1: a --fail-if rule holds."
 )
-GATE_FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="models, or runs of the same plan")
     options.add_question(parser)
     options.add_engine(parser)
-    its = parser.add_argument_group("baseline", "if it is scored in a different way than the candidates")
-    its.add_argument("--baseline-engine", metavar="NAME", help="default: --engine")
-    its.add_argument("--baseline-dtype", metavar="DTYPE", help="default: --dtype")
+    comparisons.add_baseline(parser)
     keep = parser.add_argument_group("comparison")
     keep.add_argument("--out", metavar="DIR", help="keep the runs there; an interrupted comparison resumes")
     keep.add_argument("--fresh", action="store_true", help="score again even if runs are there, and replace them")
@@ -33,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     keep.add_argument("--report", metavar="FILE", help="write the HTML report there")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--markdown", action="store_true", help="print the table for a model card")
-    shown.add_argument("--model-index", action="store_true", help="print the metadata block for the Hugging Face hub")
+    comparisons.add_cards(shown)
     shown.add_argument("--llamacpp", action="store_true", help="print what llama.cpp's tool prints, by its formulas")
     shown.add_argument("--json", action="store_true", help="print the facts for machines, and nothing else")
 
@@ -44,12 +38,10 @@ def run(parsed: argparse.Namespace) -> int:
     from scoremode.statistics import gate
     from scoremode.statistics.comparison import comparison_statistics
     from scoremode.store.outputs import check_report
-    from scoremode.store.redaction import command_without_secrets
     from scoremode.verbs.compare import compare
 
     rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
     output = check_report(parsed.report, "--report", made_later=parsed.out) if parsed.report is not None else None
-    of_baseline: Any = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
     with progress_bar("scoring") as progress:
         found = compare(
             parsed.baseline,
@@ -57,27 +49,23 @@ def run(parsed: argparse.Namespace) -> int:
             engine=parsed.engine,
             tokenizer=parsed.tokenizer,
             baseline_engine=parsed.baseline_engine,
-            baseline_options=of_baseline,
+            baseline_options=comparisons.baseline_options(parsed),
             out=parsed.out,
             fresh=parsed.fresh,
             progress=progress,
             **options.question(parsed),
             **options.engine_options(parsed),
         )
-    command = " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
-    found = [replace(c, manifest={**c.manifest, "command": command}) for c in found]
+    found = [replace(c, manifest={**c.manifest, "command": comparisons.command_line()}) for c in found]
     statistics = [comparison_statistics(c) for c in found]
     _print(parsed, found, statistics)
     if output:
         from scoremode.report.html.page import write
 
         write(parsed.report, found, statistics, flag="--report")
-        for_machines = parsed.json or parsed.markdown or parsed.model_index
-        output.announce(f"\nreport written to {output}", quiet=for_machines)
+        output.announce(f"\nreport written to {output}", quiet=comparisons.is_for_machines(parsed))
     failures = [why for rule in rules for one in statistics if (why := gate.check(rule, one))]
-    for why in failures:
-        print(f"scoremode: {why}", file=sys.stderr)
-    return GATE_FAILED if failures else 0
+    return comparisons.verdict(failures)
 
 
 def _print(parsed: argparse.Namespace, found: list[Any], statistics: list[dict[str, Any]]) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from dataclasses import replace
 from typing import Any
 
-from scoremode.cli import options
+from scoremode.cli import comparisons, options
 
 EPILOG = "Tasks are those of lm-eval that ask for log-likelihoods. Exit code 1: a --fail-if rule holds."
-GATE_FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--apply-chat-template", action="store_true", help="write questions as the model's chat template"
     )
     options.add_engine(parser)
-    its = parser.add_argument_group("baseline", "if it is scored in a different way than the candidates")
-    its.add_argument("--baseline-engine", metavar="NAME", help="default: --engine")
-    its.add_argument("--baseline-dtype", metavar="DTYPE", help="default: --dtype")
+    comparisons.add_baseline(parser)
     keep = parser.add_argument_group("comparison")
     keep.add_argument("--out", metavar="DIR", help="keep the answers there (default: in the cache)")
     keep.add_argument("--fresh", action="store_true", help="ask again, even if answers are kept")
@@ -46,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     keep.add_argument("--report", metavar="FILE", help="write the HTML report there")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--markdown", action="store_true", help="print the table for a model card")
-    shown.add_argument("--model-index", action="store_true", help="print the metadata block for the Hugging Face hub")
+    comparisons.add_cards(shown)
     shown.add_argument("--json", action="store_true", help="print the facts for machines, and nothing else")
 
 
@@ -56,11 +50,9 @@ def run(parsed: argparse.Namespace) -> int:
     from scoremode.harness.tasks import tasks
     from scoremode.statistics import gate
     from scoremode.store.outputs import check_report
-    from scoremode.store.redaction import command_without_secrets
 
     rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]  # before an hour of scoring
     output = check_report(parsed.report, "--report", made_later=parsed.out) if parsed.report is not None else None
-    of_baseline: Any = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
     with progress_bar("asking") as progress:
         found = tasks(
             parsed.baseline,
@@ -75,26 +67,22 @@ def run(parsed: argparse.Namespace) -> int:
             engine=parsed.engine,
             tokenizer=parsed.tokenizer,
             baseline_engine=parsed.baseline_engine,
-            baseline_options=of_baseline,
+            baseline_options=comparisons.baseline_options(parsed),
             out=parsed.out,
             fresh=parsed.fresh,
             rows=[rule.task for rule in rules if rule.task is not None],
             progress=progress,
             **options.engine_options(parsed),
         )
-    command = " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
-    found = [replace(c, manifest={"command": command}) for c in found]
+    found = [replace(c, manifest={"command": comparisons.command_line()}) for c in found]
     _print(parsed, found)
     if output:
         from scoremode.report.html.tasks import write_tasks
 
         write_tasks(parsed.report, found, flag="--report")
-        for_machines = parsed.json or parsed.markdown or parsed.model_index
-        output.announce(f"\nreport written to {output}", quiet=for_machines)
+        output.announce(f"\nreport written to {output}", quiet=comparisons.is_for_machines(parsed))
     failures = [why for rule in rules for c in found if (why := _check(rule, c))]
-    for why in failures:
-        print(f"scoremode: {why}", file=sys.stderr)
-    return GATE_FAILED if failures else 0
+    return comparisons.verdict(failures)
 
 
 def _check(rule: Any, comparison: Any) -> str | None:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.makers import make_small_llama, make_tokenizer
-
-SECONDS = 240
+from tests.servers import LocalServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,45 +22,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="vLLM is not installed: make test installs it"))
 
 
-class RealServer:
-    """``vllm serve`` on this machine's CPU, in float32. It can be killed and started again at the same address."""
+class RealServer(LocalServer):
+    """``vllm serve`` on this machine's CPU, in float32."""
 
     def __init__(self, model: Path, log: Path) -> None:
-        self.model, self.log = model, log
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        super().__init__(log)
+        self.model = model
 
     def start(self, *more: str) -> RealServer:
         # the module behind ``vllm serve``: the command itself looks for a package that the CPU build does not have
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         words += ["--served-model-name", "llama", "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32"]
         words += ["--enforce-eager", "--max-model-len", "256", "--disable-uvicorn-access-log", *more]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                words, env={**os.environ, **environment}, stdout=log, stderr=log, start_new_session=True
-            )
-        ends = time.monotonic() + SECONDS
-        while time.monotonic() < ends and self.process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{self.address}/health", timeout=2):
-                    return self
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError(f"the server did not start: {self.log.read_text(errors='replace')[-2000:]}")
-
-    def kill(self) -> None:
-        """All of its processes, at once."""
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
+        return self.launch(words, {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"})
 
 
 @pytest.fixture(scope="session")

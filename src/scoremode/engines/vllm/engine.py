@@ -28,7 +28,7 @@ from scoremode.engines.vllm.facts import engine_facts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
-from scoremode.engines.vllm.processes import stop
+from scoremode.engines.vllm.processes import end
 from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, request_for_test, require_agreement
 from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
@@ -379,10 +379,7 @@ class VllmEngine(Engine):
         """Stop every process that vLLM started, and wait for them; after an interruption, kill them at once."""
         llm, self.llm = self.llm, None
         if llm is not None:
-            why = sys.exc_info()[0]
-            stop(llm, self._processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
-            if why is None:
-                self.log.discard()
+            end(llm, self._processes, self.log)
 
 
 def _order(source: WindowSource, done: Bools) -> list[int]:

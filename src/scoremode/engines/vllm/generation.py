@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
-from scoremode.engines.vllm.processes import Processes, stop
+from scoremode.engines.vllm.processes import Processes, end
 from scoremode.engines.vllm.start import choose_dtype
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Ids
@@ -88,7 +87,4 @@ class VllmGenerator(Generator):
     def close(self) -> None:
         llm, self.llm = self.llm, None
         if llm is not None:
-            why = sys.exc_info()[0]
-            stop(llm, self._processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
-            if why is None:
-                self.log.discard()
+            end(llm, self._processes, self.log)

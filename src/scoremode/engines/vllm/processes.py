@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -16,6 +17,7 @@ from typing import Any
 
 from scoremode.engines import leftovers
 from scoremode.engines.vllm.guard import is_tracker
+from scoremode.engines.vllm.log import VllmLog
 
 NAMES = ("EngineCore", "VllmWorker")  # names that vLLM gives to its child processes
 SHUTDOWN_SECONDS = 20.0
@@ -156,6 +158,14 @@ def kill_all() -> None:
     for processes in list(_running):
         with contextlib.suppress(Exception):
             processes.kill()
+
+
+def end(llm: Any, processes: Processes, log: VllmLog) -> None:
+    """Shut vLLM down: at once after an interruption; its log is of use only if something went wrong."""
+    why = sys.exc_info()[0]
+    stop(llm, processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
+    if why is None:
+        log.discard()
 
 
 def stop(llm: Any, processes: Processes, *, at_once: bool = False) -> None:
