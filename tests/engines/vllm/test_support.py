@@ -10,7 +10,7 @@ import pytest
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, find_engine, read_options
-from scoremode.engines.vllm import support
+from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype
@@ -125,3 +125,19 @@ def test_batches_are_planned_ahead_where_the_executor_is_known_to_allow_it(
     arguments: dict[str, Any], ahead: bool
 ) -> None:
     assert can_plan_ahead(arguments) is ahead
+
+
+@pytest.mark.parametrize("already", [None, "", "MINE", "MINE,SCOREMODE_VLLM"])
+def test_the_switch_is_among_the_variables_that_vllm_copies_to_workers_of_ray(
+    already: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked of vLLM itself: without this, workers on other machines would embed instead of score."""
+    ray_env = pytest.importorskip("vllm.ray.ray_env", reason="vLLM is not installed")
+    monkeypatch.setenv(plugin.SWITCH, "1")
+    if already is not None:
+        monkeypatch.setenv(support.RAY_COPIES, already)
+    wanted = {plugin.SWITCH} | ({"MINE"} if already and "MINE" in already else set())
+    with support.environment(support.copied_to_ray(plugin.SWITCH), {}):
+        copied = ray_env.get_env_vars_to_copy()
+    assert wanted <= copied
+    assert guard.PARENT not in copied, "a process id means nothing on another machine"

@@ -40,7 +40,8 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
         "PYTHONWARNINGS": "ignore::FutureWarning",  # in the processes that vLLM starts
     }
     marks = {plugin.SWITCH: "1", guard.PARENT: guard.identity(os.getpid()) or ""}
-    switches = support.environment(marks | support.plugin_filter(), defaults)
+    marks |= support.plugin_filter() | support.copied_to_ray(plugin.SWITCH)
+    switches = support.environment(marks, defaults)
     with log.taking_output(), switches:
         from vllm import LLM
         from vllm.config import PoolerConfig

