@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("store",),
     ("models", "statistics"),
     ("engines",),
+    ("cluster",),
     ("verbs",),
     ("harness", "service"),
     ("report",),

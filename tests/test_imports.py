@@ -1,6 +1,6 @@
 """The shape of the house, held by tests: imports go down only, and help answers without the heavy libraries.
 
-cli ▶ report ▶ {harness, service} ▶ verbs ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ {text, head}
+cli ▶ report ▶ {harness, service} ▶ verbs ▶ cluster ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ {text, head}
     ▶ values, errors, arguments
 """
 

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("candidates", metavar="CANDIDATE", nargs="+", help="models, or runs of the same plan")
     options.add_question(parser)
     options.add_engine(parser)
+    options.add_replicas(parser)
     comparisons.add_baseline(parser)
     keep = parser.add_argument_group("comparison")
     keep.add_argument("--out", metavar="DIR", help="keep the runs there; an interrupted comparison resumes")

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_question(parser)
     options.add_engine(parser)
+    options.add_replicas(parser)
     compare = parser.add_argument_group("compare")
     compare.add_argument(
         "--vary",

@@ -122,6 +122,29 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         _add_option(groups[engines[0]], option)
 
 
+def add_replicas(parser: argparse.ArgumentParser) -> None:
+    """Over how many engines the work is spread, and where."""
+    group = parser.add_argument_group("replicas", "several engines share the work: pip install 'scoremode[ray]'")
+    group.add_argument(
+        "--replicas", type=integer, metavar="N", help="engines at a time (default: one, in this process)"
+    )
+    group.add_argument(
+        "--ray", metavar="ADDRESS", help="auto, or HOST:PORT of a Ray cluster (default: Ray is started here)"
+    )
+    group.add_argument("--gpus-per-replica", type=_amount, metavar="N", help="also a share (default: what it needs)")
+    group.add_argument("--cpus-per-replica", type=_amount, metavar="N", help="default: 1 for each process of an engine")
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number, as in 1 or 0.5")
+    return value
+
+
 def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
     details = option.details
     flags = (option.flag, *details.older_flags)
@@ -176,7 +199,8 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The options of engines that were given."""
+    """The options of engines that were given, and what was said of replicas."""
+    from scoremode.cluster.spread import SPREAD
     from scoremode.engines.registry import all_options
 
     found = {}
@@ -186,7 +210,8 @@ def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
             value = tuple(engine_arg(text) for text in value)
         if value is not None:
             found[name] = value
-    return found
+    spread = {name: getattr(parsed, name, None) for name in SPREAD}
+    return found | {name: value for name, value in spread.items() if value is not None}
 
 
 def print_json(value: Any) -> None:

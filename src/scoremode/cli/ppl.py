@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_question(parser, several=True)
     options.add_engine(parser)
+    options.add_replicas(parser)
     keep = parser.add_argument_group("run")
     keep.add_argument(
         "--out",

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--add-bos", action="store_true", help="put a BOS first if the tokenizer does not")
     options.add_engine(parser)
+    options.add_replicas(parser)
     options.add_json(parser)
 
 

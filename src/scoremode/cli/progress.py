@@ -34,6 +34,7 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[speed]}"),
+        TextColumn("{task.fields[detail]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),
     )
@@ -46,13 +47,17 @@ class _Line:
 
     def __init__(self, bar: Any, label: str, unit: str) -> None:
         self._bar, self._unit = bar, unit
-        self._task = bar.add_task(label, total=None, speed="")
+        self._task = bar.add_task(label, total=None, speed="", detail="")
         self._began: tuple[float, int] | None = None
 
     def phase(self, words: str) -> None:
         """Something else is being waited for now."""
         self._began = None
-        self._bar.reset(self._task, total=None, description=words, speed="")
+        self._bar.reset(self._task, total=None, description=words, speed="", detail="")
+
+    def detail(self, words: str) -> None:
+        """More about the same: what each of several engines does."""
+        self._bar.update(self._task, detail=words)
 
     def __call__(self, done: int, total: int) -> None:
         now = time.perf_counter()

@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_question(parser)
     options.add_engine(parser)
+    options.add_replicas(parser)
     keep = parser.add_argument_group("reference")
     keep.add_argument("--out", metavar="DIR", help="keep it there; an interrupted one resumes")
     keep.add_argument("--kld", metavar="FILE", help="write a file for llama.cpp's tool, by the method llamacpp")

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--apply-chat-template", action="store_true", help="write questions as the model's chat template"
     )
     options.add_engine(parser)
+    options.add_replicas(parser)
     comparisons.add_baseline(parser)
     keep = parser.add_argument_group("comparison")
     keep.add_argument("--out", metavar="DIR", help="keep the answers there (default: in the cache)")

@@ -118,6 +118,18 @@ class Engine(ABC):
         """The head, for a reference."""
         raise EngineError(f"the {self.facts.engine} engine cannot give its head", fix="use --engine transformers")
 
+    def batches(self, source: WindowSource) -> list[Ints] | None:
+        """Windows that must be computed together to get the same bits; None: each alone, or with those of its prompt.
+
+        A function of ``source`` alone. Replicas are given whole batches, and the sources that they see say which
+        windows share one: ``plan.windows.prescribed_batches``.
+        """
+        return None
+
+    def account(self) -> dict[str, Any]:
+        """What happened while the last question was scored, for the manifest; its ``notes`` are printed as well."""
+        return {}
+
     def computes(self, source: WindowSource, done: Bools) -> Bools:
         """Windows that are computed when these are done: more than are missing where batches are computed whole."""
         return ~done

@@ -12,19 +12,19 @@ from scoremode.errors import EngineError
 from scoremode.models.subject import Subject
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.kld import Coarseness, KldFile, read_scores
-from scoremode.values import Bools, Raw
+from scoremode.values import Bools, Ints, Raw
 
 NAME = "base-logits"
 
 
 class FileBaseline(StoredDistributions):
-    """The distributions in a file; window i of the plan is chunk i of the file."""
+    """The distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
 
-    def __init__(self, file: KldFile) -> None:
-        self.file, self.vocabulary = file, file.layout.vocabulary
+    def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
+        self.file, self.vocabulary, self.chunks = file, file.layout.vocabulary, chunks
 
     def records(self, index: int, window: Window) -> Raw:
-        found = self.file.records(index)
+        found = self.file.records(index if self.chunks is None else int(self.chunks[index]))
         assert len(found) == len(window.rows), "a record for each row"
         return found
 

@@ -17,7 +17,7 @@ from scoremode.errors import EngineError
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.reference import Reference
-from scoremode.values import Bools, Raw
+from scoremode.values import Bools, Ints, Raw
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
 
@@ -78,11 +78,13 @@ class LiveBaseline:
 
 
 class StoredBaseline:
-    """A baseline whose states lie in a reference."""
+    """A baseline whose states lie in a reference; ``offsets`` say where the targets of each window begin in it."""
 
-    def __init__(self, stored: Reference, plan: Plan) -> None:
-        self.stored, self.plan, self.dtype = stored, plan, stored.dtype
-        self.place = (str(stored.folder.resolve()), plan.target_offsets)
+    def __init__(self, stored: Reference, plan: Plan | None = None, *, offsets: Ints | None = None) -> None:
+        assert (plan is None) != (offsets is None), "a plan has its own offsets"
+        self.offsets: Ints = offsets if plan is None else plan.target_offsets  # type: ignore[assignment]
+        self.stored, self.dtype = stored, stored.dtype
+        self.place = (str(stored.folder.resolve()), self.offsets)
         self.head = StoredHead(
             weight=stored.head_weight(),
             bias=stored.head_bias(),
@@ -94,8 +96,7 @@ class StoredBaseline:
         )
 
     def states(self, index: int, window: Window) -> Raw:
-        first: int = int(self.plan.target_offsets[index])
-        return self.stored.rows(first, len(window.rows))
+        return self.stored.rows(int(self.offsets[index]), len(window.rows))
 
 
 def states_in(answers: Answers) -> Raw:

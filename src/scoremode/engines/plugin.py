@@ -128,6 +128,22 @@ class EnginePlugin(ABC):
         """Open the model for writing, for tasks that need it. Engines that can say so: ``capabilities.generates``."""
         raise NotImplementedError(f"the {self.name} engine does not generate")
 
+    def ranks(self, options: Any) -> int:
+        """Processes that one engine runs its model in: tensor times pipeline parallel size."""
+        return 1
+
+    def on_gpus(self, options: Any) -> bool:
+        """Does each of them need a GPU of its own?"""
+        return False
+
+    def over_nodes(self, options: Any) -> bool:
+        """Does the engine itself place its ranks on the nodes of a Ray cluster?"""
+        return False
+
+    def as_replica(self, options: Any) -> Any:
+        """The options of one of several replicas, which sees only the GPUs that it is given."""
+        return options
+
     def limit(self, options: Any) -> tuple[str, int] | None:
         """The flag with which a user limited the length of windows, and the limit in tokens; None if none is set."""
         return None

@@ -25,14 +25,14 @@ from scoremode.store import runs
 from scoremode.store.kld import is_kld
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.verbs import sides
-from scoremode.verbs.arguments import spelled_out
+from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.comparing import Folders, short
 from scoremode.verbs.model import HeldModel
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import split_arguments
 
 
-@spelled_out(EngineArguments)
+@spelled_out(ModelArguments)
 def tasks(
     baseline: str,
     *candidates: str,
@@ -51,7 +51,7 @@ def tasks(
     fresh: bool = False,
     rows: Sequence[str] = (),
     progress: Progress | None = None,
-    **options: Unpack[EngineArguments],
+    **options: Unpack[ModelArguments],
 ) -> list[TasksComparison]:
     """Candidates against a baseline on log-likelihood tasks of lm-eval: names, groups, tags, patterns or YAML files.
 

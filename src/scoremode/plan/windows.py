@@ -105,6 +105,12 @@ class WindowSource(Protocol):
     def window(self, index: int) -> Window: ...
 
 
+def prescribed_batches(source: WindowSource) -> list[Ints] | None:
+    """The batches of a source that was cut out of a larger one; None: engines choose batches by their own rule."""
+    found: list[Ints] | None = getattr(source, "batches", None)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class WindowList:
     """Windows that are given explicitly, not made by a method."""

@@ -6,14 +6,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from scoremode.cluster.spread import SpreadArguments
 from scoremode.engines.arguments import EngineArguments
 from scoremode.verbs.question import QuestionArguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class AllArguments(QuestionArguments, EngineArguments, total=False):
-    """Arguments of a question, and options of an engine."""
+class ModelArguments(EngineArguments, SpreadArguments, total=False):
+    """Options of an engine, and over how many replicas it is spread."""
+
+
+class AllArguments(QuestionArguments, ModelArguments, total=False):
+    """Arguments of a question, and of a model."""
 
 
 def spelled_out(*groups: type) -> Callable[[F], F]:

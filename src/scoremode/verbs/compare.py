@@ -15,6 +15,8 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from scoremode.cluster.engine import require_alone
+from scoremode.cluster.spread import SPREAD
 from scoremode.engines.arguments import EngineArguments
 from scoremode.engines.base import Engine
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
@@ -99,6 +101,8 @@ def compare(
 def _side_by_side(baseline: str, its: Settings, candidate: str, how: Mapping[str, Settings]) -> bool:
     """Can both models run in this process, window by window?"""
     sides = ((its, baseline), (how[candidate], candidate))
+    if any(name in side.options for side, _ in sides for name in SPREAD):
+        return False  # replicas read a baseline's states from a reference
     return all(side.plugin(name).able().side_by_side for side, name in sides)
 
 
@@ -178,6 +182,7 @@ def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], fol
     require(held_p.plugin, "hidden_states", "be the baseline of a comparison")
     require(held_q.plugin, "divergence", "be compared")
     for held in (held_p, held_q):
+        require_alone(held.spread)
         require(held.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = held_p.ask(question, folders.progress)
     known, ids = _outline(first), first.tokens.ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,12 @@ def make_manifest(
         "tokens_per_second": plan.forward_tokens / seconds if seconds > 0 else None,
         "identity": identity,
     }
+
+
+def add_account(manifest: dict[str, Any], account: Mapping[str, Any]) -> None:
+    """Put what happened while an engine scored with the numbers; its notes are printed with the others."""
+    manifest["notes"] = [*manifest["notes"], *account.get("notes", ())]
+    manifest.update({name: value for name, value in account.items() if name != "notes"})
 
 
 def _stored_as(subject: Subject) -> dict[str, Any]:

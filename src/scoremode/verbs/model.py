@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.arguments import path_text
+from scoremode.cluster.engine import ReplicatedEngine, check_spread
+from scoremode.cluster.spread import Spread, read_spread
 from scoremode.engines import registry
 from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.options import Options
@@ -52,8 +54,17 @@ class GivenEngine(EnginePlugin):
 class HeldModel:
     """A model, the engine that was chosen for it, and its options. The engine opens with the first question."""
 
-    def __init__(self, chosen: Chosen, *, many_questions: bool = False) -> None:
-        self.chosen = chosen
+    def __init__(
+        self,
+        chosen: Chosen,
+        *,
+        many_questions: bool = False,
+        spread: Spread | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        self.chosen = chosen if spread is None else check_spread(chosen, spread)
+        self.spread = spread  # over replicas; None: one engine in this process
+        self._tokenizer = tokenizer
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self._engine: Engine | None = None
         self._tokenized = LastTokens()  # another method on the same text need not cut it again
@@ -104,7 +115,12 @@ class HeldModel:
             if self.many_questions:  # more may come, and of other kinds
                 work = Work(max(work.longest or 0, self.usual_length), shares_prompts=True)
             announce(progress, f"opening {self.subject.name} with {self.engine_name}")
-            self._engine = registry.open_engine(self.chosen, work)
+            if self.spread is None:
+                self._engine = registry.open_engine(self.chosen, work)
+            else:
+                self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer)
+        if isinstance(self._engine, ReplicatedEngine):
+            self._engine.tell = getattr(progress, "detail", None)
         return self._engine
 
     @property
@@ -176,7 +192,9 @@ def hold(
     tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
     given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
     if not isinstance(engine, Engine):
-        return HeldModel(registry.choose(name, engine, given, tokenizer), many_questions=many_questions)
+        spread, given = read_spread(given)
+        chosen = registry.choose(name, engine, given, tokenizer)
+        return HeldModel(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
     for option in given:
         if option != "trust_remote_code":  # that one is for the tokenizer too
             raise OptionError(

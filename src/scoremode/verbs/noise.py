@@ -264,7 +264,7 @@ def prepare_settings(
     held: HeldModel, vary: Mapping[str, Sequence[Any]], settings: Sequence[Setting], repeat: int, tokenizer: str | None
 ) -> list[HeldModel]:
     """The model of a session under each setting, in addition to its own options."""
-    options = held.chosen.options.given()
+    options = {**held.chosen.options.given(), **(held.spread.given() if held.spread else {})}
     _require_something_to_compare(vary, repeat, None, options)
     engine = None if "engine" in vary else held.plugin.called
     return [_prepare(held.subject.name, setting, engine, options, tokenizer) for setting in settings]

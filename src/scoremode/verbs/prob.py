@@ -20,7 +20,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.engines.arguments import EngineArguments
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
@@ -31,7 +30,7 @@ from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
 from scoremode.store.redaction import without_secrets
 from scoremode.text.corpus import is_text
 from scoremode.values import Ids
-from scoremode.verbs.arguments import spelled_out
+from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.likelihoods import answered_once, no_more_than_certain
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress
@@ -119,7 +118,7 @@ class SequenceProbability:
     -11.090355
     """
 
-    @spelled_out(EngineArguments)
+    @spelled_out(ModelArguments)
     def __init__(
         self,
         model: str | HeldModel,
@@ -129,7 +128,7 @@ class SequenceProbability:
         leading_space: str = "as-given",
         spanning: str = "constrain",
         add_bos: bool = False,
-        **options: Unpack[EngineArguments],
+        **options: Unpack[ModelArguments],
     ) -> None:
         if leading_space not in LEADING_SPACE:
             raise OptionError(f"--leading-space {leading_space} is not known", fix="give as-given or add")
@@ -367,7 +366,7 @@ def paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterat
     yield from zip(left, right, strict=True)
 
 
-@spelled_out(EngineArguments)
+@spelled_out(ModelArguments)
 def prob(
     model: str,
     *,
@@ -378,7 +377,7 @@ def prob(
     leading_space: str = "as-given",
     spanning: str = "constrain",
     add_bos: bool = False,
-    **options: Unpack[EngineArguments],
+    **options: Unpack[ModelArguments],
 ) -> list[SequenceScore]:
     """P(target | prompt) for one prompt and several targets, or for pairs.
 

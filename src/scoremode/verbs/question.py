@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
+from scoremode.cluster.spread import SPREAD
 from scoremode.engines.registry import all_options, known_engines
 from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.models.subject import Subject
@@ -142,7 +143,7 @@ def split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     """Arguments by name: those of a question, and those of an engine. Any other is refused, with the nearest name."""
     question = {name: value for name, value in arguments.items() if name in QUESTION}
     options = {name: value for name, value in arguments.items() if name not in QUESTION}
-    known = all_options()
+    known = [*all_options(), *SPREAD]
     for name in options:
         if name not in known:
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))

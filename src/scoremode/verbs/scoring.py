@@ -16,7 +16,7 @@ from scoremode.store import runs
 from scoremode.store.journal import Journal
 from scoremode.store.run import Run
 from scoremode.values import Bools, Floats
-from scoremode.verbs.manifest import make_manifest
+from scoremode.verbs.manifest import add_account, make_manifest
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question
 from scoremode.verbs.rows import rows_to_keep
@@ -146,6 +146,7 @@ def score_into(
         score_plan(asked.plan, engine, journal, progress, answered)
         announce(progress, "computing statistics and saving")
         manifest = {**make_manifest(asked, engine.facts, journal, journal.seconds, claim.identity), **(more or {})}
+        add_account(manifest, engine.account())
         if before_saving:
             before_saving(manifest)
         return runs.save(claim.folder, rows_to_keep(asked, journal), manifest, asked.plan.targets)

@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from scoremode.engines.arguments import EngineArguments
 from scoremode.engines.base import Engine
 from scoremode.errors import InputError, OptionError
 from scoremode.statistics.comparison import Comparison
@@ -16,7 +15,7 @@ from scoremode.store.kld import is_kld
 from scoremode.store.outputs import check_output
 from scoremode.store.reference_format import REFERENCE
 from scoremode.store.run import Run
-from scoremode.verbs.arguments import spelled_out
+from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.base_logits import against_file
 from scoremode.verbs.compare import against_reference, lockstep
 from scoremode.verbs.comparing import Folders
@@ -185,15 +184,15 @@ class Model:
         self.close()
 
 
-@spelled_out(EngineArguments)
+@spelled_out(ModelArguments)
 def open(
     model: str,
     *,
     engine: str | Engine | None = None,
     tokenizer: str | None = None,
-    **options: Unpack[EngineArguments],
+    **options: Unpack[ModelArguments],
 ) -> Model:
-    """A model that is loaded once and asked often. ``options`` are the engine's.
+    """A model that is loaded once and asked often. ``options`` are the engine's; ``replicas=N`` opens it N times.
 
     Answers are kept and found again as those of the command line are. Nothing is loaded before a question needs it.
 

@@ -25,7 +25,14 @@ class ExllamaPlugin(EnginePlugin):
     name = "exllamav3"
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU: pip install 'scoremode[exl3]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True, distributions=True
+        rank=True,
+        entropy=True,
+        top=True,
+        any_target=True,
+        divergence=True,
+        side_by_side=True,
+        distributions=True,
+        replicas=True,
     )
     options = ExllamaOptions
     instead: ClassVar[dict[str, str]] = {
@@ -91,6 +98,9 @@ class ExllamaPlugin(EnginePlugin):
 
         assert subject.checkpoint is not None
         return ExllamaEngine(subject.checkpoint, options)
+
+    def on_gpus(self, options: ExllamaOptions) -> bool:
+        return True
 
     def about(self) -> list[tuple[str, str, bool]]:
         return []

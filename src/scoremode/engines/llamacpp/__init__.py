@@ -22,7 +22,14 @@ class LlamaCppPlugin(EnginePlugin):
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them: pip install 'scoremode[gguf]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True, entropy=True, top=True, any_target=True, divergence=True, side_by_side=True, distributions=True
+        rank=True,
+        entropy=True,
+        top=True,
+        any_target=True,
+        divergence=True,
+        side_by_side=True,
+        distributions=True,
+        replicas=True,
     )
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
@@ -66,6 +73,9 @@ class LlamaCppPlugin(EnginePlugin):
 
         longest = work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
         return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest)
+
+    def on_gpus(self, options: LlamaCppOptions) -> bool:
+        return bool(options.n_gpu_layers)  # a build for GPUs uses them without being asked: give --gpus-per-replica 1
 
 
 PLUGIN = LlamaCppPlugin

@@ -69,6 +69,17 @@ class TransformersPlugin(EnginePlugin):
         model, _ = load(subject.checkpoint, options)
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
+    def on_gpus(self, options: TransformersOptions) -> bool:
+        from scoremode.engines.transformers.choices import choose_device
+
+        return choose_device(options.device) != "cpu"
+
+    def as_replica(self, options: TransformersOptions) -> TransformersOptions:
+        from scoremode.engines.transformers.choices import choose_device
+
+        several = options.device is None and choose_device(None) == "auto"
+        return replace(options, device="cuda") if several else options  # one GPU each, not the model over all of them
+
     def self_test_options(self) -> dict[str, Any]:
         return {"dtype": "float32"}
 

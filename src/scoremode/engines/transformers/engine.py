@@ -62,7 +62,7 @@ from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
 from scoremode.models.facts import ModelFacts
-from scoremode.plan.windows import Answers, WindowSource
+from scoremode.plan.windows import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
 Finish = Callable[[Tensor, list[IndexedWindow], int | None], list[Answers]]
@@ -231,11 +231,18 @@ class TransformersEngine(Engine):
         finally:
             self._other_batches = None
 
-    def _batches(self, source: WindowSource) -> list[Ints]:
+    def batches(self, source: WindowSource) -> list[Ints]:
+        prescribed = prescribed_batches(source)
+        if prescribed is not None:
+            return prescribed
         grouped = source.prefix_group is not None
         usual = batches_by_length(source, self.small_batch if grouped else self.batch_tokens)
         if grouped and self.shares_prefixes:
             usual = pack(source, usual, self.small_batch, self.pass_cost)
+        return usual
+
+    def _batches(self, source: WindowSource) -> list[Ints]:
+        usual = self.batches(source)
         if self._other_batches is None:
             return usual
         return [np.array([index]) for batch in usual for index in batch]

@@ -8,6 +8,7 @@ Only pooler.py and tap.py, which only vLLM's own processes load, import vLLM and
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.engines.generation import Generator
     from scoremode.models.subject import Subject
+
+
+RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # their product is the number of processes
 
 
 class VllmPlugin(EnginePlugin):
@@ -85,6 +89,17 @@ class VllmPlugin(EnginePlugin):
         other = dict(options.engine_args or ()).get("max_model_len")
         chosen = other if isinstance(other, int) else options.max_model_len
         return None if chosen is None else ("--max-model-len", chosen)
+
+    def ranks(self, options: VllmOptions) -> int:
+        given = dict(options.engine_args or ())
+        sizes = [given.get(name) or getattr(options, name) for name in RANKS]
+        return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
+
+    def on_gpus(self, options: VllmOptions) -> bool:
+        return support.is_for_gpus()
+
+    def over_nodes(self, options: VllmOptions) -> bool:
+        return dict(options.engine_args or ()).get("distributed_executor_backend") == "ray"
 
     def about(self) -> list[tuple[str, str, bool]]:
         return [("vLLM plugin", *support.plugin_state())]

@@ -43,6 +43,14 @@ def installed_version() -> str:
     raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]', or use --engine transformers")
 
 
+def is_for_gpus() -> bool:
+    """Is the installed build one for GPUs? The one for CPUs has another name, or says so in its version."""
+    try:
+        return "cpu" not in version(DISTRIBUTIONS[0])
+    except PackageNotFoundError:
+        return False
+
+
 def check_version(found: str, allow_untested: bool) -> None:
     minor = tuple(int(part) for part in found.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit())
     if allow_untested or OLDEST <= minor <= NEWEST:

@@ -1,0 +1,1 @@
+"""Replicas on real Ray clusters: several nodes on this machine, with declared GPUs."""

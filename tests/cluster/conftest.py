@@ -1,0 +1,100 @@
+"""Real Ray clusters of several nodes on this machine. Without Ray these tests are skipped, and say so."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import paced
+
+ROOT = Path(__file__).resolve().parents[2]
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if importlib.util.find_spec("ray") is not None:
+        return
+    without = pytest.mark.skip(reason="Ray is not installed: pip install 'scoremode[ray]'")
+    for item in items:
+        if "tests/cluster/" in item.nodeid and "ledger" not in item.nodeid and "spread" not in item.nodeid:
+            item.add_marker(without)
+
+
+@pytest.fixture(scope="module")
+def plugged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The engine of these tests, for this process and for all that it starts."""
+    import sys
+
+    from scoremode.engines import registry
+
+    folder = paced.install(tmp_path_factory.mktemp("plugin"))
+    before = os.environ.get("PYTHONPATH")
+    paths = [str(folder), str(ROOT), str(ROOT / "src"), *([before] if before else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path.insert(0, str(folder))
+    registry.registry.cache_clear()
+    yield
+    sys.path.remove(str(folder))
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+    registry.registry.cache_clear()
+
+
+class Nodes:
+    """A cluster whose nodes come and go."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, gpus: int = 1, cpus: int = 2, **environment: str) -> Any:
+        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment or None)
+
+    def remove(self, node: Any) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def stop(self) -> None:
+        self.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes(plugged: None) -> Iterator[Nodes]:
+    """Two nodes with a declared GPU each, and this process as a driver."""
+    import ray
+
+    made = Nodes()
+    made.add()
+    made.add()
+    ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
+    yield made
+    ray.shutdown()
+    made.stop()
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A text of forty windows of 64 bytes, each with a first byte of its own."""
+    path = tmp_path / "text.txt"
+    line = "the quick brown fox jumps over the lazy dog, and then some more"
+    path.write_text("".join(chr(48 + i) + line for i in range(40)))
+    return path
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, "waited too long"
+        time.sleep(0.05)
