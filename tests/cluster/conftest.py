@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from scoremode.cluster import starting
 from tests.cluster import paced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,7 @@ def nodes(plugged: None) -> Iterator[Nodes]:
     made = Nodes()
     made.add()
     made.add()
+    starting._silence()
     ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
     yield made
     ray.shutdown()

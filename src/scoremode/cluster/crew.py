@@ -348,6 +348,8 @@ def reason(error: Exception) -> str:
         and "worker process" not in text
     ):
         return "its node is gone"
+    if "unavailable" in type(error).__name__.lower():
+        return "it can no longer be reached: its process or its node is gone"
     if "worker process has died" in text or "unexpected system error" in text:
         return "its process was killed or crashed"
     return one_line(text)[:200] or type(error).__name__

@@ -48,7 +48,7 @@ class Cluster:
 
     def _connect(self, spread: Spread, room: Room) -> None:
         shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-        _silence(self.ray)
+        _silence()
         if self.address is None:
             cpus = max(os.cpu_count() or 1, round(spread.replicas * room.all_cpus + 0.5))
             self._folder = tempfile.mkdtemp(prefix="scoremode-ray-")
@@ -121,9 +121,8 @@ def _own_signals() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _silence(ray: Any) -> None:
+def _silence() -> None:
     """A replica that dies is reported by us, in one line; Ray's own words about it would be ten."""
-    del ray
     worker = sys.modules.get("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda *_, **__: None  # type: ignore[union-attr]

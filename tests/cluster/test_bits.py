@@ -1,0 +1,118 @@
+"""The same bits: a real model on one process and on replicas, for everything that scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.cluster.engine import ReplicatedEngine
+from scoremode.engines.plugin import Work
+from scoremode.store.reference import Reference
+from tests.cluster.conftest import Nodes
+from tests.harness.tasks import write_tasks
+
+COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def question(wikitext_file: Path) -> dict[str, Any]:
+    return {"corpus": str(wikitext_file), "num_samples": ROWS, "context_length": 128, "stride": 64, "fresh": True}
+
+
+@pytest.fixture(scope="module")
+def three(nodes: Nodes, stories: Path) -> Iterator[sm.Model]:
+    """Three replicas that share two declared GPUs, all of them open."""
+    with sm.open(str(stories), replicas=3, ray=nodes.address, gpus_per_replica=0.5) as model:
+        engine = model._held.engine(Work(512))
+        assert isinstance(engine, ReplicatedEngine)
+        assert engine.wait_for_all() == 3
+        yield model
+
+
+def same(one: sm.Run, other: sm.Run) -> None:
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(one.scores, name), getattr(other.scores, name), err_msg=name)
+    assert one.manifest["metrics"] == other.manifest["metrics"]
+    assert one.manifest["identity"] == other.manifest["identity"], "a run is the same run, however it was made"
+
+
+def test_perplexity(three: sm.Model, stories: Path, question: dict[str, Any], tmp_path: Path) -> None:
+    one = sm.ppl(str(stories), **question, out=tmp_path / "one")
+    spread = three.ppl(**question, out=tmp_path / "three")
+    same(one, spread)
+    account = spread.manifest["replicas"]
+    assert account["started"] == 3
+    assert account["probe"]["largest_difference"] == 0.0
+    assert sum(member["windows"] for member in account["members"]) == one.manifest["windows"]
+    assert sum(member["windows"] > 0 for member in account["members"]) > 1, "several replicas had a part in it"
+    assert any("3 replicas" in note and "same bits" in note for note in spread.manifest["notes"])
+    assert not any("replica" in note for note in one.manifest["notes"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_perplexity_on_fewer(nodes: Nodes, stories: Path, question: dict[str, Any], tmp_path: Path, count: int) -> None:
+    one = sm.ppl(str(stories), **question, out=tmp_path / "one")
+    spread = sm.ppl(str(stories), **question, out=tmp_path / "some", replicas=count, ray=nodes.address)
+    same(one, spread)
+
+
+def test_probabilities(three: sm.Model, stories: Path) -> None:
+    prompts = [f"One day, {name} went to the" for name in ("Tom", "Lily", "the cat", "a big dog")]
+    pairs = [(p, t) for p in prompts for t in (" park", " old house and played", "y")]
+    asked = {"prompt": [p for p, _ in pairs], "targets": [t for _, t in pairs]}
+    with sm.open(str(stories)) as alone:
+        assert three.prob(**asked) == alone.prob(**asked)
+
+
+def test_references_and_comparisons(
+    three: sm.Model, stories: Path, tiny: Path, question: dict[str, Any], tmp_path: Path
+) -> None:
+    one = sm.reference(str(stories), tmp_path / "one", **question)
+    spread = three.reference(tmp_path / "three", **question)
+    same(one, spread)
+    first, second = Reference.open(tmp_path / "one"), Reference.open(tmp_path / "three")
+    np.testing.assert_array_equal(first.rows(0, first.targets), second.rows(0, second.targets))
+    np.testing.assert_array_equal(first.head_weight(), second.head_weight())
+    assert one.manifest["noise_kl"] == spread.manifest["noise_kl"]
+    with (
+        sm.open(str(stories), batch_tokens=256) as alone,
+        sm.open(str(stories), batch_tokens=256, replicas=2, ray="auto") as several,
+    ):
+        left = alone.compare(tmp_path / "one", out=tmp_path / "left")
+        right = several.compare(tmp_path / "three", out=tmp_path / "right")
+    assert left.kl is not None
+    assert float(left.kl.max()) > 0, "other batches, other bits"
+    np.testing.assert_array_equal(left.kl, right.kl)
+    same(left.candidate, right.candidate)
+
+
+def test_tasks(nodes: Nodes, stories: Path, tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    folder = write_tasks(tmp_path / "tasks", ("own_choice", "own_last_word"))
+    asked: dict[str, Any] = {"tasks": "own_choice,own_last_word", "include_path": folder, "fresh": True}
+    models = (str(stories), str(stories) + "/")
+    alone = sm.tasks(*models, out=tmp_path / "one", **asked)[0]
+    spread = sm.tasks(*models, out=tmp_path / "two", replicas=2, ray="auto", **asked)[0]
+    for one, other in zip(alone.tasks, spread.tasks, strict=True):
+        assert one.baseline == other.baseline
+        assert one.candidate == other.candidate
+        assert all(math.isfinite(log_prob) for answers in one.baseline for log_prob, _ in answers)
+
+
+def test_noise_between_passes_is_none(three: sm.Model, question: dict[str, Any]) -> None:
+    asked = {name: value for name, value in question.items() if name != "fresh"}
+    (setting,) = three.noise(**asked).settings
+    assert setting.repeats is not None
+    assert setting.repeats.max == 0.0
+
+
+def test_a_model_that_is_open_cannot_be_the_baseline_of_replicas(three: sm.Model, stories: Path) -> None:
+    with sm.open(str(stories)) as other, pytest.raises(sm.ScoremodeError, match="make a reference of the baseline"):
+        three.compare(other, text="any text")
