@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from scale_simulation import Assumptions, Job, Measured, Outcome, Simulation
 
-from scoremode.cluster.leases import BLOCK_BYTES, SHARD_TOKENS, lease_size
+from scoremode.cluster.replica import BLOCK_BYTES, BLOCK_SECONDS
 
 RATES = {"8b": 39_322.0, "0.5b": 390_110.0}  # tokens/s of one H200: benchmarks/RESULTS.md, all columns, exact head
 BYTES_PER_TARGET = 8 + 8 + 8 + 4 + 8
@@ -58,41 +59,55 @@ def cases(tokens: float) -> list[Case]:
 def simulate(case: Case, measured: Measured, replicas: int, seeds: int) -> Outcome:
     """The mean outcome of several runs."""
     tokens = int(case.tokens or case.seconds * measured.tokens_per_second * replicas)
-    size = shard_tokens(tokens, measured)
-    found = [
-        Simulation(Job(tokens, size), replicas, measured, case.assumed, lease_size, seed).run() for seed in range(seeds)
-    ]
-    mean = {name: sum(getattr(one, name) for one in found) / seeds for name in asdict(found[0]) if name != "replicas"}
+    job = Job(tokens, block_tokens(measured))
+    found = [Simulation(job, replicas, measured, case.assumed, seed).run() for seed in range(seeds)]
+    names = [name for name in asdict(found[0]) if name != "replicas"]
+    mean = {name: sum(getattr(one, name) for one in found) / seeds for name in names}
     return replace(found[0], **mean)
 
 
-def shard_tokens(tokens: int, measured: Measured) -> int:
-    """scoremode's shards; larger ones where there would be too many events to play, never over a second of work."""
-    most = max(SHARD_TOKENS, int(measured.tokens_per_second))
-    return min(most, max(SHARD_TOKENS, tokens // 2_000_000))
+def block_tokens(measured: Measured) -> int:
+    """A block is sent when it is large or old; every token is a target here."""
+    return int(min(BLOCK_BYTES / BYTES_PER_TARGET, max(2048, BLOCK_SECONDS * measured.tokens_per_second)))
 
 
-HEADER = "| replicas | hours | efficiency | starting | slow or lost | copies | idle at the end | waiting for the driver | driver busy | deaths |"
+COLUMNS = (
+    "replicas",
+    "hours",
+    "efficiency",
+    "starting",
+    "slow or lost",
+    "copies",
+    "idle",
+    "waiting for the driver",
+    "driver busy",
+    "deaths",
+)
+
+
+def line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def row(one: Outcome) -> str:
-    parts = (one.starting, one.lost_work, one.copied_work, one.idle_at_end, one.waiting_for_driver)
-    shares = " | ".join(f"{one.share(part):.1%}" for part in parts)
-    busy = one.driver_busy / one.seconds
-    return f"| {one.replicas:,} | {one.seconds / 3600:.2f} | **{one.efficiency:.1%}** | {shares} | {busy:.1%} | {one.deaths:.1f} |"
+    parts = (one.starting, one.slow_or_lost, one.copied, one.idle, one.waiting_for_driver)
+    shares = [f"{one.share(part):.1%}" for part in parts]
+    busy = f"{one.driver_busy / one.seconds:.1%}"
+    hours = f"{one.seconds / 3600:.2f}"
+    return line([f"{one.replicas:,}", hours, f"**{one.efficiency:.1%}**", *shares, busy, f"{one.deaths:.1f}"])
 
 
 def print_simulation(arguments: argparse.Namespace) -> None:
     measured = Measured(
         tokens_per_second=arguments.rate,
         driver_targets_per_second=arguments.driver,
-        block_targets=BLOCK_BYTES // BYTES_PER_TARGET,
         block_seconds=arguments.block_seconds,
+        block_seconds_per_replica=arguments.block_seconds_per_replica,
     )
     print(f"measured: {json.dumps(asdict(measured))}")
-    print(f"shards of {SHARD_TOKENS:,} tokens; {arguments.seeds} runs each")
+    print(f"blocks of {block_tokens(measured):,} tokens; {arguments.seeds} runs each")
     for case in cases(arguments.tokens):
-        print(f"\n### {case.title}\n\nassumed: {json.dumps(asdict(case.assumed))}\n\n{HEADER}\n|{'---|' * 10}")
+        print(f"\n### {case.title}\n\nassumed: {json.dumps(asdict(case.assumed))}\n\n{line(COLUMNS)}\n|{'---|' * 10}")
         for replicas in arguments.replicas:
             print(row(simulate(case, measured, replicas, arguments.seeds)), flush=True)
 
@@ -104,6 +119,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=RATES["8b"], help="tokens/s of one replica")
     parser.add_argument("--driver", type=float, default=5e6, help="targets/s that the driver takes")
     parser.add_argument("--block-seconds", type=float, default=0.0, help="of the driver, for each block of answers")
+    parser.add_argument("--block-seconds-per-replica", type=float, default=0.0, help="more for each replica")
     parser.add_argument("--tokens", type=float, default=1e10)
     parser.add_argument("--replicas", type=int, nargs="+", default=SIZES)
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,8 +1,8 @@
-"""A run on many replicas, event by event: starts, leases, answers, failures, and the one driver that takes them all.
+"""A run on many replicas, event by event: starts, leases, blocks of answers, failures, and the one driver.
 
-Nothing here is a formula for efficiency. Replicas start, ask for work, answer block by block, die and come back as
-events on a clock, and the scheduler is scoremode's own (``cluster.leases``). What is not measured is an assumption and
-is named as one in ``Assumptions``.
+Nothing here is a formula for efficiency. Replicas start, are lent work, answer block by block, die and come back as
+events on a clock. Who gets how much is decided by scoremode's own ledger (``cluster/ledger.py``), and late leases are
+copied by its rule. What is not measured is an assumption, and is named as one in ``Assumptions``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ import heapq
 import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from scoremode.cluster.ledger import Batches, Ledger, Pace
+from scoremode.cluster.scoring import DEPTH, GRACE, LATE
+
 HOUR = 3600.0
+AHEAD = 8  # blocks of a replica that may wait to be read: cluster/crew.py
 
 
 @dataclass(frozen=True)
@@ -23,8 +30,8 @@ class Measured:
 
     tokens_per_second: float  # of one replica
     driver_targets_per_second: float
-    block_targets: int  # targets that travel together
-    block_seconds: float = 0.0  # of the driver, for a block, whatever is in it
+    block_seconds: float  # of the driver, for a block of answers, whatever is in it
+    block_seconds_per_replica: float = 0.0  # more of that for each replica it has
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,15 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Job:
-    """What is scored: shards of one size, as a plan of equal windows gives them."""
+    """What is scored, in blocks as replicas send them."""
 
     tokens: int
-    shard_tokens: int
+    block_tokens: int
     targets_per_token: float = 1.0
 
     @property
-    def shards(self) -> int:
-        return math.ceil(self.tokens / self.shard_tokens)
-
-
-LeaseSize = Callable[[int, int, float], int]
-"""Shards left, replicas, shards per second of the one that asks -> shards of its next lease."""
+    def blocks(self) -> int:
+        return math.ceil(self.tokens / self.block_tokens)
 
 
 @dataclass
@@ -68,10 +71,10 @@ class Outcome:
     seconds: float = 0.0
     useful: float = 0.0
     starting: float = 0.0
+    slow_or_lost: float = 0.0  # slower than full speed, or computed by one that died before it told
+    copied: float = 0.0  # computed twice
+    idle: float = 0.0  # nothing was left to do
     waiting_for_driver: float = 0.0
-    idle_at_end: float = 0.0
-    lost_work: float = 0.0
-    copied_work: float = 0.0
     deaths: int = 0
     copies: int = 0
     driver_busy: float = 0.0
@@ -87,18 +90,24 @@ class Outcome:
 
 @dataclass
 class _Lease:
-    shards: list[int]
-    begun: float
-    seconds_each: float
-    answered: int = 0  # of ``shards``, in order
+    blocks: list[int]
+    sent: float
+    tokens: int
+    answered: int = 0  # of ``blocks``, in order
+    is_copied: bool = False
 
 
 @dataclass
 class _Replica:
     rate: float  # of full speed
     node: int
-    epoch: int = 0  # a later event of an earlier life is void
-    lease: _Lease | None = None
+    epoch: int = 0  # an event of an earlier life is void
+    leases: deque[_Lease] = field(default_factory=deque)
+    pace: Pace = field(default_factory=Pace)
+    is_ready: bool = False
+    computes_since: float = 0.0  # the block that it is at
+    lease_begun: float = 0.0
+    seconds_per_block: float = 0.0
     idle_since: float | None = None
     starts_at: float = 0.0
 
@@ -111,9 +120,7 @@ class Simulation:
     replicas: int
     measured: Measured
     assumed: Assumptions
-    lease_size: LeaseSize
     seed: int = 0
-    copies_stragglers: bool = True
     outcome: Outcome = field(init=False)
 
     def run(self) -> Outcome:
@@ -122,14 +129,16 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self.now = self._driver_free = 0.0
         self.outcome = Outcome(self.replicas)
-        self._left = list(range(self.job.shards))[::-1]  # popped from the end, so in the plan's order
-        self._done = bytearray(self.job.shards)
-        self._missing = self.job.shards
+        n = self.job.blocks
+        every = np.arange(n, dtype=np.int64)
+        self.ledger = Ledger(Batches(every, every + 1, np.full(n, self.job.block_tokens)), np.zeros(n, np.bool_))
+        self._block_seconds = self.job.block_tokens / self.measured.tokens_per_second  # at full speed
         self._members = [self._replica(i) for i in range(self.replicas)]
+        self._ready = 0
         for replica in self._members:
             self._start(replica)
         self._plan_failure()
-        while self._missing:
+        while not self.ledger.finished:
             self.now, _, action = heapq.heappop(self._events)
             action()
         self._close()
@@ -143,83 +152,94 @@ class Simulation:
 
     def _start(self, replica: _Replica, delay: float = 0.0) -> None:
         replica.epoch += 1
+        replica.pace = Pace()
         replica.starts_at = self.now
         needed = self._random.lognormvariate(math.log(self.assumed.start_median), self.assumed.start_spread)
         self._at(self.now + delay + needed, replica, lambda: self._started(replica))
 
     def _started(self, replica: _Replica) -> None:
         self.outcome.starting += self.now - replica.starts_at
-        replica.idle_since = self.now
-        self._give_work(replica)
+        replica.is_ready, replica.idle_since = True, self.now
+        self._ready += 1
+        self._lend_to(replica)
 
-    def _give_work(self, replica: _Replica) -> None:
-        shards = self._next_shards(replica)
-        if not shards:
-            return
-        if replica.idle_since is not None:
-            self.outcome.idle_at_end += self.now - replica.idle_since
-            replica.idle_since = None
-        full_speed = self.job.shard_tokens / self.measured.tokens_per_second
+    def _lend_to(self, replica: _Replica) -> None:
+        """As ``cluster/scoring.py`` does: two leases at a time, the second when the first has told a rate."""
+        while len(replica.leases) < DEPTH and not (replica.leases and replica.pace.rate is None):
+            blocks = self.ledger.take(replica.pace, self._ready)
+            if not blocks:
+                break
+            self._send(replica, _Lease(blocks, self.now, self.ledger.tokens(blocks)))
+        if not replica.leases:
+            self._copy_to(replica)
+
+    def _send(self, replica: _Replica, lease: _Lease) -> None:
+        replica.leases.append(lease)
+        if len(replica.leases) == 1:
+            if replica.idle_since is not None:
+                self.outcome.idle += self.now - replica.idle_since
+                replica.idle_since = None
+            self._begin(replica, self.now)
+
+    def _begin(self, replica: _Replica, when: float) -> None:
+        """The first lease of a replica is computed from now on."""
         noise = max(0.5, self._random.gauss(1.0, self.assumed.jitter))
-        replica.lease = _Lease(shards, self.now, full_speed / replica.rate * noise)
-        self._at(self.now + replica.lease.seconds_each, replica, lambda: self._answered(replica))
+        replica.seconds_per_block = self._block_seconds / replica.rate * noise
+        replica.lease_begun = when
+        self._compute(replica, when)
 
-    def _next_shards(self, replica: _Replica) -> list[int]:
-        rate = replica.rate * self.measured.tokens_per_second / self.job.shard_tokens
-        size = self.lease_size(len(self._left), self.replicas, rate)
-        taken = [self._left.pop() for _ in range(min(size, len(self._left)))]
-        if taken or not self.copies_stragglers:
-            return taken
-        return self._copy_of_a_straggler(replica)
+    def _compute(self, replica: _Replica, when: float) -> None:
+        replica.computes_since = when
+        self._at(when + replica.seconds_per_block, replica, lambda: self._answered(replica))
 
-    def _copy_of_a_straggler(self, replica: _Replica) -> list[int]:
-        """Shards of the lease that would end last, if this replica would answer them sooner."""
-        full_speed = self.job.shard_tokens / self.measured.tokens_per_second / replica.rate
-        slowest, gain = None, 0.0
-        for other in self._members:
-            lease = other.lease
-            if other is replica or lease is None:
-                continue
-            waiting = [shard for shard in lease.shards[lease.answered :] if not self._done[shard]]
-            end = lease.begun + len(lease.shards) * lease.seconds_each
-            if waiting and end - self.now - len(waiting) * full_speed > gain:
-                slowest, gain = waiting, end - self.now - len(waiting) * full_speed
-        if slowest is None:
-            return []
-        self.outcome.copies += len(slowest)
-        return slowest
+    def _copy_to(self, idle: _Replica) -> None:
+        """The oldest lease that is late, once."""
+        rate = idle.pace.rate or self.measured.tokens_per_second
+        late = [
+            lease
+            for other in self._members
+            if other is not idle
+            for lease in other.leases
+            if not lease.is_copied and self.now - lease.sent > GRACE + LATE * lease.tokens / rate
+        ]
+        for lease in sorted(late, key=lambda found: found.sent):
+            lease.is_copied = True
+            left = self.ledger.unfinished(lease.blocks)
+            if left:
+                self.outcome.copies += 1
+                self._send(idle, _Lease(left, self.now, self.ledger.tokens(left), is_copied=True))
+                return
 
     def _answered(self, replica: _Replica) -> None:
-        """One shard is computed: it goes to the driver; a replica that is far ahead of the driver waits for it."""
-        lease = replica.lease
-        assert lease is not None
-        shard = lease.shards[lease.answered]
+        """A block is computed: it goes to the driver. A replica that is far ahead of the driver waits for it."""
+        lease = replica.leases[0]
+        block = lease.blocks[lease.answered]
         lease.answered += 1
         taken_at = self._driver_takes()
-        full_speed = self.job.shard_tokens / self.measured.tokens_per_second
-        if self._done[shard]:
-            self.outcome.copied_work += lease.seconds_each
+        if self.ledger.received(block):
+            self.outcome.useful += self._block_seconds
+            self.outcome.slow_or_lost += replica.seconds_per_block - self._block_seconds
         else:
-            self._done[shard] = 1
-            self._missing -= 1
-            self.outcome.useful += full_speed
-            self.outcome.lost_work += lease.seconds_each - full_speed  # slower than full speed
-        behind = max(0.0, taken_at - self.now - 2 * lease.seconds_each)  # blocks in flight before it must wait
+            self.outcome.copied += replica.seconds_per_block
+        behind = max(0.0, taken_at - self.now - AHEAD * replica.seconds_per_block)
         self.outcome.waiting_for_driver += behind
-        if lease.answered < len(lease.shards):
-            self._at(self.now + behind + lease.seconds_each, replica, lambda: self._answered(replica))
+        when = self.now + behind
+        if lease.answered < len(lease.blocks):
+            self._compute(replica, when)
             return
-        replica.lease, replica.idle_since = None, self.now + behind
-        if behind:
-            self._at(self.now + behind, replica, lambda: self._give_work(replica))
+        replica.leases.popleft()
+        replica.pace.measured(lease.tokens, max(1e-9, when - replica.lease_begun))
+        if replica.leases:
+            self._begin(replica, when)
         else:
-            self._give_work(replica)
+            replica.idle_since = when
+        self._at(max(when, taken_at), replica, lambda: self._lend_to(replica))
 
     def _driver_takes(self) -> float:
         """The driver is one process: blocks wait in line."""
-        targets = self.job.shard_tokens * self.job.targets_per_token
-        blocks = max(1, math.ceil(targets / self.measured.block_targets))
-        seconds = targets / self.measured.driver_targets_per_second + blocks * self.measured.block_seconds
+        targets = self.job.block_tokens * self.job.targets_per_token
+        overhead = self.measured.block_seconds + self.replicas * self.measured.block_seconds_per_replica
+        seconds = targets / self.measured.driver_targets_per_second + overhead
         self._driver_free = max(self._driver_free, self.now) + seconds
         self.outcome.driver_busy += seconds
         return self._driver_free
@@ -241,24 +261,26 @@ class Simulation:
 
     def _kill(self, replica: _Replica, noticed_after: float) -> None:
         self.outcome.deaths += 1
-        lease, replica.lease = replica.lease, None
-        if lease is not None:
-            begun = lease.begun + lease.answered * lease.seconds_each
-            self.outcome.lost_work += max(0.0, self.now - begun)
-            back = [shard for shard in lease.shards[lease.answered :] if not self._done[shard]]
-            when = self.now + noticed_after
-            heapq.heappush(self._events, (when, next(self._order), lambda: self._return(back)))
-        elif replica.idle_since is None:
+        leases, replica.leases = list(replica.leases), deque()
+        if not replica.is_ready:
             self.outcome.starting += self.now - replica.starts_at
-        replica.idle_since = None
+        elif leases:
+            self.outcome.slow_or_lost += max(0.0, self.now - replica.computes_since)
+        elif replica.idle_since is not None:
+            self.outcome.idle += max(0.0, self.now - replica.idle_since)
+        self._ready -= replica.is_ready
+        replica.is_ready, replica.idle_since = False, None
+        for lease in leases:
+            back = lease.blocks
+            heapq.heappush(self._events, (self.now + noticed_after, next(self._order), lambda b=back: self._return(b)))
         self._start(replica, noticed_after)
 
-    def _return(self, shards: list[int]) -> None:
-        """Shards of a dead replica are given out again, and those that wait for work are woken."""
-        self._left += [shard for shard in shards[::-1] if not self._done[shard]]
+    def _return(self, blocks: list[int]) -> None:
+        """Work of a dead replica is lent again, and those that wait for work are woken."""
+        self.ledger.give_back(blocks)
         for replica in self._members:
-            if replica.lease is None and replica.idle_since is not None:
-                self._give_work(replica)
+            if replica.is_ready and not replica.leases:
+                self._lend_to(replica)
 
     # ── the clock ────────────────────────────────────────────────────────────────────────────────────────────────────
     def _at(self, when: float, replica: _Replica, action: Callable[[], None]) -> None:
@@ -275,10 +297,9 @@ class Simulation:
         end = max(self.now, self._driver_free)
         self.outcome.seconds = end
         for replica in self._members:
-            if replica.lease is not None:
-                begun = replica.lease.begun + replica.lease.answered * replica.lease.seconds_each
-                self.outcome.copied_work += max(0.0, end - begun)
-            elif replica.idle_since is not None:
-                self.outcome.idle_at_end += max(0.0, end - replica.idle_since)
-            else:
+            if not replica.is_ready:
                 self.outcome.starting += end - replica.starts_at
+            elif replica.leases:
+                self.outcome.copied += max(0.0, end - replica.computes_since)
+            elif replica.idle_since is not None:
+                self.outcome.idle += max(0.0, end - replica.idle_since)

@@ -6,7 +6,7 @@ so that a quantized head is seen. What cannot be compared is refused, never cut 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.cluster.engine import require_alone
-from scoremode.cluster.spread import SPREAD
+from scoremode.cluster.starting import Cluster
 from scoremode.engines.arguments import EngineArguments
 from scoremode.engines.base import Engine
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
@@ -36,6 +36,7 @@ from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
+from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.comparing import NOISE, Folders, as_comparison, score_against, short
 from scoremode.verbs.model import HeldModel, in_memory
 from scoremode.verbs.progress import Progress
@@ -82,7 +83,7 @@ def compare(
     if is_kld(baseline):
         require_no_question(baseline, {**question, **_own_settings(baseline_engine, baseline_options)})
         require_models(baseline, candidates)
-        return [_named_against_file(baseline, name, how[name], folders) for name in candidates]
+        return _each(candidates, how, folders, partial(_named_against_file, baseline))
     if (Path(baseline) / REFERENCE).exists():
         kept = Path(baseline)
     elif its is None:
@@ -95,13 +96,35 @@ def compare(
             own = folders.folder("baseline")
             its_run = reference_of(held, question, own, tokenizer=tokenizer, fresh=fresh, progress=progress)
         kept = Path(str(its_run.path))
-    return [_named(kept, name, how.get(name), question, folders) for name in candidates]
+    scored = _each(how, folders, partial(_named, kept, question))
+    return [scored[name] if name in scored else of_runs(str(kept), name) for name in candidates]
+
+
+Scored = Callable[[str, Settings, Folders], Comparison]
+"""Scores a candidate with these settings into these folders."""
+
+
+def _each(how: Mapping[str, Settings], folders: Folders, score: Scored) -> dict[str, Comparison]:
+    """All candidates that are models, one after the other; with replicas, each as soon as the cluster has room."""
+    spread = next((found for its in how.values() if (found := its.spread) is not None), None)
+    if spread is None or len(how) < 2:
+        return {name: score(name, its, folders) for name, its in how.items()}
+    slots, replicas = slots_and_shares(len(how), spread.replicas)
+
+    def scored(name: str, progress: Progress) -> Comparison:
+        its = replace(how[name], options={**how[name].options, "replicas": replicas})
+        return score(name, its, replace(folders, progress=progress))
+
+    rooms = [its.room(name) for name, its in how.items()]
+    with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
+        found = score_together(list(how), scored, slots, folders.progress)
+    return dict(zip(how, found, strict=True))
 
 
 def _side_by_side(baseline: str, its: Settings, candidate: str, how: Mapping[str, Settings]) -> bool:
     """Can both models run in this process, window by window?"""
     sides = ((its, baseline), (how[candidate], candidate))
-    if any(name in side.options for side, _ in sides for name in SPREAD):
+    if any(side.spread is not None for side, _ in sides):
         return False  # replicas read a baseline's states from a reference
     return all(side.plugin(name).able().side_by_side for side, name in sides)
 
@@ -117,10 +140,8 @@ def _named_against_file(file: str, name: str, how: Settings, folders: Folders) -
         return against_file(file, held, {}, folders)
 
 
-def _named(kept: Path, name: str, how: Settings | None, question: dict[str, Any], folders: Folders) -> Comparison:
-    """A candidate by its name: a finished run, or a model that is scored now."""
-    if how is None:
-        return of_runs(str(kept), name)
+def _named(kept: Path, question: dict[str, Any], name: str, how: Settings, folders: Folders) -> Comparison:
+    """A candidate by its name, scored now."""
     stored = _question_of(runs.load(kept), question)
     if stored.get("tokenizer") is not None and how.tokenizer is None:
         how = replace(how, tokenizer=stored["tokenizer"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, ask, identify
+
+ONE_AT_A_TIME = threading.Lock()  # candidates on a cluster are asked in threads, and a text is cut on all cores anyway
 
 USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer questions may come and a model could take more
 
@@ -98,7 +101,8 @@ class HeldModel:
     def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
         announce(progress, "reading and tokenizing the text")
         given = {name: value for name, value in question.items() if value is not None}
-        return ask(self.subject, memory=self._tokenized if self.many_questions else None, **given)
+        with ONE_AT_A_TIME:
+            return ask(self.subject, memory=self._tokenized if self.many_questions else None, **given)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, work: Work, progress: Progress | None = None) -> Engine:

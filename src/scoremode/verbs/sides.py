@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scoremode.cluster.spread import Room, Spread, read_spread, room_for
 from scoremode.engines.plugin import EnginePlugin
-from scoremode.engines.registry import choose_engine, engine_for, require, share_options
+from scoremode.engines.registry import choose_engine, engine_for, read_options, require, share_options
 from scoremode.errors import InputError, OptionError
 from scoremode.store import runs
 from scoremode.store.kld import is_kld
@@ -35,6 +36,18 @@ class Settings:
 
     def plugin(self, model: str) -> EnginePlugin:
         return choose_engine(self.engine, model)
+
+    @property
+    def spread(self) -> Spread | None:
+        """Over replicas; None: in this process."""
+        return read_spread(self.options)[0]
+
+    def room(self, model: str) -> Room:
+        """What one replica of a model takes of a cluster."""
+        spread, options = read_spread(self.options)
+        assert spread is not None, "no replicas"
+        plugin = self.plugin(model)
+        return room_for(spread, plugin, read_options(plugin, options))
 
     def hold(self, model: str) -> HeldModel:
         return hold(model, self.engine, self.options, self.tokenizer)

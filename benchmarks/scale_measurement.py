@@ -1,0 +1,107 @@
+"""What one driver takes: the loop and the journal alone, and with answers that come from Ray's replicas."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import free_engine
+import numpy as np
+
+from scoremode.cluster.engine import ReplicatedEngine
+from scoremode.cluster.spread import Spread
+from scoremode.engines.base import Engine
+from scoremode.engines.plugin import Work
+from scoremode.engines.registry import choose, registry
+from scoremode.plan.plan import Plan
+from scoremode.store.journal import Journal
+from scoremode.verbs.scoring import score_plan
+
+HERE = Path(__file__).resolve().parent
+LARGE, SMALL = 4 << 20, 1 << 17  # bytes of a block
+
+
+def plan_of(windows: int, targets: int) -> Plan:
+    """Windows that do not overlap, over a text of bytes."""
+    starts = np.arange(windows, dtype=np.int64) * (targets + 1)
+    ids = (np.arange(windows * (targets + 1), dtype=np.int64) % 251).astype(np.int32)
+    ends = starts + targets + 1
+    return Plan(
+        method="gptq",
+        settings=(),
+        ids=ids,
+        doc_starts=np.array([0, len(ids)], np.int64),
+        start=starts,
+        stop=ends,
+        first=starts + 1,
+        last=ends,
+        lead=np.full(windows, -1, np.int32),
+    )
+
+
+def taken(engine: Engine, plan: Plan) -> dict[str, float]:
+    """Seconds and CPU seconds of this process to score a plan into a journal."""
+    with tempfile.TemporaryDirectory(prefix="scoremode-scale-") as folder:
+        journal = Journal(Path(folder) / "partial.journal", {"measured": "driver"}, plan, vocabulary=256)
+        wall, cpu = time.perf_counter(), time.process_time()
+        score_plan(plan, engine, journal)
+        found = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+        journal.close()
+    return found
+
+
+def through_ray(replicas: int, plan: Plan, block: int, repeat: int) -> dict[str, float]:
+    """As ``taken``, from replicas that answer at once; the best of several passes, all replicas being there."""
+    chosen = choose(f"free:block={block}", None, {}, None)
+    engine = ReplicatedEngine(chosen, Work(), Spread(replicas, cpus_per_replica=0.1))
+    try:
+        engine.wait_for_all()
+        taken(engine, plan)  # rates are known from now on
+        passes = [taken(engine, plan) for _ in range(repeat)]
+    finally:
+        engine.close()
+    return min(passes, key=lambda one: one["cpu_seconds"])
+
+
+def measure(windows: int = 2000, replicas: tuple[int, ...] = (1, 2, 4, 8), repeat: int = 3) -> dict[str, Any]:
+    """Targets per second of the driver, and the CPU time that Ray adds for each block."""
+    _plug_in()
+    found: dict[str, Any] = {"cores": os.cpu_count(), "without_ray": {}, "with_ray": {}}
+    for targets in (512, 2048):
+        plan = plan_of(windows * 2048 // targets, targets)
+        best = min((taken(free_engine.FreeEngine(), plan) for _ in range(repeat)), key=lambda one: one["seconds"])
+        found["without_ray"][targets] = {"targets_per_second": plan.targets / best["seconds"], **best}
+    plan = plan_of(windows, 2048)
+    for count in replicas:
+        large, small = (through_ray(count, plan, block, repeat) for block in (LARGE, SMALL))
+        found["with_ray"][count] = _split(plan, large, small)
+    return found
+
+
+def _split(plan: Plan, large: dict[str, float], small: dict[str, float]) -> dict[str, Any]:
+    """Two sizes of blocks, two unknowns: seconds for a block, and for a target."""
+    size = 8 + 8 + 8 + 4 + 8
+    blocks = [plan.targets * size / block for block in (LARGE, SMALL)]
+    per_block = (small["cpu_seconds"] - large["cpu_seconds"]) / (blocks[1] - blocks[0])
+    per_target = (large["cpu_seconds"] - blocks[0] * per_block) / plan.targets
+    return {
+        "targets_per_second": plan.targets / large["seconds"],
+        "targets_per_cpu_second": plan.targets / large["cpu_seconds"],
+        "cpu_seconds_per_block": per_block,
+        "cpu_seconds_per_target": per_target,
+        "large": large,
+        "small": small,
+    }
+
+
+def _plug_in() -> None:
+    """The engine of this benchmark, here and in the processes of replicas."""
+    folder = free_engine.install(Path(tempfile.mkdtemp(prefix="scoremode-free-")))
+    paths = [str(folder), str(HERE), str(HERE.parent / "src")]
+    sys.path[:0] = paths[:2]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+    registry.cache_clear()
