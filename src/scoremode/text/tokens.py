@@ -14,7 +14,7 @@ from scoremode.errors import ModelError, OptionError
 from scoremode.text.corpus import Message
 from scoremode.text.pieces import PieceEncoder, Sizes, Stretch
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen
+from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, let_go
 
 CHARACTERS = 1 << 18  # that are looked at together
 SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
@@ -23,7 +23,10 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``."""
+    """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``.
+
+    The columns of a long text lie on disk, in smaller types of numbers than those named here: convert what you take.
+    """
 
     ids: Ids  # (n,)
     doc_starts: Ints  # (documents + 1,)
@@ -49,7 +52,12 @@ class Tokens:
     def char_start_of(self, index: Ints) -> Ints:
         """As ``char_start``, for some tokens: the end of the token before, 0 for the first token of a document."""
         document = np.searchsorted(self.doc_starts, index, side="right") - 1
-        return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1])
+        return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1]).astype(np.int64)
+
+    def let_go(self) -> None:
+        """Drop what was read of columns that lie on disk; it is read again if it is used."""
+        for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask):
+            let_go(column)
 
     def __len__(self) -> int:
         return len(self.ids)
