@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import mmap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,37 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array, no longer writable: values here are shared between threads, engines and caches."""
     array.setflags(write=False)
     return array
+
+
+class MappedFile(mmap.mmap):
+    """A file in memory, read only: the system reads its pages when they are used, and may drop them."""
+
+
+def let_go(array: npt.NDArray[Any] | None) -> None:
+    """Drop the pages of the mapped file that an array lies in from this process's memory; they are read again if used.
+
+    Arrays that do not lie in a MappedFile are left alone.
+    """
+    base: Any = array
+    while base is not None and not isinstance(base, MappedFile):
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    if base is not None and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
+PART = 1 << 20
+"""Numbers of a long column that are looked at together."""
+
+
+def in_parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """A long column part by part; a mapped one is not in memory as a whole.
+
+    >>> [part.tolist() for part in in_parts(np.arange(3))]
+    [[0, 1, 2]]
+    """
+    for begin in range(0, len(array), PART):
+        yield array[begin : begin + PART]
+        let_go(array)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.errors import harmless
+from scoremode.text.reading import Excerpts
 from scoremode.text.tokens import Document, Tokens
 from scoremode.values import Ids, Ints
 
@@ -83,8 +84,9 @@ def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, document
     if at >= len(tokens):
         return f"the candidate's end early, {totals}"
     document = int(np.searchsorted(tokens.doc_starts, at, side="right")) - 1
-    character = int(tokens.char_start_of(np.array([at]))[0])
-    near = documents[document].text[character : character + NEAR]
+    begin = tokens.char_start_of(np.array([at]))
+    end = np.minimum(begin + NEAR, int(tokens.char_end[tokens.doc_starts[document + 1] - 1]))
+    character, (near,) = int(begin[0]), Excerpts(documents).at(np.array([document]), begin, end)
     place = f"character {character:,}" + (f" of document {document + 1:,}" if tokens.documents > 1 else "")
     return f"they give other ids from {place} on, at {near!r}; {totals}"
 

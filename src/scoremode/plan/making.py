@@ -8,8 +8,8 @@ import numpy as np
 
 from scoremode.arguments import whole_number
 from scoremode.errors import CorpusError, MethodError
-from scoremode.plan.plan import Plan
-from scoremode.plan.recipes import Method, Sizes, Span
+from scoremode.plan.plan import Plan, counts_between
+from scoremode.plan.recipes import Method, Sizes, Spans
 from scoremode.text.tokens import Tokens
 from scoremode.values import Floats, Ids, Ints
 
@@ -59,12 +59,13 @@ def make_plan(
     if max_windows is not None and max_windows < 0:
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
     sizes = choose_sizes(method, context_length, stride, model_context)
-    spans = list(method.windows(tokens, sizes))
+    made = method.windows(tokens, sizes)
+    spans = made if isinstance(made, Spans) else Spans.of(made)
     limit = method.max_windows if max_windows is None else max_windows
-    kept = spans[:limit] if limit else spans
+    kept = spans.taken(slice(limit)) if limit else spans
     if tokens.target_mask is not None:
-        kept = [s for s in kept if tokens.target_mask[s.first : s.last].any()]
-    if not kept:
+        kept = kept.taken(counts_between(tokens.target_mask, kept.first, kept.last) > 0)
+    if not len(kept):
         raise _nothing_to_score(method, tokens, sizes)
     settings = {"context_length": sizes.context, "special_tokens": method.special, "max_windows": limit}
     if method.stride is not None:
@@ -74,11 +75,11 @@ def make_plan(
         settings=tuple(sorted(settings.items())),
         ids=tokens.ids,
         doc_starts=tokens.doc_starts,
-        start=_column(kept, 0),
-        stop=_column(kept, 1),
-        first=_column(kept, 2),
-        last=_column(kept, 3),
-        lead=_column(kept, 4).astype(np.int32),
+        start=kept.start,
+        stop=kept.stop,
+        first=kept.first,
+        last=kept.last,
+        lead=kept.lead,
         mask=tokens.target_mask,
         joined_at=tokens.joined_at,
         weight=_weights(kept) if method.average == "window" else None,
@@ -88,13 +89,9 @@ def make_plan(
     )
 
 
-def _column(spans: list[Span], field: int) -> Ints:
-    return np.array([span[field] for span in spans], dtype=np.int64)
-
-
-def _weights(spans: list[Span]) -> Floats:
-    weights = np.array([span.weight for span in spans], dtype=np.float64)
-    return weights if weights.any() else np.ones(len(spans))
+def _weights(spans: Spans) -> Floats:
+    ones = np.ones(len(spans))
+    return ones if spans.weight is None or not spans.weight.any() else spans.weight
 
 
 def _nothing_to_score(method: Method, tokens: Tokens, sizes: Sizes) -> CorpusError:

@@ -12,10 +12,21 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.plan.windows import Window
-from scoremode.values import BLOCK, Bools, Floats, Ids, Ints
+from scoremode.values import BLOCK, Bools, Floats, Ids, Ints, in_parts, let_go
 
 Average = Literal["token", "window", "document"]
 """How scores become one perplexity: mean over all targets, weighted window means, or arithmetic mean over documents."""
+
+
+LET_GO_EVERY = 256  # windows
+
+
+def counts_between(mask: Bools, begin: Ints, end: Ints) -> Ints:
+    """How many are true from each ``begin`` to its ``end``."""
+    before = np.zeros(len(mask) + 1, np.int64)
+    np.cumsum(mask, out=before[1:])
+    counts: Ints = before[end] - before[begin]
+    return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +109,8 @@ class Plan:
             hasher.update(f"|{name}:".encode())
             if array is not None:
                 hasher.update(f"{array.dtype.str}{array.shape}".encode())
-                hasher.update(np.ascontiguousarray(array).data)
+                for part in in_parts(array):
+                    hasher.update(np.ascontiguousarray(part).data)
         if self.joined_at is not None:
             hasher.update(b"|joined_at:" + np.ascontiguousarray(self.joined_at).data)
         return hasher.hexdigest()
@@ -121,12 +133,7 @@ class Plan:
 
     def _allowed(self, begin: Ints, end: Ints) -> Ints:
         """How many tokens may be targets in each stretch of the stream."""
-        if self.mask is None:
-            return end - begin
-        before = np.zeros(len(self.mask) + 1, np.int64)
-        np.cumsum(self.mask, out=before[1:])
-        counts: Ints = before[end] - before[begin]
-        return counts
+        return end - begin if self.mask is None else counts_between(self.mask, begin, end)
 
     @cached_property
     def target_offsets(self) -> Ints:
@@ -196,7 +203,15 @@ class Plan:
         """Is no token scored twice?"""
         return self.covered == self.targets
 
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest id that is fed; -1 if there is none."""
+        largest = (int(part.max(initial=-1)) for part in in_parts(self.ids))
+        return max([int(self.lead.max(initial=-1)), *largest])
+
     def window(self, index: int) -> Window:
+        if index % LET_GO_EVERY == 0:
+            let_go(self.ids)  # a plan of many windows would fill the memory with ids that were fed
         start, lead = int(self.start[index]), int(self.lead[index])
         body = self.ids[start : int(self.stop[index])]
         ids = body if lead < 0 else np.concatenate([np.array([lead], dtype=np.int32), body])

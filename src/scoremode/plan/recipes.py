@@ -6,10 +6,13 @@ recipe itself inserts. A BOS that the tokenizer adds is an ordinary token 0 of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
+
+import numpy as np
 
 from scoremode.arguments import require_text
 from scoremode.errors import CorpusError, MethodError, did_you_mean
@@ -18,6 +21,7 @@ from scoremode.text import plugins
 from scoremode.text.documents import Arrangement
 from scoremode.text.plugins import Plugins
 from scoremode.text.tokens import Tokens
+from scoremode.values import Bools, Floats, Ids, Ints
 
 
 class Span(NamedTuple):
@@ -39,7 +43,38 @@ class Sizes:
     stride: int
 
 
-Windows = Callable[[Tokens, Sizes], Iterator[Span]]
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Many windows as columns: what Span has, one array each."""
+
+    start: Ints
+    stop: Ints
+    first: Ints
+    last: Ints
+    lead: Ids
+    weight: Floats | None = None  # None: each counts once
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def taken(self, which: slice | Bools) -> Spans:
+        """Some of the windows."""
+        weight = None if self.weight is None else self.weight[which]
+        return Spans(self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight)
+
+    @staticmethod
+    def of(spans: Iterable[Span]) -> Spans:
+        """The windows that a method of another package gives one by one."""
+        whole, weights = array("q"), array("d")
+        for span in spans:
+            whole.extend(map(int, span[:5]))
+            weights.append(span.weight)
+        columns = np.array(whole, np.int64).reshape(-1, 5).T
+        start, stop, first, last, lead = (np.ascontiguousarray(column) for column in columns)
+        return Spans(start, stop, first, last, lead.astype(np.int32), np.array(weights, np.float64))
+
+
+Windows = Callable[[Tokens, Sizes], "Spans | Iterator[Span]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +93,30 @@ class Method:
     real_vocabulary: bool = False  # are logits after the tokenizer's last id left out of the softmax?
 
 
-def _documents(tokens: Tokens) -> Iterator[tuple[int, int]]:
-    yield from zip(tokens.doc_starts[:-1].tolist(), tokens.doc_starts[1:].tolist(), strict=True)
+def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """For windows of which each document has ``counts``: where the document begins and ends, and the window's number.
+
+    Windows of a document are numbered 0, 1, …
+    """
+    begin, end = (np.repeat(edge, counts) for edge in (tokens.doc_starts[:-1], tokens.doc_starts[1:]))
+    number = np.arange(len(begin), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    return begin, end, number
 
 
-def sliding_once(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def _lengths(tokens: Tokens) -> Ints:
+    return np.diff(tokens.doc_starts)
+
+
+def _steps(length: Ints, step: int) -> Ints:
+    """How many steps it takes to walk a length; 0 if there is none."""
+    return -(-np.maximum(length, 0) // step)
+
+
+def _no_lead(count: int) -> Ids:
+    return np.full(count, -1, np.int32)
+
+
+def sliding_once(tokens: Tokens, sizes: Sizes) -> Spans:
     """Overlapping windows, each token scored once, in the first window that reaches it (the usual strided evaluation).
 
     tokens   0 1 2 3 4 5 6    context=4, stride=2
@@ -70,17 +124,16 @@ def sliding_once(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
                 [2 3 4 5]     score 4 5
                     [4 5 6]   score 6      a partial last window is kept
     """
-    for begin, end in _documents(tokens):
-        scored, start = begin + 1, begin
-        while scored < end:
-            start = min(start, scored - 1)  # if the stride is the whole context, keep one token of context
-            stop = min(start + sizes.context, end)
-            yield Span(start, stop, scored, stop)
-            scored = stop
-            start += sizes.stride
+    step, length = min(sizes.stride, sizes.context - 1), _lengths(tokens)  # one token of context is always kept
+    counts = np.where(length < 2, 0, 1 + _steps(length - sizes.context, step))
+    begin, end, number = _in_documents(tokens, counts)
+    start = begin + number * step
+    stop = np.minimum(start + sizes.context, end)
+    first = np.where(number == 0, begin + 1, start - step + sizes.context)
+    return Spans(start, stop, first, stop, _no_lead(len(start)))
 
 
-def exl3_2025(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def exl3_2025(tokens: Tokens, sizes: Sizes) -> Spans:
     """Every target of every window, overlaps counted again (the published EXL3 plots of 2025).
 
     tokens   0 1 2 3 4 5 6    context=4, stride=2
@@ -88,34 +141,39 @@ def exl3_2025(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
                 [2 3 4 5]     score     3 4 5
                               full windows only, and none that would end at the last token
     """
-    for begin, end in _documents(tokens):
-        for start in range(begin, end - sizes.context, sizes.stride):
-            yield Span(start, start + sizes.context, start + 1, start + sizes.context)
+    begin, _, number = _in_documents(tokens, _steps(_lengths(tokens) - sizes.context, sizes.stride))
+    start = begin + number * sizes.stride
+    return _all_targets(start, sizes.context)
 
 
-def exl3_2026(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def _all_targets(start: Ints, context: int) -> Spans:
+    """Full windows; all tokens but the first are scored."""
+    stop = start + context
+    return Spans(start, stop, start + 1, stop, _no_lead(len(start)))
+
+
+def exl3_2026(tokens: Tokens, sizes: Sizes) -> Spans:
     """Windows that do not overlap, no BOS anywhere, none that would end at the last token (EXL3's ppl.py of 2026).
 
     tokens   0 1 2 3 4 5 6 7 8    context=4
     feed    [0 1 2 3]             score 1 2 3
                     [4 5 6 7]     score 5 6 7
     """
-    yield from exl3_2025(tokens, Sizes(sizes.context, sizes.context))
+    return exl3_2025(tokens, Sizes(sizes.context, sizes.context))
 
 
-def gptq(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def gptq(tokens: Tokens, sizes: Sizes) -> Spans:
     """Windows that do not overlap, the tail dropped (the tables of the GPTQ paper and those after it).
 
     tokens   0 1 2 3 4 5 6 7 8    context=4
     feed    [0 1 2 3]             score 1 2 3
                     [4 5 6 7]     score 5 6 7
     """
-    for begin, end in _documents(tokens):
-        for start in range(begin, end - sizes.context + 1, sizes.context):
-            yield Span(start, start + sizes.context, start + 1, start + sizes.context)
+    begin, _, number = _in_documents(tokens, _lengths(tokens) // sizes.context)
+    return _all_targets(begin + number * sizes.context, sizes.context)
 
 
-def llamacpp(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def llamacpp(tokens: Tokens, sizes: Sizes) -> Spans:
     """Chunks that do not overlap; the second half of each is scored, and BOS replaces its first token (llama.cpp).
 
     tokens   0 1 2 3 4 5 6 7 8    context=4, a tokenizer that adds BOS
@@ -124,26 +182,27 @@ def llamacpp(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
     """
     if sizes.context < 3:
         raise MethodError("llamacpp scores nothing in a context below 3", fix="give --context-length 3 or more")
-    for begin, end in _documents(tokens):
-        if end - begin < 2 * sizes.context:
-            raise CorpusError(
-                f"llamacpp needs at least {2 * sizes.context} tokens (two contexts), the text has {end - begin}",
-                fix=f"give a longer text or --context-length {max(4, (end - begin) // 2)}",
-            )
-    yield from llamacpp_chunks(tokens, sizes)
+    length = _lengths(tokens)
+    short = length[length < 2 * sizes.context]
+    if len(short):
+        raise CorpusError(
+            f"llamacpp needs at least {2 * sizes.context} tokens (two contexts), the text has {short[0]}",
+            fix=f"give a longer text or --context-length {max(4, int(short[0]) // 2)}",
+        )
+    return llamacpp_chunks(tokens, sizes)
 
 
-def llamacpp_chunks(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def llamacpp_chunks(tokens: Tokens, sizes: Sizes) -> Spans:
     """The windows of llamacpp, however short the text is: a stored chunk was cut from a text that is not known."""
     facts = tokens.tokenizer
     bos = facts.bos if facts.adds_bos and facts.bos is not None else -1
-    for begin, end in _documents(tokens):
-        for start in range(begin, end - sizes.context + 1, sizes.context):
-            stop, first = start + sizes.context, start + sizes.context // 2 + 1
-            yield Span(start + (bos >= 0), stop, first, stop, lead=bos)
+    chunks = gptq(tokens, sizes)
+    first = chunks.start + sizes.context // 2 + 1
+    lead = np.full(len(chunks), bos, np.int32)
+    return Spans(chunks.start + (bos >= 0), chunks.stop, first, chunks.last, lead)
 
 
-def hf_stride(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def hf_stride(tokens: Tokens, sizes: Sizes) -> Spans:
     """The windows of sliding-once, averaged as the loop in the Transformers documentation does.
 
     tokens   0 1 2 3 4 5 6    context=4, stride=2
@@ -151,20 +210,18 @@ def hf_stride(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
                 [2 3 4 5]     score 4 5     mean counted 1 time (new tokens - 1, although both are in it)
                     [4 5 6]   score 6       mean counted 0 times
     """
-    for begin, end in _documents(tokens):
-        reached = begin
-        for start in range(begin, end, sizes.stride):
-            stop = min(start + sizes.context, end)
-            new = stop - reached
-            first = max(reached, start + 1)  # a stride of the whole context leaves the first token without context
-            if first < stop:
-                yield Span(start, stop, first, stop, weight=float(new - 1))
-            reached = stop
-            if stop == end:
-                break
+    length = _lengths(tokens)
+    counts = np.where(length < 1, 0, 1 + _steps(length - sizes.context, sizes.stride))
+    begin, end, number = _in_documents(tokens, counts)
+    start = begin + number * sizes.stride
+    stop = np.minimum(start + sizes.context, end)
+    reached = np.where(number == 0, begin, start - sizes.stride + sizes.context)
+    first = np.maximum(reached, start + 1)  # a stride of the whole context leaves the first token without context
+    weight = (stop - reached - 1).astype(np.float64)
+    return Spans(start, stop, first, stop, _no_lead(len(start)), weight).taken(first < stop)
 
 
-def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Spans:
     """Each document alone after a prefix token, each token predicted once; the last window is moved back to be full.
 
     tokens    0 1 2 3 4 5 6    context=4
@@ -173,9 +230,12 @@ def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
 
     The tokenizer also adds its own special tokens: if it adds BOS, there are two, and the second is scored.
     """
-    prefix = prefix_token(tokens)
-    for begin, end in _documents(tokens):
-        yield from rolling_spans(begin, end, sizes.context, prefix)
+    prefix, context = prefix_token(tokens), sizes.context
+    begin, end, number = _in_documents(tokens, _steps(_lengths(tokens), context))
+    is_first, first = number == 0, begin + number * context
+    last = np.minimum(first + context, end)
+    start = np.where(is_first, begin, last - context - 1)
+    return Spans(start, last - 1, first, last, np.where(is_first, prefix, -1).astype(np.int32))
 
 
 def rolling_spans(begin: int, end: int, context: int, prefix: int) -> Iterator[Span]:
@@ -199,7 +259,7 @@ def prefix_token(tokens: Tokens) -> int:
     return facts.bos if facts.bos is not None else int(facts.eos or 0)
 
 
-def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
+def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Spans:
     """Each text alone after a BOS, then the arithmetic mean of the texts' perplexities (HF evaluate's metric).
 
     tokens    0 1 2 | 3 4    two texts
@@ -209,10 +269,9 @@ def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Iterator[Span]:
     bos = tokens.tokenizer.bos
     if bos is None:
         raise MethodError("this tokenizer has no BOS to insert before a text", fix="use --method lm-eval-rolling")
-    for begin, end in _documents(tokens):
-        stop = min(end, begin + sizes.context - 1)
-        if stop > begin:
-            yield Span(begin, stop, begin, stop, lead=bos)
+    begin, end = tokens.doc_starts[:-1], tokens.doc_starts[1:]
+    stop = np.minimum(end, begin + sizes.context - 1)
+    return Spans(begin, stop, begin, stop, np.full(len(begin), bos, np.int32)).taken(stop > begin)
 
 
 METHODS: dict[str, Method] = {

@@ -27,7 +27,7 @@ from scoremode.text.json_files import read_object
 
 DEFAULT_LIMIT = 50 * 10**9
 
-LIMITED = ("references", "runs")  # kinds of entries that the limit applies to
+LIMITED = ("references", "runs", "texts")  # kinds of entries that the limit applies to
 
 FILLED_AFTER_REMOVAL = (
     0.9  # share of the limit that stays filled after a removal, so that not every run causes another removal
@@ -89,7 +89,7 @@ def hold_model(folder: Path) -> None:
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cache_limit() -> int | None:
-    """Most bytes of runs and references in the cache: ``$SCOREMODE_CACHE_LIMIT``; None if there is no limit."""
+    """Most bytes of runs, references and texts in the cache: ``$SCOREMODE_CACHE_LIMIT``; None if there is no limit."""
     given = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
     if not given:
         return DEFAULT_LIMIT
@@ -102,7 +102,7 @@ def cache_limit() -> int | None:
 def make_room(kept: Path) -> None:
     """Remove the least recently used entries if the cache exceeds its limit. ``kept`` is the newest entry.
 
-    The limit applies to runs and references. Most calls read only one small file: the total is remembered (usage.py),
+    The limit applies to runs, references and texts. Most calls read only one small file: the total is remembered (usage.py),
     and a removal leaves a tenth of the limit free.
     """
     limit = cache_limit()

@@ -3,6 +3,7 @@
 runs/DIGEST, references/DIGEST   folders of runs.py; DIGEST is computed from the run's identity
 models/NAME                      converted checkpoints; scoremode.json is written last
 tasks/DIGEST                     answers to documents of tasks (answers.py)
+texts/DIGEST                     tokens of long texts (token_store.py)
 logs/ENGINE-….log                messages of an engine that failed
 sha256.json, usage.txt           remembered hashes, remembered total size
 lm-eval-tasks.json               names of lm-eval's tasks, and the files they are defined in
@@ -31,8 +32,8 @@ from scoremode.store.reference_format import REFERENCE, is_own_name
 from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
 from scoremode.text.json_files import read_object
 
-KINDS = ("runs", "references", "models", "logs", "tasks")
-LOCK, MODEL_MARK, ANSWERS = ".lock", "scoremode.json", "answers.records"
+KINDS = ("runs", "references", "models", "logs", "tasks", "texts")
+LOCK, MODEL_MARK, ANSWERS, TOKENS_MARK = ".lock", "scoremode.json", "answers.records", "tokens.json"
 HASHES, USAGE, EVICTING, TASK_INDEX = "sha256.json", "usage.txt", ".evicting.lock", "lm-eval-tasks.json"
 SMALL = {
     HASHES: "hashes of large files",
@@ -46,6 +47,9 @@ DIGEST = re.compile(r"[0-9a-f]{20}")
 LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
 CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # a folder made by tempfile.mkdtemp in models/embedded.py
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
+
+MARKS = {"models": MODEL_MARK, "tasks": ANSWERS, "texts": TOKENS_MARK}
+COLUMN = re.compile(r"[a-z_]+\.(bin|wide)")  # a column of tokens; one that is being written in a larger type
 
 Stats = dict[str, os.stat_result]
 
@@ -73,7 +77,7 @@ class Entry:
 
 def mark_of(folder: Path) -> Path:
     """The file whose modification time is the entry's last use."""
-    return folder / {"models": MODEL_MARK, "tasks": ANSWERS}.get(folder.parent.name, MANIFEST)
+    return folder / MARKS.get(folder.parent.name, MANIFEST)
 
 
 # ── find ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,7 +126,7 @@ def inspect_entry(kind: str, path: Path) -> Entry:
         if LEFTOVER.fullmatch(path.name):
             files = _files(path)
             return Entry(kind, path, _size(files), info.st_mtime, REMOVED, "its deletion was interrupted")
-        inspect = {"models": _model, "tasks": _answers}.get(kind)
+        inspect = {"models": _model, "tasks": _answers, "texts": _tokens}.get(kind)
         return inspect(path, info) if inspect else _run(kind, path, info)
     except OSError as error:
         return Entry(kind, path, 0, 0.0, FOREIGN, f"cannot be read ({error.strerror})")
@@ -179,6 +183,20 @@ def _answers(path: Path, info: os.stat_result) -> Entry:
     return Entry("tasks", path, _size(files), used, FINISHED)
 
 
+def _tokens(path: Path, info: os.stat_result) -> Entry:
+    files = _files(path, deep=False)
+    ours = DIGEST.fullmatch(path.name) and all(stat.S_ISREG(found.st_mode) for found in files.values())
+    known = all(
+        name in (TOKENS_MARK, LOCK) or COLUMN.fullmatch(name) or fnmatchcase(name, TEMPORARY) for name in files
+    )
+    if not ours or not known:
+        return _foreign("texts", path, info)
+    newest = max([found.st_mtime for name, found in files.items() if name != LOCK], default=info.st_mtime)
+    if TOKENS_MARK not in files:
+        return Entry("texts", path, _size(files), newest, UNFINISHED, "its text was not read to the end")
+    return Entry("texts", path, _size(files), files[TOKENS_MARK].st_mtime, FINISHED)
+
+
 def _files(folder: Path, *, deep: bool = True, before: str = "") -> Stats:
     """Every file in a folder, by relative name; links are not followed."""
     found: Stats = {}
@@ -198,6 +216,8 @@ def _size(files: Stats) -> int:
 # ── describe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def described(entry: Entry) -> Entry:
     """The entry with the facts in its manifest or journal. Nothing is hashed, so an edited file is not noticed."""
+    if entry.kind == "texts" and entry.state == FINISHED:
+        return _described_tokens(entry)
     if entry.kind not in ("runs", "references") or entry.state not in (FINISHED, UNFINISHED):
         return _described_by_answers(entry) if entry.kind == "tasks" and entry.state == FINISHED else entry
     try:
@@ -239,6 +259,16 @@ def _described_by_answers(entry: Entry) -> Entry:
         identity = None
     known = identity if isinstance(identity, dict) else {}
     return replace(entry, facts={"what": "answers", **_texts({name: known.get(name) for name in ("model", "engine")})})
+
+
+def _described_tokens(entry: Entry) -> Entry:
+    """The entry with the hash of its text."""
+    try:
+        key = read_object(entry.path / TOKENS_MARK).get("key")
+    except (OSError, ValueError) as error:
+        return replace(entry, state=DAMAGED, note=harmless(f"{TOKENS_MARK}: {error}"))
+    known = key if isinstance(key, dict) else {}
+    return replace(entry, facts={"what": "tokens", **_texts({"corpus": known.get("corpus")})})
 
 
 def _texts(found: dict[str, Any]) -> dict[str, str | None]:

@@ -17,7 +17,8 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from glob import glob
@@ -29,20 +30,22 @@ from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.errors import CorpusError, OptionError
 from scoremode.text import plugins
 from scoremode.text.files import (
+    PIECE,
     Message,
+    PlainText,
     Row,
     RowsOf,
     check_readable,
     checked_row,
-    decode,
+    decoded,
     is_text,
     kind_of_rows,
     lines_of,
     parquet_column,
     parquet_rows,
-    read_text,
     rows_of_file,
     text_field,
+    text_in_file,
     unchanged,
 )
 from scoremode.text.plugins import Plugins
@@ -85,6 +88,18 @@ class Corpus:
         """The rows of a corpus that is not a chat."""
         assert self.layout != "chat", "chat rows become text through a chat template"
         return cast(Iterator[str], self.rows())
+
+    def streams(self) -> Iterator[Iterable[str]]:
+        """The same rows, each in pieces that together are its text: a plain text is never in memory as a whole."""
+        assert self.layout != "chat", "chat rows become text through a chat template"
+        if self.parts:
+            for part in self.parts:
+                yield from part.streams()
+        elif isinstance(self.rows, PlainText):
+            yield self.rows.pieces()
+        else:
+            for text in self.texts():
+                yield [text]
 
 
 Spec = str | os.PathLike[str]
@@ -203,7 +218,8 @@ def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -
     if count is None:
         return _corpus_of_rows(name, layout, rows)
     if layout == "text":
-        return _corpus_of_rows(name, layout, lambda: iter(["".join(islice(lines_of(cast(str, next(rows()))), count))]))
+        text = rows if isinstance(rows, PlainText) else PlainText(lambda: cast(Iterator[str], rows()))
+        return _corpus_of_rows(name, layout, text.first_lines(count))
     return _corpus_of_rows(name, layout, lambda: islice(rows(), count))
 
 
@@ -246,11 +262,13 @@ def _combined(sources: Sequence[Source], count: int | None) -> Corpus:
 
 
 def _first(rows: RowsOf, count: int) -> RowsOf:
-    return lambda: islice(rows(), count)
+    return rows if isinstance(rows, PlainText) else lambda: islice(rows(), count)
 
 
 def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
     """A corpus, from one pass over its rows; ``together`` is the hasher of the corpus that it is part of."""
+    if isinstance(rows, PlainText):
+        return _corpus_of_text(name, layout, rows, together)
     hasher, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
     for row in rows():
         data = row.encode() if isinstance(row, str) else json.dumps(row, ensure_ascii=False, sort_keys=True).encode()
@@ -261,10 +279,30 @@ def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = Non
             together.update(line)
         row_count, byte_count = row_count + 1, byte_count + len(data)
         marked = marked or (layout == "text" and str(row).startswith(BYTE_ORDER_MARK))
-    if byte_count == 0:
-        raise CorpusError(f"{name} contains no text", fix="give a file with at least two tokens of text")
-    corpus = Corpus(name, layout, rows, hasher.hexdigest(), row_count, byte_count)
-    note = f"{name} begins with a byte order mark, which is scored as part of the text"
+    return _counted(Corpus(name, layout, rows, hasher.hexdigest(), row_count, byte_count), marked)
+
+
+def _corpus_of_text(name: str, layout: Layout, text: PlainText, together: Any) -> Corpus:
+    """The same of a text in pieces. The JSON of a string is that of its pieces, between two quotes."""
+    hasher, byte_count, marked = hashlib.sha256(), 0, False
+    if together is not None:
+        together.update(b'"')
+    for piece in text.pieces():
+        data = piece.encode()
+        hasher.update(data)
+        if together is not None:
+            together.update(json.dumps(piece, ensure_ascii=False)[1:-1].encode())
+        marked = marked or (byte_count == 0 and piece.startswith(BYTE_ORDER_MARK))
+        byte_count += len(data)
+    if together is not None:
+        together.update(b'"\n')
+    return _counted(Corpus(name, layout, text, hasher.hexdigest(), 1, byte_count), marked)
+
+
+def _counted(corpus: Corpus, marked: bool) -> Corpus:
+    if corpus.byte_count == 0:
+        raise CorpusError(f"{corpus.name} contains no text", fix="give a file with at least two tokens of text")
+    note = f"{corpus.name} begins with a byte order mark, which is scored as part of the text"
     return replace(corpus, notes=(note,)) if marked else corpus
 
 
@@ -302,28 +340,35 @@ def _source_of(spec: str, field: str | None) -> Source:
         if refused.name == spec and not os.path.exists(spec):
             raise CorpusError(f"the corpus '{spec}' cannot be used", fix=str(refused))
     if spec == "-":
-        text = _standard_input()  # can be read only once, so it is kept in memory
-        return "stdin", "text", lambda: iter([text])
+        return "stdin", "text", _standard_input()
     path = Path(spec)
     check_readable(path)
     if _has_rows(spec):
         return path.name, *rows_of_file(path, field)
-    return path.name, "text", unchanged(path, lambda: iter([read_text(path)]))
+    return path.name, "text", text_in_file(path)
 
 
 def _has_rows(spec: str) -> bool:
     return not spec.startswith("wikitext2:") and spec.lower().endswith((".jsonl", ".ndjson", ".parquet"))
 
 
-def _standard_input() -> str:
+def _standard_input() -> PlainText:
+    """What is piped in. It can be read only once, so it is kept: in memory, or on disk if it is long."""
     fix = "pipe a text into it, as in: scoremode ppl MODEL --corpus - < notes.txt"
     if sys.stdin is None:
         raise CorpusError("standard input is closed", fix=fix)
+    kept = tempfile.SpooledTemporaryFile(max_size=PIECE)
     try:
-        data = sys.stdin.buffer.read()
+        while block := sys.stdin.buffer.read(PIECE):
+            kept.write(block)
     except (OSError, ValueError) as error:
         raise CorpusError(f"standard input cannot be read ({error})", fix=fix) from None
-    return decode(data, "standard input")
+
+    def read(offset: int, size: int) -> bytes:
+        kept.seek(offset)  # each time: two passes may be under way
+        return kept.read(size)
+
+    return PlainText(lambda: decoded(read, "standard input"))
 
 
 def _python_docs() -> Iterator[Row]:
@@ -342,10 +387,11 @@ def _wikitext2_from_file(path: Path) -> RowsOf:
         return unchanged(path, lambda: parquet_rows(path, column))
 
     def rows() -> Iterator[Row]:
-        for line in lines_of(read_text(path)):
+        for line in lines_of(text.pieces()):
             yield line if line.strip() else ""
 
-    return unchanged(path, rows)
+    text = text_in_file(path)
+    return rows
 
 
 def _wikitext2_from_hub() -> RowsOf:

@@ -14,20 +14,27 @@ Each of several texts is arranged separately. Recipes that join rows also join s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, cast
 
 from scoremode.errors import OptionError
 from scoremode.text.corpus import WIKITEXT2_BLANK, Corpus, Message
+from scoremode.text.files import lines_of
+from scoremode.text.reading import ReadAgain
 from scoremode.text.tokenizer import TextTokenizer
-from scoremode.text.tokens import Document, Tokens, chat_document, count_words, tokenize
+from scoremode.text.tokens import Document, OpenDocument, Tokens, TokenSink, chat_document, count_words, tokenize
 
 Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
 """How a recipe makes documents from a corpus's rows: see the table above."""
 
 JOIN = "\n\n"
+IN_MEMORY = 1 << 20  # bytes of a corpus; the documents of a longer one are read again when they are needed
 LISTED = 8  # most texts that a note names
 JOINING = ("join-rows", "raw-file")  # arrangements that make one document from all rows
+
+
+Keep = Callable[[Callable[[TokenSink | None], Tokens]], Tokens]
+"""Gives a function that cuts the text into tokens a place where to put them."""
 
 
 def prepare(
@@ -37,71 +44,106 @@ def prepare(
     *,
     special: bool,
     assistant_only: bool = False,
-) -> tuple[list[Document], Tokens]:
+    keep: Keep | None = None,
+) -> tuple[Sequence[Document], Tokens]:
     """The documents of a corpus as a recipe arranges them, and their tokens.
 
-    ``special`` says whether the tokenizer adds its special tokens.
+    ``special`` says whether the tokenizer adds its special tokens; ``keep``, where tokens go if not into memory.
     """
     if corpus.layout == "chat":
-        conversations = (cast(list[Message], row) for row in corpus.rows())
-        documents = [chat_document(row, tokenizer, assistant_only=assistant_only) for row in conversations]
-        return documents, tokenize(documents, tokenizer, special=False)  # the template has already added them
-    if assistant_only:
+        special = False  # the template has already added them
+    elif assistant_only:
         raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
-    documents = list(arrange(corpus, arrangement))
-    return documents, tokenize(documents, tokenizer, special=special)
+
+    def opened() -> Iterator[OpenDocument]:
+        if corpus.layout == "chat":
+            conversations = (cast(list[Message], row) for row in corpus.rows())
+            return (
+                OpenDocument.of(chat_document(row, tokenizer, assistant_only=assistant_only)) for row in conversations
+            )
+        return open_documents(corpus, arrangement)
+
+    if corpus.byte_count < IN_MEMORY:
+        documents = [document.whole() for document in opened()]
+        return documents, tokenize(documents, tokenizer, special=special)
+
+    def make(sink: TokenSink | None) -> Tokens:
+        return tokenize(opened(), tokenizer, special=special, sink=sink)
+
+    tokens = make(None) if keep is None else keep(make)
+    return ReadAgain(opened, tokens.documents), tokens
 
 
 def arrange(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
-    """The documents that an arrangement makes from a corpus."""
-    if arrangement in JOINING:
-        text, joined_at = _joined(corpus, arrangement)
-        yield document(_without_last_newline(text) if arrangement == "raw-file" else text, joined_at=joined_at)
+    """The documents that an arrangement makes from a corpus, each whole."""
+    return (document.whole() for document in open_documents(corpus, arrangement))
+
+
+def open_documents(corpus: Corpus, arrangement: Arrangement) -> Iterator[OpenDocument]:
+    """The documents that an arrangement makes from a corpus, to be read in order, each once."""
+    if arrangement in JOINING or (corpus.layout == "lines" and arrangement == "join-lines"):
+        yield _from_joined(_joined(corpus, arrangement), trimmed=arrangement == "raw-file")
     elif corpus.layout == "mixed":
         for part in corpus.parts:
-            yield from arrange(part, arrangement)
-    elif corpus.layout == "lines" and arrangement == "join-lines":
-        text, joined_at = _joined(corpus, arrangement)
-        yield document(text, joined_at=joined_at)
+            yield from open_documents(part, arrangement)
     elif corpus.layout == "lines" and arrangement == "pages":
-        for page in wikitext_pages(_original(corpus)):
-            yield document(detokenised(page), source=page)
+        for page in _pages(lines_of(row or WIKITEXT2_BLANK for row in corpus.texts())):
+            yield OpenDocument([detokenised(page)], source=(len(page.encode()), count_words(page)))
     else:
-        yield from map(document, corpus.texts())
+        yield from map(OpenDocument, corpus.streams())
 
 
-def _joined(corpus: Corpus, arrangement: Arrangement) -> tuple[str, list[int]]:
-    """The whole corpus as one text, and the character positions at which another text begins in it.
+Joined = Iterator[tuple[str, bool]]
+"""Pieces of a text, and whether another text begins at each. Nothing of one piece is in the next."""
 
-    Each row is a separate text, except in WikiText, where each article is.
-    """
+
+def _from_joined(joined: Joined, *, trimmed: bool) -> OpenDocument:
+    """A document whose ``joined_at`` grows while it is read: the characters at which another text begins."""
+
+    def pieces() -> Iterator[str]:
+        at = 0
+        for piece, begins in joined:
+            if begins:
+                document.joined_at.append(at)
+            at += len(piece)
+            yield piece
+
+    document = OpenDocument(_without_last_newline(pieces()) if trimmed else pieces())
+    return document
+
+
+def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
+    """The whole corpus as one text. Each row is a separate text, except in WikiText, where each article is."""
     if corpus.layout == "mixed":
-        return _concatenated([_joined(part, arrangement) for part in corpus.parts])
-    if corpus.layout == "lines":
-        verbatim = arrangement == "raw-file"
-        lines = [row or WIKITEXT2_BLANK for row in corpus.texts()] if verbatim else list(corpus.texts())
-        text, starts = _concatenated([(line, []) for line in lines], "" if verbatim else JOIN)
-        articles = [at for at, line in zip([0, *starts], lines, strict=True) if _is_heading(line)]
-        first = articles[0] if articles else 0
-        return text, articles if text[:first].strip() else articles[
-            1:
-        ]  # blank lines before the first article are not a text
-    return _concatenated([(text, []) for text in corpus.texts()])
+        for number, part in enumerate(corpus.parts):
+            yield from _after(JOIN if number else "", _joined(part, arrangement), begins=number > 0)
+    elif corpus.layout == "lines":
+        yield from _joined_lines(corpus, verbatim=arrangement == "raw-file")
+    else:
+        for number, pieces in enumerate(corpus.streams()):
+            text = ((piece, False) for piece in pieces)
+            yield from _after(JOIN if number else "", text, begins=number > 0)
 
 
-def _concatenated(parts: list[tuple[str, list[int]]], between: str = JOIN) -> tuple[str, list[int]]:
-    """Concatenate (text, its inner starts) pairs: one text, and the positions of all starts except the first."""
-    starts: list[int] = []
-    at = 0
-    for text, inner in parts:
-        starts += [at] * (at > 0) + [at + begin for begin in inner]
-        at += len(text) + len(between)
-    return between.join(text for text, _ in parts), starts
+def _after(between: str, text: Joined, *, begins: bool) -> Joined:
+    """A text after what joins it to the text before; it begins after that, even if it is empty."""
+    if between:
+        yield between, False
+    if begins:
+        yield "", True
+    yield from text
 
 
-def _original(corpus: Corpus) -> str:
-    """The original file, byte for byte: the rows on the hub have "" where the file has a blank line."""
-    return "".join(row or WIKITEXT2_BLANK for row in corpus.texts())
+def _joined_lines(corpus: Corpus, *, verbatim: bool) -> Joined:
+    """Lines of WikiText. Blank lines before the first article are not a text."""
+    between, found = "" if verbatim else JOIN, False  # found: was there a text, or at least an article?
+    for number, row in enumerate(corpus.texts()):
+        line = row or WIKITEXT2_BLANK if verbatim else row
+        if number and between:
+            yield between, False
+        heading = _is_heading(line)
+        yield line, heading and found
+        found = found or heading or bool(line.strip())
 
 
 def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
@@ -122,8 +164,11 @@ def document(text: str, source: str | None = None, joined_at: Sequence[int] = ()
     return Document(text, source_bytes=size, source_words=count_words(source), joined_at=tuple(joined_at))
 
 
-def _without_last_newline(text: str) -> str:
-    return text.removesuffix("\n")
+def _without_last_newline(pieces: Iterable[str]) -> Iterator[str]:
+    held = ""  # a newline that may be the last character
+    for piece in filter(None, pieces):
+        yield held + piece.removesuffix("\n")
+        held = "\n" if piece.endswith("\n") else ""
 
 
 # ── WikiText-2 as lm-evaluation-harness sees it ──────────────────────────────────────────────────────────────────────
@@ -131,15 +176,20 @@ def wikitext_pages(raw: str) -> list[str]:
     """The pages of wiki.test.raw: a page begins at a heading with one "=" on each side.
 
     Only 60 of the 62 pages are articles: two begin at equations that look like headings. They are kept, because the
-    published numbers include them.
+    published numbers include them. What stands before the first page is left out; a text without pages is one.
     """
-    pages: list[list[str]] = []
-    for line in raw.split("\n"):
+    return list(_pages(lines_of([raw])))
+
+
+def _pages(lines: Iterable[str]) -> Iterator[str]:
+    page, found = list[str](), False
+    for line in lines:
         if _is_heading(line):
-            pages.append([])
-        if pages:
-            pages[-1].append(line)
-    return ["\n".join(lines) for lines in pages] or [raw]
+            if found:
+                yield "".join(page).removesuffix("\n")
+            page, found = [], True
+        page.append(line)
+    yield "".join(page)
 
 
 def _is_heading(line: str) -> bool:

@@ -6,14 +6,14 @@ and its tokens would belong to different texts.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
-import mmap
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from scoremode.errors import CorpusError, did_you_mean
 from scoremode.text import json_files
@@ -23,6 +23,7 @@ Row = str | list[Message]
 RowsOf = Callable[[], Iterator[Row]]
 RowKind = Literal["documents", "chat"]
 
+PIECE = 1 << 20  # bytes of a text that are read together
 NAMED = ("wikitext2", "python-docs")
 ROWS_LIKE = 'use rows like {"text": "…"}'
 MESSAGES_LIKE = 'use messages like {"role": "user", "content": "…"}'
@@ -103,49 +104,96 @@ def unchanged(path: Path, rows: RowsOf) -> RowsOf:
 
 
 # ── plain text ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def read_text(path: Path) -> str:
-    """The file's text, verbatim. The file is mapped, so that bytes and text are not both in memory."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return decode(memoryview(data), str(path))
+ReadBlock = Callable[[int, int], bytes]
+"""(offset, most bytes) ─▶ bytes; fewer only at the end."""
 
 
-def decode(data: bytes | memoryview, name: str) -> str:
-    """Decode UTF-8 without NUL; CorpusError names the position of the first bad byte."""
-    try:
-        text = str(data, "utf-8")
-    except UnicodeDecodeError as error:
-        before = bytes(data[: error.start])
-        line, byte = before.count(b"\n") + 1, error.start
-        bad = error.object[error.start]
-        del error.object  # keeps the mapped file open
-        message = f"{name} is not UTF-8: byte 0x{bad:02x} at offset {byte}, line {line}"
-    else:
-        return _without_nul(text, name)
-    finally:
-        if isinstance(data, memoryview):
-            data.release()
-    raise CorpusError(message, fix=f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt")
+class PlainText:
+    """One text that is read in pieces, any number of times; as rows, it is one row with the whole text."""
+
+    def __init__(self, pieces: Callable[[], Iterator[str]]) -> None:
+        self.pieces = pieces
+
+    def __call__(self) -> Iterator[Row]:
+        yield "".join(self.pieces())
+
+    def first_lines(self, count: int) -> PlainText:
+        """The same text up to the end of a line."""
+        return PlainText(lambda: _first_lines(self.pieces(), count))
 
 
-def _without_nul(text: str, name: str) -> str:
+def text_in_file(path: Path) -> PlainText:
+    """The file's text, verbatim. A pass raises CorpusError if the file has changed since this call."""
+
+    def pieces() -> Iterator[str]:
+        with path.open("rb") as file:
+            yield from decoded(lambda _, size: file.read(size), str(path))
+
+    return PlainText(cast("Callable[[], Iterator[str]]", unchanged(path, cast(RowsOf, pieces))))
+
+
+def decoded(read: ReadBlock, name: str) -> Iterator[str]:
+    """UTF-8 without NUL, in pieces; CorpusError names the position of the first bad byte."""
+    decoder, offset, lines = codecs.getincrementaldecoder("utf-8")(), 0, 0
+    nul: CorpusError | None = None
+    while True:
+        block = read(offset, PIECE)
+        waiting = len(decoder.getstate()[0])  # bytes of a character that is not complete yet
+        try:
+            piece = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            at, line = offset - waiting + error.start, lines + error.object[: error.start].count(b"\n") + 1
+            what = f"{name} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {at}, line {line}"
+            fix = f"convert it first, as in: iconv -f latin1 -t utf-8 {name} > fixed.txt"
+            raise CorpusError(what, fix=fix) from None
+        nul = nul or _nul_in(piece, name, offset - waiting, lines)
+        if piece and nul is None:
+            yield piece
+        if not block:
+            break
+        offset, lines = offset + len(block), lines + block.count(b"\n")
+    if nul is not None:
+        raise nul  # only now: a file that is not UTF-8 at all says so
+
+
+def _nul_in(text: str, name: str, offset: int, lines: int) -> CorpusError | None:
     """Refuse NUL bytes: English text in UTF-16 without a byte order mark is valid UTF-8 except for its NUL bytes."""
     at = text.find("\0")
     if at < 0:
-        return text
-    offset, line = len(text[:at].encode()), text.count("\n", 0, at) + 1
-    raise CorpusError(
+        return None
+    offset, line = offset + len(text[:at].encode()), lines + text.count("\n", 0, at) + 1
+    return CorpusError(
         f"{name} contains a NUL byte at offset {offset}, line {line}: it is UTF-16, or not text",
         fix=f"convert it first, as in: iconv -f utf-16 -t utf-8 {name} > fixed.txt",
     )
 
 
-def lines_of(text: str) -> Iterator[str]:
+def lines_of(pieces: Iterable[str]) -> Iterator[str]:
     """Lines with their newlines; only "\\n" ends a line."""
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start) + 1 or len(text)
-        yield text[start:end]
-        start = end
+    held: list[str] = []
+    for piece in pieces:
+        start = 0
+        while end := piece.find("\n", start) + 1:
+            yield "".join([*held, piece[start:end]])
+            held, start = [], end
+        if start < len(piece):
+            held.append(piece[start:])
+    if held:
+        yield "".join(held)
+
+
+def _first_lines(pieces: Iterable[str], count: int) -> Iterator[str]:
+    for piece in pieces:
+        found = piece.count("\n")
+        if found < count:
+            count -= found
+            yield piece
+            continue
+        end = 0
+        for _ in range(count):
+            end = piece.find("\n", end) + 1
+        yield piece[:end]
+        return
 
 
 def is_text(value: str) -> bool:

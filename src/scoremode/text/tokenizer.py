@@ -133,10 +133,10 @@ class HuggingFaceTokenizer:
         )
 
     def encode(self, text: str, *, special: bool) -> Encoding:
-        self._require_memory(text)
+        self.require_memory(text)
         return self._encode(text, special=special)
 
-    def _require_memory(self, text: str) -> None:
+    def require_memory(self, text: str) -> None:
         """Refuse a text that does not fit into memory: the library would abort the process when memory runs out."""
         if len(text) < SMALL_TEXT:
             return
@@ -157,17 +157,18 @@ class HuggingFaceTokenizer:
 
     def ids(self, text: str, *, special: bool) -> Ids:
         """The ids alone, in about half the time."""
-        self._require_memory(text)
-        self._use_whole_texts()
+        self.require_memory(text)
+        self.use_whole_texts()
         return np.asarray(self.hf(text, add_special_tokens=special, verbose=False)["input_ids"], dtype=np.int32)
 
-    def _use_whole_texts(self) -> None:
+    def use_whole_texts(self) -> None:
+        """Switch off truncation and padding, which a tokenizer's file may ask for."""
         backend = self.hf.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
 
     def _encode(self, text: str, *, special: bool) -> Encoding:
-        self._use_whole_texts()
+        self.use_whole_texts()
         # through __call__, not the backend: some classes add their special tokens in Python
         encoded = self.hf(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)
@@ -200,6 +201,8 @@ class HuggingFaceTokenizer:
 
 class ByteTokenizer:
     """Ids are UTF-8 bytes: for the table engine and for tests, which need known tokens without a model."""
+
+    each_character_alone = True  # a text may be cut anywhere
 
     def __init__(self) -> None:
         fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()

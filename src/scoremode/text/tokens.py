@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from scoremode.errors import ModelError, OptionError
 from scoremode.text.corpus import Message
+from scoremode.text.pieces import PieceEncoder, Sizes, Stretch
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen
+from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, let_go
 
 CHARACTERS = 1 << 18  # that are looked at together
 SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
@@ -20,7 +23,10 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``."""
+    """Documents as one stream of ids; document d is ``ids[doc_starts[d]:doc_starts[d + 1]]``.
+
+    The columns of a long text lie on disk, in smaller types of numbers than those named here: convert what you take.
+    """
 
     ids: Ids  # (n,)
     doc_starts: Ints  # (documents + 1,)
@@ -32,6 +38,7 @@ class Tokens:
     tokenizer: TokenizerFacts
     target_mask: Bools | None = None  # (n,) tokens that may be targets; None: all
     joined_at: Ints | None = None  # tokens where another text begins inside a joined document; None: nowhere
+    notes: tuple[str, ...] = ()  # what a reader of the result should know
 
     @property
     def documents(self) -> int:
@@ -45,7 +52,12 @@ class Tokens:
     def char_start_of(self, index: Ints) -> Ints:
         """As ``char_start``, for some tokens: the end of the token before, 0 for the first token of a document."""
         document = np.searchsorted(self.doc_starts, index, side="right") - 1
-        return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1])
+        return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1]).astype(np.int64)
+
+    def let_go(self) -> None:
+        """Drop what was read of columns that lie on disk; it is read again if it is used."""
+        for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask):
+            let_go(column)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -62,39 +74,184 @@ class Document:
     joined_at: tuple[int, ...] = ()  # characters at which another text begins, if a recipe joined several
 
 
-def tokenize(documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool) -> Tokens:
-    """All documents as one stream of ids."""
-    ids, ends, byte_len, word_starts, masks = [], [], [], [], []
-    doc_bytes, doc_words = [], []
-    joined_at: list[Ints] = []
-    for document in documents:
-        encoding = tokenizer.encode(document.text, special=special)
-        ids.append(encoding.ids)
-        ends.append(encoding.char_end)
-        byte_len.append(_byte_lengths(document.text, encoding))
-        word_starts.append(word_starts_of(document.text, encoding))
-        masks.append(_inside(encoding, document.scored_spans))
-        doc_bytes.append(document.source_bytes)
-        doc_words.append(document.source_words)
-        # a text begins with the first token that ends after its first character
-        inside = np.searchsorted(encoding.char_end, np.array(document.joined_at, np.int64), side="right")
-        joined_at.append(sum(map(len, ids[:-1])) + inside)
-        del encoding  # else its memory would stay in use while the next document is encoded
-    lengths = [len(part) for part in ids]
-    return Tokens(
-        ids=frozen(_joined(ids, np.int32)),
-        doc_starts=frozen(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)),
-        char_end=frozen(_joined(ends, np.int64)),
-        byte_len=frozen(_joined(byte_len, np.int32)),
-        word_starts=frozen(_joined(word_starts, np.int32)),
-        doc_bytes=frozen(np.array(doc_bytes, dtype=np.int64)),
-        doc_words=frozen(np.array(doc_words, dtype=np.int64)),
+class OpenDocument:
+    """A document that is read once, in pieces. Its counts are complete after the last piece, as far as not given."""
+
+    def __init__(
+        self,
+        pieces: Iterable[str],
+        *,
+        source: tuple[int, int] | None = None,
+        scored_spans: tuple[tuple[int, int], ...] | None = None,
+        joined_at: Iterable[int] = (),
+    ) -> None:
+        self._pieces, self._source = pieces, source  # bytes and words of the source, if it is not the text itself
+        self._bytes, self._words = 0, WordCounter()
+        self.scored_spans = scored_spans
+        self.joined_at = array("q", joined_at)  # grows with the pieces
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces:
+            if self._source is None:
+                self._bytes += len(piece) if piece.isascii() else len(piece.encode())
+                self._words.add(piece)
+            yield piece
+
+    @property
+    def source_bytes(self) -> int:
+        return self._bytes if self._source is None else self._source[0]
+
+    @property
+    def source_words(self) -> int:
+        return self._words.count if self._source is None else self._source[1]
+
+    @staticmethod
+    def of(document: Document | OpenDocument) -> OpenDocument:
+        if isinstance(document, OpenDocument):
+            return document
+        counts = document.source_bytes, document.source_words
+        spans, joined_at = document.scored_spans, document.joined_at
+        return OpenDocument([document.text], source=counts, scored_spans=spans, joined_at=joined_at)
+
+    def whole(self) -> Document:
+        """The same with its whole text in memory."""
+        text = "".join(self)
+        return Document(text, self.source_bytes, self.source_words, self.scored_spans, tuple(self.joined_at))
+
+
+def tokenize(
+    documents: Iterable[Document | OpenDocument],
+    tokenizer: TextTokenizer,
+    *,
+    special: bool,
+    sink: TokenSink | None = None,
+    sizes: Sizes | None = None,
+) -> Tokens:
+    """All documents as one stream of ids, kept in memory or where ``sink`` keeps them."""
+    sink = TokensInMemory() if sink is None else sink
+    encoder, opened = PieceEncoder(tokenizer, special=special, sizes=sizes), deque[OpenDocument]()
+
+    def texts() -> Iterator[OpenDocument]:
+        for document in documents:
+            opened.append(OpenDocument.of(document))
+            yield opened[-1]
+
+    doc_ends, doc_bytes, doc_words, joined_at = (array("q") for _ in range(4))
+    count = 0
+    for stretches in encoder.encode(texts()):
+        document = _Tokenized(opened[0], count)
+        for stretch in stretches:
+            document.keep(stretch, sink)
+        opened.popleft()
+        count = document.count
+        doc_ends.append(count)
+        doc_bytes.append(document.opened.source_bytes)
+        doc_words.append(document.opened.source_words)
+        joined_at.extend(document.joined_at())
+    return sink.finish(
+        doc_starts=np.concatenate([[0], np.frombuffer(doc_ends, np.int64)]).astype(np.int64),
+        doc_bytes=np.array(doc_bytes, np.int64),
+        doc_words=np.array(doc_words, np.int64),
+        joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
         tokenizer=tokenizer.facts,
-        target_mask=frozen(np.concatenate([m for m in masks if m is not None]))
-        if masks and all(m is not None for m in masks)
-        else None,
-        joined_at=frozen(np.unique(np.concatenate(joined_at)).astype(np.int64)) if any(map(len, joined_at)) else None,
+        notes=encoder.notes,
     )
+
+
+class _Tokenized:
+    """One document as its tokens arrive."""
+
+    def __init__(self, opened: OpenDocument, count: int) -> None:
+        self.opened, self.count = opened, count  # count: tokens of all documents so far
+        self._at, self._after_space = 0, True  # characters that are owned; is the last of them white space?
+        self._joined, self._resolved = array("q"), 0  # tokens at which texts begin; positions that are tokens already
+
+    def keep(self, stretch: Stretch, sink: TokenSink) -> None:
+        if not len(stretch.ids):
+            return
+        ends = stretch.ends
+        owned = stretch.text[: int(ends[-1])]
+        sink.add(
+            ids=stretch.ids,
+            char_end=ends + self._at,
+            byte_len=byte_lengths(owned, ends),
+            word_starts=word_starts_in(owned, ends, after_space=self._after_space),
+            mask=_inside(ends + self._at, self._at, self.opened.scored_spans),
+        )
+        self._resolve(ends)
+        self._at += len(owned)
+        self.count += len(stretch.ids)
+        self._after_space = owned[-1].isspace() if owned else self._after_space
+
+    def _resolve(self, ends: Ints) -> None:
+        """A text begins with the first token that ends after its first character."""
+        waiting = np.array(self.opened.joined_at[self._resolved :], np.int64)
+        known = waiting[waiting < self._at + int(ends[-1])]
+        self._joined.extend((self.count + np.searchsorted(ends, known - self._at, side="right")).tolist())
+        self._resolved += len(known)
+
+    def joined_at(self) -> array[int]:
+        """The tokens at which texts begin, for a document that was read to its end."""
+        self._joined.extend([self.count] * (len(self.opened.joined_at) - self._resolved))
+        return self._joined
+
+
+class TokenSink(Protocol):
+    """Where the columns of tokens go while a text is read."""
+
+    def add(self, *, ids: Ids, char_end: Ints, byte_len: Ids, word_starts: Ids, mask: Bools | None) -> None: ...
+
+    def finish(
+        self,
+        *,
+        doc_starts: Ints,
+        doc_bytes: Ints,
+        doc_words: Ints,
+        joined_at: Ints | None,
+        tokenizer: TokenizerFacts,
+        notes: tuple[str, ...],
+    ) -> Tokens: ...
+
+
+class TokensInMemory:
+    """Columns that are kept in memory."""
+
+    def __init__(self) -> None:
+        self._ids, self._ends, self._byte_len, self._word_starts = (list[Any]() for _ in range(4))
+        self._masks: list[Bools | None] = []
+
+    def add(self, *, ids: Ids, char_end: Ints, byte_len: Ids, word_starts: Ids, mask: Bools | None) -> None:
+        self._ids.append(ids)
+        self._ends.append(char_end)
+        self._byte_len.append(byte_len)
+        self._word_starts.append(word_starts)
+        self._masks.append(mask)
+
+    def finish(
+        self,
+        *,
+        doc_starts: Ints,
+        doc_bytes: Ints,
+        doc_words: Ints,
+        joined_at: Ints | None,
+        tokenizer: TokenizerFacts,
+        notes: tuple[str, ...],
+    ) -> Tokens:
+        masks = [mask for mask in self._masks if mask is not None]
+        masked = bool(self._masks) and len(masks) == len(self._masks)
+        return Tokens(
+            ids=frozen(_joined(self._ids, np.int32)),
+            doc_starts=frozen(doc_starts),
+            char_end=frozen(_joined(self._ends, np.int64)),
+            byte_len=frozen(_joined(self._byte_len, np.int32)),
+            word_starts=frozen(_joined(self._word_starts, np.int32)),
+            doc_bytes=frozen(doc_bytes),
+            doc_words=frozen(doc_words),
+            tokenizer=tokenizer,
+            target_mask=frozen(np.concatenate(masks)) if masked else None,
+            joined_at=None if joined_at is None else frozen(joined_at),
+            notes=notes,
+        )
 
 
 def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
@@ -137,38 +294,41 @@ def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
     return joined.astype(dtype, copy=False)
 
 
-def _byte_lengths(text: str, encoding: Encoding) -> Ids:
-    """UTF-8 bytes of each token's characters, one block of tokens at a time."""
-    lengths = np.empty(len(encoding.ids), np.int32)
+def byte_lengths(text: str, ends: Ints) -> Ids:
+    """UTF-8 bytes of each token's characters, one block of tokens at a time; a token owns those from the last end."""
+    lengths, start = np.empty(len(ends), np.int32), 0
     for begin in range(0, len(lengths), BLOCK):
-        starts, ends = encoding.char_start[begin : begin + BLOCK], encoding.char_end[begin : begin + BLOCK]
-        piece = text[starts[0] : ends[-1]]
-        if piece.isascii():
-            lengths[begin : begin + BLOCK] = ends - starts
-            continue
-        points = np.frombuffer(piece.encode("utf-32-le"), dtype=np.uint32)
-        size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
-        before = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
-        lengths[begin : begin + BLOCK] = before[ends - starts[0]] - before[starts - starts[0]]
+        here = ends[begin : begin + BLOCK]
+        piece = text[start : here[-1]]
+        edges = np.concatenate([[0], here - start])
+        if not piece.isascii():
+            points = np.frombuffer(piece.encode("utf-32-le"), dtype=np.uint32)
+            size = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
+            edges = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])[edges]
+        lengths[begin : begin + BLOCK] = np.diff(edges)
+        start = int(here[-1])
     return lengths
 
 
 def word_starts_of(text: str, encoding: Encoding) -> Ids:
+    """How many words begin inside each token."""
+    return word_starts_in(text, encoding.char_end)
+
+
+def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
     """How many words begin inside each token, one block of words at a time."""
-    counts = np.zeros(len(encoding.ids), np.int32)
-    for begin, space, after_space in _white_space(text):
-        starts = begin + np.flatnonzero(~space & after_space)
-        owner = np.searchsorted(encoding.char_end, starts, side="right")
-        np.add.at(counts, owner[owner < len(counts)], 1)
-    return counts
+    counts = np.zeros(len(ends) + 1, np.int64)  # the last: words after the last token
+    for begin, space, follows in _white_space(text, after_space):
+        starts = begin + np.flatnonzero(~space & follows)
+        counts += np.bincount(np.searchsorted(ends, starts, side="right"), minlength=len(counts))
+    return counts[:-1].astype(np.int32)
 
 
-def _white_space(text: str) -> Iterator[tuple[int, Bools, Bools]]:
+def _white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bools]]:
     """One block of characters at a time: where it begins, which are white space, and which follow white space.
 
-    The text begins after white space. White space is what ``\\s`` matches.
+    ``before``: does the text itself begin after white space? White space is what ``\\s`` matches.
     """
-    before = True
     for begin in range(0, len(text), CHARACTERS):
         points = np.frombuffer(text[begin : begin + CHARACTERS].encode("utf-32-le"), np.uint32)
         space: Bools = SPACES[np.minimum(points, len(SPACES) - 1)]
@@ -176,24 +336,37 @@ def _white_space(text: str) -> Iterator[tuple[int, Bools, Bools]]:
         before = bool(space[-1])
 
 
-def _inside(encoding: Encoding, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
-    """Tokens that own at least one character of the spans."""
+def _inside(ends: Ints, start: int, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
+    """Tokens that own at least one character of the spans; the first token owns the characters from ``start``."""
     if spans is None:
         return None
-    mask = np.zeros(len(encoding.ids), dtype=np.bool_)
+    starts = np.concatenate([[start], ends[:-1]])
+    mask = np.zeros(len(ends), dtype=np.bool_)
     for begin, end in spans:
-        mask |= (encoding.char_end > begin) & (encoding.char_start < end)
-    return mask & (encoding.char_end > encoding.char_start)
+        mask |= (ends > begin) & (starts < end)
+    return mask & (ends > starts)
+
+
+class WordCounter:
+    """Words as lm-evaluation-harness counts them: the pieces between white space, including empty ones at the ends."""
+
+    def __init__(self) -> None:
+        self.count, self._after_space, self._begun = 1, True, False
+
+    def add(self, text: str) -> None:
+        for _, space, after_space in _white_space(text, self._after_space):
+            if not self._begun and space[0]:
+                self.count += 1  # the text begins with white space, which follows nothing
+            self._begun = True
+            self.count += int((space & ~after_space).sum())
+            self._after_space = bool(space[-1])
 
 
 def count_words(text: str) -> int:
-    """Words as lm-evaluation-harness counts them: the pieces between white space, including empty ones at the ends."""
-    found = 0
-    for begin, space, after_space in _white_space(text):
-        if begin == 0 and space[0]:
-            found += 1  # the text begins with white space, which follows nothing
-        found += int((space & ~after_space).sum())
-    return 1 + found
+    """Words of a whole text, see WordCounter."""
+    counter = WordCounter()
+    counter.add(text)
+    return counter.count
 
 
 def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:

@@ -20,9 +20,12 @@ from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
 from scoremode.store.numerics import NUMERICS
 from scoremode.store.redaction import without_secrets
+from scoremode.store.token_store import kept_tokens
+from scoremode.text.coders import definition
 from scoremode.text.corpus import Corpus, Spec, load
 from scoremode.text.documents import notes_on, prepare
-from scoremode.text.tokens import Document, Tokens, first_tokens
+from scoremode.text.tokenizer import TextTokenizer
+from scoremode.text.tokens import Document, Tokens, TokenSink, first_tokens
 
 
 class QuestionArguments(TypedDict, total=False):
@@ -53,12 +56,12 @@ class Question:
     subject: Subject
     corpus: Corpus
     method: Method
-    documents: list[Document]
+    documents: Sequence[Document]
     tokens: Tokens
     plan: Plan
 
 
-Tokenized = tuple[list[Document], Tokens]
+Tokenized = tuple[Sequence[Document], Tokens]
 
 
 @dataclass(slots=True)
@@ -68,9 +71,7 @@ class LastTokens:
     key: tuple[Any, ...] | None = None
     found: Tokenized | None = None
 
-    def get(
-        self, key: tuple[Any, ...], make: Callable[[], tuple[list[Document], Tokens]]
-    ) -> tuple[list[Document], Tokens]:
+    def get(self, key: tuple[Any, ...], make: Callable[[], Tokenized]) -> Tokenized:
         if self.found is None or self.key != key:
             self.key = self.found = None  # before the next is made: both at once may not fit in memory
             self.found, self.key = make(), key
@@ -110,12 +111,10 @@ def ask(  # one argument for each thing a user may say
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
-    making = partial(
-        prepare, corpus, rule.arrangement, subject.tokenizer, special=rule.special, assistant_only=assistant_only
-    )
+    making = partial(_tokenized, subject.tokenizer, corpus, rule, assistant_only=assistant_only)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only)
     documents, tokens = making() if memory is None else memory.get(key, making)
-    notes = list(notes_on(corpus, rule.arrangement))
+    notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
     if document_tokens is not None:
         tokens, cut = first_tokens(tokens, document_tokens)
         notes.append(f"{cut} of {tokens.documents} documents cut to their first {document_tokens} tokens")
@@ -129,6 +128,24 @@ def ask(  # one argument for each thing a user may say
     )
     plan = replace(plan, notes=(*notes, *plan.notes))
     return Question(subject, corpus, rule, documents, tokens, plan)
+
+
+def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assistant_only: bool) -> Tokenized:
+    """The documents and tokens of a corpus; those of a long one are kept in the cache."""
+
+    def keep(make: Callable[[TokenSink | None], Tokens]) -> Tokens:
+        exact = None if corpus.layout == "chat" else definition(tokenizer)  # a chat template is not part of that
+        key = {
+            "corpus": corpus.sha256,
+            "layout": corpus.layout,
+            "arrangement": rule.arrangement,
+            "special": rule.special,
+            "tokenizer": exact,
+        }
+        return kept_tokens(None if exact is None else key, tokenizer.facts, make)
+
+    wanted = {"special": rule.special, "assistant_only": assistant_only}
+    return prepare(corpus, rule.arrangement, tokenizer, **wanted, keep=keep)
 
 
 def check_question(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,17 +13,19 @@ from scoremode.statistics.groups import Grouping, grouping, weights_of
 from scoremode.store.columns import Rows
 from scoremode.store.journal import Journal
 from scoremode.store.scores import Scores, TargetFacts
+from scoremode.text.reading import Excerpts
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.question import Question
 
 
 def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
-    words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
+    words, groups, source = Words(asked.subject.tokenizer), grouping(asked.plan), Excerpts(asked.documents)
     for block in asked.plan.blocks():
         scores = journal.rows(block.begin, block.end)
         kl = None if journal.kl is None else journal.kl[block.begin : block.end]
-        yield Rows(scores, target_facts(asked, block, scores, words, groups), kl)
+        yield Rows(scores, target_facts(asked, block, scores, words, groups, source), kl)
+        asked.tokens.let_go()
 
 
 _KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
@@ -46,7 +48,9 @@ class Words:
         return self._known[token]
 
 
-def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:
+def target_facts(
+    asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping, source: Excerpts
+) -> TargetFacts:
     """Where each target of a block stands in the text, what it is independent of, and the words that ids stand for."""
     tokens, index = asked.tokens, block.token
     return TargetFacts(
@@ -54,21 +58,20 @@ def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Wor
         document=block.document,
         token=index,
         id=tokens.ids[index],
-        byte_len=tokens.byte_len[index],
-        word_starts=tokens.word_starts[index],
+        byte_len=tokens.byte_len[index].astype(np.int32),
+        word_starts=tokens.word_starts[index].astype(np.int32),
         group=groups.of(block),
         weight=weights_of(asked.plan, block),
-        text=_source_pieces(asked, block, words),
+        text=_source_pieces(asked, block, words, source),
         top_text=None if scores.top is None else words.of(scores.top),
     )
 
 
-def _source_pieces(asked: Question, block: TargetBlock, words: Words) -> Any:
+def _source_pieces(asked: Question, block: TargetBlock, words: Words, source: Excerpts) -> Any:
     """The characters of the source that each target stands for; the token's own name if there are none."""
     pieces = np.empty(len(block), dtype=object)
-    starts, ends = asked.tokens.char_start_of(block.token), asked.tokens.char_end[block.token]
-    for i, (d, begin, end) in enumerate(zip(block.document.tolist(), starts.tolist(), ends.tolist(), strict=True)):
-        pieces[i] = asked.documents[d].text[begin:end]
+    starts, ends = asked.tokens.char_start_of(block.token), asked.tokens.char_end[block.token].astype(np.int64)
+    pieces[:] = source.at(block.document, starts, ends)
     empty = np.flatnonzero(ends == starts)
     if len(empty):
         pieces[empty] = words.of(asked.tokens.ids[block.token[empty]])

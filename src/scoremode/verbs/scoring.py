@@ -24,7 +24,7 @@ from scoremode.verbs.rows import rows_to_keep
 
 def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
     """Refuse a plan that a model cannot score: ids outside its vocabulary, windows longer than its context."""
-    largest = max(int(plan.ids.max(initial=0)), int(plan.lead.max(initial=-1)))
+    largest = plan.largest_id
     if vocabulary is not None and largest >= vocabulary:
         raise ModelError(
             f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",

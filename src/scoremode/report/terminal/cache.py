@@ -20,7 +20,7 @@ def cache_lines(found: dict[str, Any]) -> list[str]:
     total = [
         f"{_counted(kind, total['entries'])}, {size_words(total['size'])}" for kind, total in found["totals"].items()
     ]
-    where = f"{shown(found['folder'])}: {size_words(found['size'])}, {limit} for runs and references"
+    where = f"{shown(found['folder'])}: {size_words(found['size'])}, {limit} for runs, references and texts"
     return [*_aligned(rows), *([""] if rows else []), *total, where]
 
 
