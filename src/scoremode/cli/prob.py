@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scoremode.cli import options
+from scoremode.cli.json_lists import print_json_list
 from scoremode.errors import InputError, OptionError
-from scoremode.text import json_files
 
 if TYPE_CHECKING:
     from scoremode.store.outputs import Output
-    from scoremode.verbs.prob import SequenceProbability
+    from scoremode.verbs.prob import SequenceProbability, SequenceScore
+    from scoremode.verbs.prob_pairs import Pairs
+    from scoremode.verbs.progress import Progress
+
+SECTION = 1 << 14
+"""Pairs that are scored and printed together without --out: more would not fit into a bounded memory."""
 
 EPILOG = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
@@ -46,13 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from scoremode.cli.progress import progress_bar
     from scoremode.report.terminal.prob import sequence_table
-    from scoremode.verbs.prob import SequenceProbability, longest_of
+    from scoremode.verbs.prob import SequenceProbability
 
     if parsed.fresh and parsed.out is None:
         raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
-    pairs = list(_pairs(parsed))
+    pairs = _pairs(parsed)
     output = _checked_output(parsed) if parsed.out is not None else None
     with SequenceProbability(
         parsed.model,
@@ -66,19 +71,37 @@ def run(parsed: argparse.Namespace) -> None:
         if output is not None:
             _score_into(output, lm, pairs, parsed)
             return
-        encoded = lm.encode(pairs)  # what cannot be scored is refused before the engine is started
-        lm.open(longest_of(encoded))
+        scored = _scored(lm, pairs)
+        first = next(scored)  # one list, unless there are very many pairs: then nothing is printed before it is scored
+        if parsed.json:
+            print_json_list(result.as_json() for results in chain([first], scored) for result in results)
+        else:
+            for results in chain([first], scored):
+                options.print_parts(sequence_table(results))
+
+
+def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
+    """The results of all pairs, SECTION at a time. What cannot be scored is refused before the engine is started."""
+    from scoremode.cli.progress import progress_bar
+    from scoremode.verbs.prob_pairs import EncodedChunks
+
+    encoded, done = EncodedChunks(lm, pairs, SECTION), 0
+    lm.open(encoded.longest)
+    for number in range(encoded.count):
+        section, before = encoded[number], done
         with progress_bar("scoring") as progress:
-            results = lm.score(encoded, progress)
-    if parsed.json:
-        options.print_json([r.as_json() for r in results])
-    else:
-        options.print_parts(sequence_table(results))
+
+            def shown(fed: int, _: int, before: int = before, bar: Progress | None = progress) -> None:
+                if bar:
+                    bar(before + fed, encoded.fed)
+
+            results = lm.score(section, shown if progress else None)
+        done += sum(pair.fed for pair in section)
+        del section
+        yield results
 
 
-def _score_into(
-    output: Output, lm: SequenceProbability, pairs: list[tuple[str, str]], parsed: argparse.Namespace
-) -> None:
+def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
     from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
 
@@ -88,7 +111,7 @@ def _score_into(
         else:
             written = score_to_file(lm, pairs, output, fresh=parsed.fresh, progress=progress)
     if parsed.json:
-        options.print_json(list(read_results(output.path)))
+        print_json_list(read_results(output.path))
     said = f"{written.count} results read from {output}; --fresh scores again"
     output.announce(said if written.reused else f"{written.count} results in {output}", quiet=parsed.json)
 
@@ -105,44 +128,15 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
     return output
 
 
-def _pairs(parsed: argparse.Namespace) -> Iterator[tuple[str, str]]:
+def _pairs(parsed: argparse.Namespace) -> Pairs:
+    from scoremode.verbs.prob_pairs import PairFile
+
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")
     if parsed.file:
-        yield from _pairs_of_file(Path(parsed.file))
-        return
+        return PairFile(Path(parsed.file))
     if parsed.prompt is None or not parsed.target:
         raise InputError(
             "a prompt and a target are needed", fix='as in --prompt "The capital of France is" --target " Paris"'
         )
-    for target in parsed.target:
-        yield parsed.prompt, target
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-
-
-def _pairs_of_file(path: Path) -> Iterator[tuple[str, str]]:
-    if not path.is_file():
-        raise InputError(f"there is no file '{path}'", fix="check the path given to --file")
-    found = False
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json_files.parse(line, constants=True)
-                targets = row["targets"] if "targets" in row else [row["target"]]
-                good = isinstance(row["prompt"], str) and _are_texts(targets)
-            except (ValueError, KeyError, TypeError):
-                good = False
-            if not good:
-                raise InputError(
-                    f"{path} line {number} is not a pair", fix='use rows like {"prompt": "…", "target": "…"}'
-                )
-            for target in targets:
-                found = True
-                yield row["prompt"], target
-    if not found:
-        raise InputError(f"{path} holds no pairs", fix='use rows like {"prompt": "…", "target": "…"}')
+    return [(parsed.prompt, target) for target in parsed.target]

@@ -50,6 +50,8 @@ class Answers:
         >>> Answers(np.zeros((1, 1)), entropy=np.zeros(1)).columns
         ('logprob', 'entropy')
         """
+        if not (self.rank is None or self.entropy is None or self.top is None or self.top_logprob is None):
+            return COLUMNS  # the usual case, asked for every window
         return tuple(name for name in COLUMNS if getattr(self, name) is not None)
 
 

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,13 @@ FIRST_BYTES = 1 << 20
 Column = npt.NDArray[Any]
 
 
+class Layout(NamedTuple):
+    """What a record's body consists of, after the seconds."""
+
+    columns: tuple[tuple[str, str], ...]  # names and types
+    row_bytes: int  # of one target
+
+
 class Journal:
     """The scores of one plan so far, kept in one file."""
 
@@ -72,10 +79,12 @@ class Journal:
         self.plan = plan
         self.path = path
         self.vocabulary = vocabulary
-        self.kl: Floats | None = np.full(plan.targets, np.nan) if with_kl else None
+        self.with_kl = with_kl
         self.measured: tuple[str, ...] | None = None  # columns of every record; None until the first record
+        self._layout: tuple[tuple[str, ...] | None, Layout] | None = None
         self._from_file = False  # were the columns read from the file, not given by this engine?
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
+        self._counts: Ints = plan.target_counts
         self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # offset of each window's record in the file
         self.seconds = 0.0
         self._file = RecordFile(path, header(identity))
@@ -98,7 +107,7 @@ class Journal:
         if window == COLUMNS_ARE:
             return
         if body:
-            self._index_record(window, at, body)
+            self._index_record(window, at, SECONDS.unpack_from(body)[0])
         else:
             self.done[window] = False
 
@@ -119,8 +128,14 @@ class Journal:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Names and types of a record's columns, in order."""
-        kept = tuple(column for column in RECORD_COLUMNS if column[0] in (self.measured or NAMES))
-        return kept if self.kl is None else (*kept, KL)
+        return self._record_layout().columns
+
+    def _record_layout(self) -> Layout:
+        if self._layout is None or self._layout[0] != self.measured:  # asked for every record
+            kept = tuple(column for column in RECORD_COLUMNS if column[0] in (self.measured or NAMES))
+            columns = (*kept, KL) if self.with_kl else kept
+            self._layout = self.measured, Layout(columns, sum(np.dtype(dtype).itemsize for _, dtype in columns))
+        return self._layout[1]
 
     def _record_problem(self, window: int, body: bytes) -> str | None:
         """What is wrong with a record whose checksum is right, in words; None if nothing is."""
@@ -128,15 +143,19 @@ class Journal:
             return f"it has window {window} of {len(self.plan)}"
         if not body:
             return None if self.done[window] else f"it discards window {window}, which it does not have"
-        if self.done[window]:
-            return f"it has window {window} twice"
-        targets = int(self.plan.target_counts[window])
-        row_bytes = sum(np.dtype(dtype).itemsize for _, dtype in self.columns)
-        if len(body) != SECONDS.size + targets * row_bytes:
-            return f"its record of window {window} has the wrong length"
-        if not 0 <= SECONDS.unpack_from(body)[0] < math.inf:
+        if len(body) != SECONDS.size + int(self._counts[window]) * self._record_layout().row_bytes:
+            return self._known(window) or f"its record of window {window} has the wrong length"
+        columns = self._split(body, int(self._counts[window]))
+        return self._known(window) or self._impossible(window, SECONDS.unpack_from(body)[0], columns)
+
+    def _known(self, window: int) -> str | None:
+        return f"it has window {window} twice" if self.done[window] else None
+
+    def _impossible(self, window: int, seconds: float, columns: Mapping[str, Column]) -> str | None:
+        """The first value of a window that cannot be, in words."""
+        if not 0 <= seconds < math.inf:
             return f"window {window} took an impossible time"
-        problem = impossible_value(self._split(body, targets), self.vocabulary, self.least_kl)
+        problem = impossible_value(columns, self.vocabulary, self.least_kl)
         return None if problem is None else f"in window {window} {problem}"
 
     def _split(self, body: bytes, targets: int) -> dict[str, Column]:
@@ -146,34 +165,40 @@ class Journal:
             place += found[name].nbytes
         return found
 
-    def _index_record(self, window: int, at: int, body: bytes) -> None:
+    def _index_record(self, window: int, at: int, seconds: float) -> None:
         """Remember where this window's record is."""
-        self.seconds += SECONDS.unpack_from(body)[0]
+        self.seconds += seconds
         self._at[window] = at
         self.done[window] = True
-        if self.kl is not None:
-            begin, end = self.plan.target_offsets[window : window + 2]
-            self.kl[begin:end] = self._split(body, int(end - begin))["kl"]
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
         """Append a window's scores."""
         begins = self.measured is None
         self._require_same_columns(window, answers)
-        body = SECONDS.pack(seconds) + b"".join(
-            np.ascontiguousarray(_one_target(getattr(answers, name)), dtype=dtype).tobytes()
-            for name, dtype in self.columns
-        )
-        problem = self._record_problem(window, body)
+        columns = {
+            name: np.ascontiguousarray(_one_target(getattr(answers, name)), dtype=dtype) for name, dtype in self.columns
+        }
+        problem = self._unusable(window, seconds, columns)
         if problem is not None:
             raise _unusable_scores(problem)
         if begins and self.measured != NAMES:
             self._file.append(COLUMNS_ARE, json.dumps(self.measured).encode())
-        self._index_record(window, self._file.append(window, body), body)
+        at = self._file.append(window, SECONDS.pack(seconds), *(column.data for column in columns.values()))
+        self._index_record(window, at, seconds)
+
+    def _unusable(self, window: int, seconds: float, columns: Mapping[str, Column]) -> str | None:
+        """What is wrong with a window's scores, in words; None if nothing is."""
+        if window >= len(self.plan):
+            return f"it has window {window} of {len(self.plan)}"
+        targets = int(self._counts[window])
+        if any(len(column) != targets for column in columns.values()):
+            return self._known(window) or f"its record of window {window} has the wrong length"
+        return self._known(window) or self._impossible(window, seconds, columns)
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
         """Refuse an answer whose columns differ from those of the first answer."""
         problem = column_set_problem(answers.columns)
-        if self.kl is not None and answers.kl is None:
+        if self.with_kl and answers.kl is None:
             problem = f"window {window} has no divergence"
         if problem is not None:
             raise _unusable_scores(problem)
@@ -196,18 +221,22 @@ class Journal:
 
     def rows(self, begin: int, end: int) -> Scores:
         """The scores of consecutive targets, from whole windows; NaN for windows that are not scored yet."""
+        return self.rows_and_kl(begin, end)[0]
+
+    def rows_and_kl(self, begin: int, end: int) -> tuple[Scores, Floats | None]:
+        """As ``rows``, and the divergence of each target, if there is one."""
         offsets = self.plan.target_offsets
         found = Scores.empty(end - begin, self.measured or NAMES[:1])
+        kl = np.full(end - begin, np.nan) if self.with_kl else None
+        into = dict(found.columns()) | ({} if kl is None else {"kl": kl})
         for window in range(*np.searchsorted(offsets, (begin, end)).tolist()):
-            if self.done[window]:
-                self._read_into(found, int(offsets[window]) - begin, window)
-        return found
-
-    def _read_into(self, found: Scores, row: int, window: int) -> None:
-        n = int(self.plan.target_counts[window])
-        columns = self._split(self._file.body(int(self._at[window]), window), n)
-        for name, column in found.columns():
-            column[row : row + n] = columns[name]
+            if not self.done[window]:
+                continue
+            row, n = int(offsets[window]) - begin, int(self._counts[window])
+            columns = self._split(self._file.body(int(self._at[window]), window), n)
+            for name, column in into.items():
+                column[row : row + n] = columns[name]
+        return found, kl
 
     def close(self) -> None:
         self._file.close()
@@ -238,11 +267,16 @@ def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = Non
     }
     for name, column in columns.items():
         least, most = bounds[name]
+        if not len(column):
+            continue
+        low, high = np.minimum.reduce(column), np.maximum.reduce(column)  # NaN if one of the values is
+        finite = name not in ("entropy", "top_logprob") or (low > -math.inf and high < math.inf)
+        if low >= least and high <= most and finite:
+            continue
         bad = ~((column >= least) & (column <= most))  # written so that NaN is bad too
-        if name in ("entropy", "top_logprob"):
+        if not finite:
             bad |= np.isinf(column)
-        if bad.any():
-            return f"{name.replace('_', ' ')} is {column[bad][0]:g}"
+        return f"{name.replace('_', ' ')} is {column[bad][0]:g}"
     return None
 
 

@@ -18,16 +18,19 @@ import os
 import struct
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunError, harmless
 from scoremode.text.json_files import parse
 
+Buffer = bytes | memoryview
+
 HEAD = struct.Struct("<4sQII")
 MAGIC = b"scm2"
 LONGEST_HEADER = 1 << 20
+MANY = 1 << 20  # bytes of a record; a longer one is compared with the length of the file before it is read
 SEARCHED = 1 << 24  # bytes after a record that is not whole in which others are looked for
 
 
@@ -70,11 +73,12 @@ class RecordFile:
         """Do other records follow the first one that is not whole? A kill leaves nothing behind it."""
         return MAGIC in os.pread(self._file.fileno(), SEARCHED, self.end + len(MAGIC))
 
-    def append(self, number: int, body: bytes) -> int:
-        """Write a record; return its offset in the file."""
-        at = self.end
-        self._write(HEAD.pack(MAGIC, number, len(body), self._checksum(number, body)) + body)
-        self.end = at + HEAD.size + len(body)
+    def append(self, number: int, *parts: Buffer) -> int:
+        """Write a record whose body is these parts; return its offset in the file."""
+        at, length = self.end, sum(memoryview(part).nbytes for part in parts)
+        head = HEAD.pack(MAGIC, number, length, self._checksum(number, length, parts))
+        self._write(b"".join((head, *parts)))
+        self.end = at + HEAD.size + length
         return at
 
     def body(self, at: int, number: int) -> bytes:
@@ -92,14 +96,17 @@ class RecordFile:
         if len(head) < HEAD.size:
             return None
         magic, number, length, checksum = HEAD.unpack(head)
-        if magic != MAGIC or length > os.fstat(self._file.fileno()).st_size:
-            return None
+        if magic != MAGIC or (length > MANY and length > os.fstat(self._file.fileno()).st_size):
+            return None  # so much memory is not asked for on the word of a damaged file
         body = os.pread(self._file.fileno(), length, at + HEAD.size)
-        whole = len(body) == length and checksum == self._checksum(number, body)
+        whole = len(body) == length and checksum == self._checksum(number, length, (body,))
         return (number, body) if whole else None
 
-    def _checksum(self, number: int, body: bytes) -> int:
-        return zlib.crc32(body, zlib.crc32(struct.pack("<QI", number, len(body)), self._seed))
+    def _checksum(self, number: int, length: int, parts: Sequence[Buffer]) -> int:
+        found = zlib.crc32(struct.pack("<QI", number, length), self._seed)
+        for part in parts:
+            found = zlib.crc32(part, found)
+        return found
 
     def _write(self, data: bytes) -> None:
         if self._file.write(data) != len(data):

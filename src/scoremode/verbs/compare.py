@@ -254,7 +254,7 @@ def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
 
     def found(index: int, answers: Answers, seconds: float) -> None:
         if own is not None and not own.done[index]:
-            check_answers(index, plan.window(index), answers)
+            check_answers(index, plan, answers)
             own.add(index, answers, seconds)
 
     def finish_p() -> Run:

@@ -87,12 +87,12 @@ def answered_once(
     for index, answers in engine.score(source, ~waiting) if waiting.any() else ():
         if not waiting[index]:
             raise EngineError(f"window {index} was answered twice", fix="this is a fault of the engine")
-        check_answers(index, source.window(index), answers)
-        columns = columns or answers.columns
-        if answers.columns != columns:
+        check_answers(index, source, answers)
+        given = answers.columns
+        columns = columns or given
+        if given != columns:
             raise EngineError(
-                f"window {index} has {joined_names(answers.columns)}, "
-                f"and windows before it have {joined_names(columns)}",
+                f"window {index} has {joined_names(given)}, and windows before it have {joined_names(columns)}",
                 fix="this is a fault of the engine",
             )
         waiting[index] = False

@@ -12,11 +12,12 @@ Tokens that cover less than the prompt's part are not in that condition: it is a
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Unpack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -28,21 +29,23 @@ from scoremode.models.subject import Subject
 from scoremode.plan.making import plan_of_pairs
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource
 from scoremode.store.redaction import without_secrets
-from scoremode.text.corpus import is_text
-from scoremode.values import Ids
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.likelihoods import answered_once, no_more_than_certain
 from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.prob_encoding import EncodedPair, PairEncoder, longest_of
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import numbers_version, split_arguments
 from scoremode.verbs.scoring import check_fits
 
+_quoted: Callable[[str], str] = json.encoder.encode_basestring  # as json writes a text
+_write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
 LEADING_SPACE = ("as-given", "add")
 SPANNING = ("constrain", "refuse")
+BATCH = 256  # pairs that are encoded at a time
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenScore(NamedTuple):
     """One token of a target."""
 
     id: int
@@ -68,9 +71,37 @@ class SequenceScore:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes None, because JSON has no infinity."""
-        value = asdict(self)
-        value["tokens"] = [{**t, "logprob": _finite(t["logprob"])} for t in value["tokens"]]
-        return {k: _finite(v) if isinstance(v, float) else v for k, v in value.items()}
+        return {
+            "prompt": self.prompt,
+            "target": self.target,
+            "log_prob": _finite(self.log_prob),
+            "prob": _finite(self.prob),
+            "perplexity": _finite(self.perplexity),
+            "boundary": self.boundary,
+            "tokens": [
+                {"id": t.id, "text": t.text, "logprob": _finite(t.logprob), "rank": t.rank} for t in self.tokens
+            ],
+            "leading_space": self.leading_space,
+            "condition": self.condition,
+            "condition_log_prob": _finite(self.condition_log_prob),
+        }
+
+    def as_line(self) -> str:
+        """``as_json`` as text, without a line break; several times as fast as the general writer."""
+        if not math.isfinite(self.log_prob) or self.tokens[0].rank is None:  # then so are some of its tokens
+            return _write_json(self.as_json())
+        tokens = ", ".join(
+            f'{{"id": {i}, "text": {_quoted(text)}, "logprob": {logprob!r}, "rank": {rank}}}'
+            for i, text, logprob, rank in self.tokens
+        )
+        perplexity = repr(self.perplexity) if math.isfinite(self.perplexity) else "null"
+        return (
+            f'{{"prompt": {_quoted(self.prompt)}, "target": {_quoted(self.target)}, '
+            f'"log_prob": {self.log_prob!r}, "prob": {self.prob!r}, '
+            f'"perplexity": {perplexity}, "boundary": {_quoted(self.boundary)}, "tokens": [{tokens}], '
+            f'"leading_space": {_quoted(self.leading_space)}, "condition": {_quoted(self.condition)}, '
+            f'"condition_log_prob": {self.condition_log_prob!r}}}'
+        )
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> SequenceScore:
@@ -86,28 +117,6 @@ class SequenceScore:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedPair:
-    """A prompt and its target as tokens, cut at the boundary."""
-
-    prompt: str
-    target: str
-    ids: Ids  # (n,) prompt and target
-    texts: tuple[str, ...]  # of the tokens from ``first`` on
-    first: int  # index of the first scored token
-    condition: str
-
-    @property
-    def fed(self) -> int:
-        """Tokens that the model is given: the last one is only scored."""
-        return len(self.ids) - 1
-
-
-def longest_of(pairs: Iterable[EncodedPair]) -> int:
-    """Tokens of the longest window that scoring these pairs will feed."""
-    return max((pair.fed for pair in pairs), default=0)
 
 
 class SequenceProbability:
@@ -143,6 +152,9 @@ class SequenceProbability:
         self.held = model if isinstance(model, HeldModel) else hold(model, engine, engine_options, tokenizer)
         self.subject: Subject = self.held.subject
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
+        self.encoder = PairEncoder(
+            self.subject.tokenizer, leading_space=leading_space, spanning=spanning, add_bos=add_bos
+        )
         shares = {} if self.held.is_given else {"shares_prompts": True}
         self.settings: dict[str, Any] = {**self.held.settings(), **shares}
 
@@ -188,16 +200,29 @@ class SequenceProbability:
             self.open(max(longest_of(pairs), self.held.usual_length))  # more questions may come
         return self.score(pairs, progress)
 
-    def encode(self, pairs: Iterable[tuple[str, str]]) -> list[EncodedPair]:
-        """Pairs as tokens. What cannot be scored is refused here, before an engine is started."""
+    def encode(self, pairs: Iterable[tuple[str, str]], number: int = 1) -> list[EncodedPair]:
+        """Pairs as tokens. What cannot be scored is refused here, before an engine is started.
+
+        ``number`` is that of the first pair, for messages.
+        """
         found: list[EncodedPair] = []
-        for number, (prompt, target) in enumerate(pairs, 1):
+        waiting = iter(pairs)
+        while batch := list(islice(waiting, BATCH)):
+            found += self._encode_batch(batch, number + len(found))
+        return found
+
+    def _encode_batch(self, pairs: Sequence[tuple[str, str]], number: int) -> list[EncodedPair]:
+        found = self.encoder.many(pairs)
+        if found is not None and self._all_fit(found):
+            return found
+        found = []
+        for at, (prompt, target) in enumerate(pairs, number):  # one of them is refused, and this says which and why
             try:
-                found.append(self._encode(prompt, target))
+                found.append(self.encoder.one(prompt, target))
                 self._check_fits(found[-1])
             except (InputError, BoundaryError) as error:
-                if number > 1:
-                    raise type(error)(f"pair {number}: {error.message}", fix=error.fix) from None
+                if at > 1:
+                    raise type(error)(f"pair {at}: {error.message}", fix=error.fix) from None
                 raise
         return found
 
@@ -217,74 +242,38 @@ class SequenceProbability:
             for pair, answer, condition in zip(pairs, answers, conditions, strict=True)
         ]
 
-    def as_scored(self, target: str) -> str:
-        """The target with the space that ``leading_space`` puts in front of it."""
-        return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
+    def _most(self) -> tuple[int | None, int | None]:
+        """How many ids and how many tokens the model takes, as far as that is known."""
+        facts = self.held.given_facts
+        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
+        chosen = self.held.limit()
+        return vocabulary, chosen[1] if chosen else facts.context_length if facts else self.subject.context_length
+
+    def _all_fit(self, pairs: Sequence[EncodedPair]) -> bool:
+        """Does ``_check_fits`` accept all of them?"""
+        vocabulary, limit = self._most()
+        if vocabulary is not None and int(np.concatenate([pair.ids for pair in pairs]).max()) >= vocabulary:
+            return False
+        if limit is not None and longest_of(pairs) > limit:
+            return False
+        return not any(pair.condition for pair in pairs) or self.held.plugin.able().any_target
 
     def _check_fits(self, pair: EncodedPair) -> None:
         """Refuse what the model cannot take."""
-        facts = self.held.given_facts
-        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
+        vocabulary, limit = self._most()
         largest = int(pair.ids.max())
         if vocabulary is not None and largest >= vocabulary:
             raise ModelError(
                 f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
                 fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
             )
-        chosen = self.held.limit()
-        limit = chosen[1] if chosen else facts.context_length if facts else self.subject.context_length
         if limit is not None and pair.fed > limit:
+            chosen = self.held.limit()
             what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
             fix = "shorten the prompt" + (f", or give a larger {chosen[0]}" if chosen else "")
             raise ModelError(f"a prompt and its target feed {pair.fed} tokens, more than {what}", fix=fix)
         if pair.condition:
             require(self.held.plugin, "any_target", "score a token that spans the end of a prompt")
-
-    # ── the boundary ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _encode(self, prompt: str, target: str) -> EncodedPair:
-        if not target:
-            raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
-        if not is_text(prompt + target):
-            raise InputError("a prompt or target is not UTF-8", fix="give text in UTF-8")
-        target = self.as_scored(target)
-        text, cut = prompt + target, len(prompt)
-        specials, encoding = self._without_trailing_specials(text)
-        ids = np.concatenate([specials, encoding.ids]).astype(np.int32)
-        own = int(np.searchsorted(encoding.char_end, cut, side="right"))  # the first token that reaches past the cut
-        if own == len(encoding.ids):
-            raise InputError(f"the target {target!r} has no token of its own", fix="give a longer target")
-        first = own + len(specials)
-        if first == 0:
-            where = "the prompt is empty" if not prompt else "the prompt has no token of its own"
-            raise InputError(
-                f"{where} and this tokenizer adds no BOS, so the first token has no context",
-                fix="give a prompt, or --add-bos",
-            )
-        begins = int(encoding.touches[own])
-        condition = text[begins:cut]
-        if condition and self.spanning == "refuse":
-            raise BoundaryError(
-                f"the token {text[begins : int(encoding.char_end[own])]!r} spans the end of the prompt {prompt!r}",
-                fix="move the boundary, as in a target that begins with the space, or use --spanning constrain",
-            )
-        spans = zip(encoding.char_start[own:].tolist(), encoding.char_end[own:].tolist(), strict=True)
-        texts = [text[a:b] for a, b in spans]
-        texts[0] = condition + texts[0][len(condition) :] if condition else texts[0]
-        return EncodedPair(prompt, target, ids, tuple(texts), first, condition)
-
-    def _without_trailing_specials(self, text: str) -> tuple[Ids, Any]:
-        """Special tokens that go first, and the text's own encoding. An EOS after the target is not part of it."""
-        tokenizer = self.subject.tokenizer
-        plain, full = tokenizer.encode(text, special=False), tokenizer.encode(text, special=True)
-        front = next((i for i in range(len(full.ids) - len(plain.ids) + 1) if _begins(full.ids[i:], plain.ids)), None)
-        if front is None:
-            raise ModelError("this tokenizer changes its tokens when it adds special ones", fix="use another tokenizer")
-        specials = full.ids[:front]
-        if self.add_bos and not len(specials):
-            if tokenizer.facts.bos is None:
-                raise OptionError("--add-bos: this tokenizer has no BOS", fix="leave --add-bos out")
-            specials = np.array([tokenizer.facts.bos], dtype=np.int32)
-        return specials, plain
 
     # ── the scores ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _conditions(self, engine: Engine, pairs: Sequence[EncodedPair]) -> list[float]:
@@ -293,7 +282,7 @@ class SequenceProbability:
         asked = [(i, p) for i, p in enumerate(pairs) if p.condition]
         windows = []
         for _, pair in asked:
-            allowed = self._beginning_with(pair.condition.encode(), int(pair.ids[pair.first]))
+            allowed = self.encoder.beginning_with(pair.condition, int(pair.ids[pair.first]))
             rows = np.array([pair.first - 1], dtype=np.int32)
             windows.append(Window(pair.ids[: pair.first], rows, allowed[None, :]))
         for (i, pair), answers in zip(asked, _answers(engine, WindowList(tuple(windows))), strict=True):
@@ -305,19 +294,6 @@ class SequenceProbability:
                     fix="move the boundary to the beginning of that token",
                 )
         return logs
-
-    @cached_property
-    def _pieces(self) -> list[bytes]:
-        return self.subject.tokenizer.pieces()
-
-    def _beginning_with(self, beginning: bytes, spanning_token: int) -> Ids:
-        allowed = [i for i, piece in enumerate(self._pieces) if piece.startswith(beginning)]
-        if spanning_token not in allowed:
-            raise BoundaryError(
-                f"a token spans the end of the prompt at {beginning.decode('utf-8', 'replace')!r}, inside a character",
-                fix="move the boundary to a whole character or word",
-            )
-        return np.array(allowed, dtype=np.int32)
 
     def _result(self, pair: EncodedPair, answers: Answers, condition_log_prob: float) -> SequenceScore:
         logprobs, ids = answers.logprob[:, 0].tolist(), pair.ids[pair.first :].tolist()
@@ -331,7 +307,7 @@ class SequenceProbability:
             prob=math.exp(log_prob),
             perplexity=math.exp(per_token) if per_token < 700 else math.inf,
             boundary="spanning" if pair.condition else "clean",
-            tokens=tuple(TokenScore(i, t, lp, r) for i, t, lp, r in zip(ids, pair.texts, logprobs, ranks, strict=True)),
+            tokens=tuple(map(TokenScore._make, zip(ids, pair.texts, logprobs, ranks, strict=True))),
             leading_space=self.leading_space,
             condition=pair.condition,
             condition_log_prob=condition_log_prob,
@@ -344,10 +320,6 @@ def _answers(engine: Engine, source: WindowSource, progress: Progress | None = N
         return []
     found = dict(answered_once(engine, source, progress=progress))
     return [found[i] for i in range(len(source))]
-
-
-def _begins(ids: Ids, with_ids: Ids) -> bool:
-    return len(ids) >= len(with_ids) and bool((ids[: len(with_ids)] == with_ids).all())
 
 
 def paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterator[tuple[str, str]]:

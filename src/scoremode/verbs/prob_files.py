@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from scoremode.store.locks import hold_lock
 from scoremode.store.outputs import Output, has_content
 from scoremode.store.records import RecordFile, read_record_header
 from scoremode.text.json_files import parse, read_object
-from scoremode.verbs.prob import EncodedPair, SequenceProbability, SequenceScore, TokenScore, longest_of
+from scoremode.verbs.prob import SequenceProbability, SequenceScore, TokenScore
+from scoremode.verbs.prob_pairs import EncodedChunks, Pairs, digest_of
 from scoremode.verbs.progress import Progress
 
 CHUNK = 256  # pairs scored between two writes
@@ -33,8 +34,7 @@ KIND, FORMAT = "scoremode prob", 2  # 2: small groups share a batch, which may c
 BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # of every .partial
 ROUNDING = 1e-6  # nats that a stored sum may differ from the sum of its stored parts
 DISCARD = "give another --out, or --fresh"
-
-Pairs = Sequence[tuple[str, str]]
+FIELDS, TOKEN_FIELDS = {field.name for field in fields(SequenceScore)}, set(TokenScore._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,10 @@ def score_to_file(
         files.check(identity, fresh=fresh)
         if not fresh and (count := files.finished()) is not None:
             return Written(count, reused=True)
-        encoded = lm.encode(pairs)
-        work = _Work(lm, pairs, encoded, files, identity)
+        work = _Work(lm, EncodedChunks(lm, pairs, CHUNK), files, identity)
         try:
             if fresh:
-                lm.open(longest_of(encoded))  # nothing is lost if that fails
+                lm.open(work.encoded.longest)  # nothing is lost if that fails
                 files.discard()
             work.score(progress)
             work.finish()
@@ -80,13 +79,13 @@ def score_to_file(
 
 def score_to_stream(lm: SequenceProbability, pairs: Pairs, output: Output, progress: Progress | None = None) -> Written:
     """Score pairs into a device or a FIFO, line by line. Nothing can be resumed."""
-    encoded = lm.encode(pairs)
+    encoded = EncodedChunks(lm, pairs, CHUNK)
     with output.stream() as write:
-        lm.open(longest_of(encoded))
-        for begin in range(0, len(encoded), CHUNK):
-            write(_lines(lm.score(encoded[begin : begin + CHUNK])))
+        lm.open(encoded.longest)
+        for number in range(encoded.count):
+            write(_lines(lm.score(encoded[number])))
             if progress:
-                progress(min(begin + CHUNK, len(encoded)), len(encoded))
+                progress(min((number + 1) * CHUNK, len(pairs)), len(pairs))
     return Written(len(pairs), reused=False)
 
 
@@ -99,10 +98,7 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
 
 def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
     """What must be equal for stored results to answer these pairs: as JSON gives it back."""
-    digest = hashlib.sha256()
-    for pair in pairs:
-        digest.update(json.dumps(pair).encode() + b"\n")
-    known = {**lm.identity(), "pairs": digest.hexdigest(), "chunk": CHUNK, "format": FORMAT}
+    known = {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
     return dict(parse(json.dumps(known)))
 
 
@@ -179,13 +175,12 @@ class _Work:
     def __init__(
         self,
         lm: SequenceProbability,
-        pairs: Pairs,
-        encoded: list[EncodedPair],
+        encoded: EncodedChunks,
         files: ResultFiles,
         identity: dict[str, Any],
     ) -> None:
-        self.lm, self.pairs, self.encoded, self.files, self.identity = lm, pairs, encoded, files, identity
-        self.chunks = math.ceil(len(pairs) / CHUNK)
+        self.lm, self.encoded, self.files, self.identity = lm, encoded, files, identity
+        self.pairs, self.chunks = encoded.pairs, encoded.count
         self.places: dict[int, int] = {}  # chunk -> where its record lies
         self._records: RecordFile | None = None
 
@@ -205,9 +200,9 @@ class _Work:
             self._replay()
         missing = [number for number in range(self.chunks) if number not in self.places]
         if missing:
-            self.lm.open(longest_of(self.encoded))  # the same room for all, whatever was done before
+            self.lm.open(self.encoded.longest)  # the same room for all, whatever was done before
         for number in missing:
-            scored = self.lm.score(self._part(self.encoded, number))
+            scored = self.lm.score(self.encoded[number])
             self.places[number] = self.records.append(number, _lines(scored))
             if progress:
                 progress(min(len(self.places) * CHUNK, len(self.pairs)), len(self.pairs))
@@ -248,19 +243,17 @@ class _Work:
 
     def _check_chunk(self, number: int, body: bytes) -> None:
         lines = body.split(b"\n")[:-1]
-        for line, (prompt, target) in zip(lines, self._part(self.pairs, number), strict=True):
-            check_result(parse(line), prompt, self.lm.as_scored(target))
-
-    def _part(self, items: Sequence[Any], number: int) -> Any:
-        return items[number * CHUNK : (number + 1) * CHUNK]
+        asked = self.pairs[number * CHUNK : (number + 1) * CHUNK]
+        for line, (prompt, target) in zip(lines, asked, strict=True):
+            check_result(parse(line), prompt, self.lm.encoder.as_scored(target))
 
 
 def check_result(value: Any, prompt: str, target: str) -> None:
     """ValueError, TypeError, KeyError or OverflowError unless it is a possible result for this prompt and target."""
-    if set(value) != {f.name for f in fields(SequenceScore)}:
+    if set(value) != FIELDS:
         raise ValueError("other fields than a result has")
     for token in value["tokens"]:
-        if set(token) != {f.name for f in fields(TokenScore)} or type(token["id"]) is not int:
+        if set(token) != TOKEN_FIELDS or type(token["id"]) is not int:
             raise ValueError("a token that cannot be")
         if token["rank"] is not None and token["rank"] < 1:
             raise ValueError("a token that cannot be")
@@ -285,9 +278,7 @@ def check_result(value: Any, prompt: str, target: str) -> None:
 
 
 def _lines(results: list[SequenceScore]) -> bytes:
-    return "".join(
-        json.dumps(result.as_json(), ensure_ascii=False, allow_nan=False) + "\n" for result in results
-    ).encode()
+    return "".join(result.as_line() + "\n" for result in results).encode()
 
 
 def _require_same(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -22,8 +22,7 @@ from scoremode.verbs.question import Question
 def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
     words, groups, source = Words(asked.subject.tokenizer), grouping(asked.plan), Excerpts(asked.documents)
     for block in asked.plan.blocks():
-        scores = journal.rows(block.begin, block.end)
-        kl = None if journal.kl is None else journal.kl[block.begin : block.end]
+        scores, kl = journal.rows_and_kl(block.begin, block.end)
         yield Rows(scores, target_facts(asked, block, scores, words, groups, source), kl)
         asked.tokens.let_go()
 

@@ -11,7 +11,7 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, Window, column_set_problem
+from scoremode.plan.windows import Answers, WindowSource, column_set_problem
 from scoremode.store import runs
 from scoremode.store.journal import Journal
 from scoremode.store.run import Run
@@ -54,19 +54,18 @@ def score_plan(
     answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
 ) -> None:
     """Score every target of a plan that fits into the journal; what it already has is not computed again."""
-    total = plan.forward_tokens
-    fed = int(plan.lengths[journal.done].sum())
+    lengths, total = plan.lengths, plan.forward_tokens
+    fed = int(lengths[journal.done].sum())
     if progress:
         progress(fed, total)
     before = time.perf_counter()
     for index, answers in answered(engine, plan, journal.done.copy()):
-        window = plan.window(index)
-        check_answers(index, window, answers)
+        check_answers(index, plan, answers)
         check_divergence(index, answers.kl, journal.least_kl)
         now = time.perf_counter()
         journal.add(index, answers, now - before)
         before = now
-        fed += len(window.ids)
+        fed += int(lengths[index])
         if progress:
             progress(fed, total)
     missing = int((~journal.done).sum())
@@ -83,31 +82,38 @@ def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
         raise EngineError(f"the divergence in window {index} is not a number", fix="this is a fault of the engine")
 
 
-def check_answers(index: int, window: Window, answers: Answers) -> None:
-    """One number for each target, none of them NaN; minus infinity is a probability of zero, and allowed.
+def check_answers(index: int, source: WindowSource, answers: Answers) -> None:
+    """One number for each target of a window, none of them NaN; minus infinity is a probability of zero, and allowed.
 
     Every column that is there has its shape. Whoever collects answers checks that all have the same columns.
     """
-    wrong = column_set_problem(answers.columns)
+    columns = answers.columns
+    wrong = column_set_problem(columns)
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix="this is a fault of the engine")
-    for name in answers.columns:
-        wanted, shape = window.targets.shape[: 2 if name in PER_TARGET else 1], getattr(answers, name).shape
-        if shape != wanted:
+    shape = targets_shape(source, index)
+    for name in columns:
+        wanted, found = shape if name in PER_TARGET else shape[:1], getattr(answers, name).shape
+        if found != wanted:
             what = "scores" if name == "logprob" else f"values of {name}"
             raise EngineError(
-                f"window {index} asked for {wanted} {what} and got {shape}", fix="this is a fault of the engine"
+                f"window {index} asked for {wanted} {what} and got {found}", fix="this is a fault of the engine"
             )
     for column in (answers.logprob, answers.entropy, answers.top_logprob):
-        if column is None:
-            continue
-        bad = np.isnan(column) | (column == np.inf)
-        if bad.any():
-            row = int(np.argwhere(bad)[0][0])
-            raise EngineError(
-                f"the model gives NaN in window {index} at token {int(window.rows[row]) + 1}",
-                fix="try --dtype float32; if it stays, the weights are damaged",
-            )
+        if column is None or not column.size or np.maximum.reduce(column, axis=None) < np.inf:
+            continue  # the largest of several numbers is NaN if one of them is
+        row = int(np.argwhere(np.isnan(column) | (column == np.inf))[0][0])
+        raise EngineError(
+            f"the model gives NaN in window {index} at token {int(source.window(index).rows[row]) + 1}",
+            fix="try --dtype float32; if it stays, the weights are damaged",
+        )
+
+
+def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:
+    """How many rows a window asks for, and how many targets for each. A plan knows that without making the window."""
+    if isinstance(source, Plan):
+        return int(source.target_counts[index]), 1
+    return source.window(index).targets.shape
 
 
 def score_into(

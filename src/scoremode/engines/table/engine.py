@@ -24,7 +24,8 @@ from scoremode.engines.base import (
 from scoremode.engines.table.names import require_table
 from scoremode.errors import ModelError
 from scoremode.head.record_format import LEFT_OUT
-from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.plan.plan import Plan
+from scoremode.plan.windows import COLUMNS, Answers, Window, WindowSource, measured
 from scoremode.store.kld import log_probabilities
 from scoremode.values import Bools, Floats, Ids, Raw
 
@@ -45,6 +46,7 @@ class TableEngine(Engine):
         with np.errstate(divide="ignore"):
             shifted = logits - logits.max(axis=1, keepdims=True)
             self.logprobs: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        self._facts = _LineFacts(*self.logprobs.shape)
         self.facts = EngineFacts(
             engine="table",
             dtype="float64",
@@ -64,12 +66,15 @@ class TableEngine(Engine):
             return TableEngine(np.log(np.roll(np.eye(256), 1, axis=1)))
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        if isinstance(source, Plan) and want == SCORES:
+            yield from self._score_blocks(source, done)
+            return
         divergence = None if want.against is None else _divergence_from(want.against, self.logprobs.shape[1])
         states = np.eye(len(self.logprobs), dtype=np.float32)
         for index in np.flatnonzero(~done).tolist():
             window = source.window(index)
             lines = self._lines(window)
-            answers = self._answers(self.logprobs[lines], window.targets.astype(np.int64))
+            answers = self._answers(lines, window.targets)
             if want.states:
                 answers = replace(answers, states=states[lines])
             if want.records:
@@ -77,6 +82,25 @@ class TableEngine(Engine):
             if divergence is not None:
                 answers = replace(answers, kl=divergence(index, window, self.logprobs[lines]))
             yield index, answers
+
+    def _score_blocks(self, plan: Plan, done: Bools) -> Iterator[tuple[int, Answers]]:
+        """Many windows of a plan in one call; each answer is a part of the block's columns."""
+        offsets, last = plan.target_offsets, 0
+        for block in plan.blocks():
+            first, last = last, int(np.searchsorted(offsets, block.end, side="right")) - 1
+            if done[first:last].all():
+                continue
+            before = plan.ids[np.maximum(block.token - 1, 0)]
+            fed_first = block.token == plan.start[block.window]
+            before[fed_first] = plan.lead[block.window[fed_first]]
+            lines = before if len(self.logprobs) > 1 else np.zeros(len(block), np.int32)
+            found = self._answers(lines, plan.ids[block.token][:, None])
+            columns = [measured(getattr(found, name)) for name in COLUMNS]
+            edges = (offsets[first : last + 1] - block.begin).tolist()
+            for index, skip in enumerate(done[first:last].tolist(), first):
+                if not skip:
+                    rows = slice(edges[index - first], edges[index - first + 1])
+                    yield index, Answers(*[column[rows] for column in columns])
 
     def _records(self, lines: Ids) -> Raw:
         import torch
@@ -97,21 +121,46 @@ class TableEngine(Engine):
         """The line of the table for each row."""
         return window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
 
-    @staticmethod
-    def _answers(logp: Floats, targets: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Answers:
-        at_target = np.take_along_axis(logp, targets, axis=1)
-        ids = np.arange(logp.shape[1])
-        above = logp[:, None, :] > at_target[:, :, None]
-        tied_before = (logp[:, None, :] == at_target[:, :, None]) & (ids < targets[:, :, None])
-        p = np.exp(logp)
-        top = logp.argmax(axis=1)
+    def _answers(self, lines: Ids, targets: Ids) -> Answers:
+        """Everything about a line, and about a target on it, is computed once and looked up."""
+        self._learn(np.unique(lines))
+        facts = self._facts
         return Answers(
-            logprob=at_target,
-            rank=1 + (above | tied_before).sum(axis=2).astype(np.int64),
-            entropy=-np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1),
-            top=top.astype(np.int32),
-            top_logprob=logp.max(axis=1),
+            logprob=self.logprobs[lines[:, None], targets],
+            rank=facts.rank[lines[:, None], targets].astype(np.int64),
+            entropy=facts.entropy[lines],
+            top=facts.top[lines],
+            top_logprob=facts.top_logprob[lines],
         )
+
+    def _learn(self, lines: Ids) -> None:
+        """Compute what is looked up, for lines that are new."""
+        facts = self._facts
+        new = lines[~facts.known[lines]]
+        if not len(new):
+            return
+        logp = self.logprobs[new]
+        p = np.exp(logp)
+        order = np.argsort(-logp, axis=1, kind="stable")  # ties go to the lower id
+        ranks = np.broadcast_to(np.arange(1, logp.shape[1] + 1, dtype=np.int32), logp.shape)
+        rank = np.empty(logp.shape, np.int32)
+        np.put_along_axis(rank, order, ranks, axis=1)
+        facts.rank[new] = rank
+        facts.entropy[new] = -np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1)
+        facts.top[new] = logp.argmax(axis=1)
+        facts.top_logprob[new] = logp.max(axis=1)
+        facts.known[new] = True
+
+
+class _LineFacts:
+    """What is known about the lines of a table."""
+
+    def __init__(self, lines: int, vocabulary: int) -> None:
+        self.known: Bools = np.zeros(lines, np.bool_)
+        self.rank: Ids = np.zeros((lines, vocabulary), np.int32)  # of each id
+        self.entropy: Floats = np.zeros(lines)
+        self.top: Ids = np.zeros(lines, np.int32)
+        self.top_logprob: Floats = np.zeros(lines)
 
 
 Divergence = Callable[[int, Window, Floats], Floats]
