@@ -131,6 +131,7 @@ def score_into(
     """
     check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
     claim.begin()
+    progress = claim.watched(progress)
     journal = Journal(
         claim.folder / runs.JOURNAL,
         claim.identity,
@@ -148,6 +149,6 @@ def score_into(
         manifest = {**make_manifest(asked, engine.facts, journal, journal.seconds, claim.identity), **(more or {})}
         if before_saving:
             before_saving(manifest)
-        return runs.save(claim.folder, rows_to_keep(asked, journal), manifest, asked.plan.targets)
+        return claim.kept(runs.save(claim.folder, rows_to_keep(asked, journal), manifest, asked.plan.targets))
     finally:
         journal.close()
