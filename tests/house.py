@@ -11,6 +11,7 @@ import scoremode
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "arguments"),
+    ("places",),
     ("text", "head"),
     ("plan",),
     ("store",),

@@ -9,7 +9,8 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 │       └── UnknownArgumentError   a function of scoremode has no argument of that name
 ├── BoundaryError              prompt and target do not meet at a token boundary, and refusing was asked for
 ├── EngineError                the engine failed: NaN, out of memory, died
-└── RunError                   a run folder that is damaged, foreign or cannot be written
+├── RunError                   a run folder that is damaged, foreign or cannot be written
+└── StorageError               something behind a URI that cannot be read or written
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ class EngineError(ScoremodeError):
 
 class RunError(ScoremodeError):
     """A run folder that is damaged, foreign or cannot be written."""
+
+
+class StorageError(ScoremodeError):
+    """Something behind a URI that cannot be read or written."""
 
 
 def one_line(text: str) -> str:

@@ -34,6 +34,7 @@ from scoremode.text.json_files import read_object
 
 KINDS = ("runs", "references", "models", "logs", "tasks", "texts")
 LOCK, MODEL_MARK, ANSWERS, TOKENS_MARK = ".lock", "scoremode.json", "answers.records", "tokens.json"
+PLACE = ".place.json"  # in the work folder of a run elsewhere: where it goes (remote_runs.py)
 HASHES, USAGE, EVICTING, TASK_INDEX = "sha256.json", "usage.txt", ".evicting.lock", "lm-eval-tasks.json"
 SMALL = {
     HASHES: "hashes of large files",
@@ -155,7 +156,7 @@ def _run(kind: str, path: Path, info: os.stat_result) -> Entry:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (MANIFEST, SCORES, JOURNAL, LOCK) or is_own_name(name) or fnmatchcase(name, TEMPORARY)
+    return name in (MANIFEST, SCORES, JOURNAL, LOCK, PLACE) or is_own_name(name) or fnmatchcase(name, TEMPORARY)
 
 
 def _model(path: Path, info: os.stat_result) -> Entry:

@@ -16,12 +16,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scoremode.errors import RunError, harmless
+from scoremode.places.uri import Place, located, may_be_stored
 from scoremode.store import columns, journal
 from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
 from scoremode.store.entries import LOCK
@@ -29,6 +31,7 @@ from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
 from scoremode.store.locks import Lock
 from scoremode.store.reference_format import is_own_name
 from scoremode.store.reference_writer import discard, discard_others, is_reference
+from scoremode.store.remote_copies import copy_of, is_there
 from scoremode.store.run import Run
 from scoremode.store.run_format import (
     FIELDS,
@@ -48,6 +51,8 @@ from scoremode.text.json_files import read_object
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed", "default_folder", "is_run", "load"]
 
 OURS = {MANIFEST, SCORES, JOURNAL}
+Progress = Callable[[int, int], None]
+T = TypeVar("T")
 WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
 
@@ -92,6 +97,14 @@ class Claim:
         for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
             left.unlink(missing_ok=True)
 
+    def watched(self, progress: Progress | None) -> Progress | None:
+        """The progress to report to, which may raise where another process took the folder over."""
+        return progress
+
+    def kept(self, run: Run) -> Run:
+        """The finished run, brought to where the user wants it."""
+        return run
+
     def release(self) -> None:
         """Release the folder's lock; does nothing if it is not held."""
         if self._lock is not None:
@@ -122,11 +135,11 @@ def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) 
     if found is not None:
         mark_used(folder)
         return Claim(folder, identity, found)
-    lock, waited = _locked(folder, waits=waits)
+    lock, waited = lock_folder(folder, waits=waits)
     try:
         if waited and fresh:
             with suppress(RunError):  # the run was scored while we waited, so it is new
-                found = _finished(folder, identity)
+                found = finished_in(folder, identity)
         found = found or _existing_run(
             folder, identity, fresh=fresh
         )  # again, because it may have changed before the lock
@@ -150,8 +163,11 @@ def _existing_run_unlocked(folder: Path, identity: dict[str, Any], *, fresh: boo
         return None
 
 
-def _locked(folder: Path, *, waits: bool) -> tuple[Lock, bool]:
-    """The lock of a folder, which is created if needed, and whether another process held it first."""
+def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[Lock, bool]:
+    """The lock of a folder, which is created if needed, and whether another process held it first.
+
+    ``name`` is what the user calls the folder.
+    """
     waited = False
 
     def say() -> None:
@@ -170,7 +186,7 @@ def _locked(folder: Path, *, waits: bool) -> tuple[Lock, bool]:
             if folder.exists() or not is_cached(folder):
                 raise
             continue  # the cache removed the folder before we had the lock
-        raise RunError(f"another process is scoring into {folder}", fix="wait for it, or give another --out")
+        raise RunError(f"another process is scoring into {name or folder}", fix="wait for it, or give another --out")
 
 
 def _require_possible(folder: Path) -> None:
@@ -200,7 +216,7 @@ def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run
     replacing = found is not None and found.identity == identity
     if MANIFEST in present:
         try:
-            return _finished(folder, identity)
+            return finished_in(folder, identity)
         except RunError:
             if not replacing:
                 raise
@@ -231,7 +247,7 @@ def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[
         return
     if found.identity is None:
         raise RunError(f"{folder / JOURNAL} is damaged (its first line cannot be read)", fix="score again with --fresh")
-    _require_same(folder, found.identity, identity)
+    require_same(folder, found.identity, identity)
 
 
 def _require_ours(folder: Path, present: set[str]) -> None:
@@ -255,10 +271,14 @@ def _require_ours(folder: Path, present: set[str]) -> None:
 
 def _looks_ours(path: Path) -> bool:
     try:
-        identity = read_object(path).get("identity")
+        return is_identity(read_object(path).get("identity"))
     except (ValueError, OSError):
         return False
-    return isinstance(identity, dict) and {"model", "plan", "engine"} <= identity.keys()
+
+
+def is_identity(value: Any) -> bool:
+    """Does this look like the identity of a run?"""
+    return isinstance(value, dict) and {"model", "plan", "engine"} <= value.keys()
 
 
 def _make(folder: Path) -> None:
@@ -268,13 +288,13 @@ def _make(folder: Path) -> None:
         raise RunError(f"{folder} cannot be created ({error.strerror})", fix="give another --out") from None
 
 
-def _finished(folder: Path, identity: dict[str, Any]) -> Run:
+def finished_in(folder: Path, identity: dict[str, Any]) -> Run:
     run = load(folder)
-    _require_same(folder, dict(run.manifest["identity"]), identity)
-    return Run(run.plan_digest, run.scores, run.facts, run.manifest, run.path, cached=True, kl=run.kl)
+    require_same(folder, dict(run.manifest["identity"]), identity)
+    return replace(run, cached=True)
 
 
-def _require_same(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+def require_same(folder: Path | Place, known: dict[str, Any], wanted: dict[str, Any]) -> None:
     differing = sorted(k for k in known.keys() | wanted.keys() if known.get(k) != wanted.get(k))
     if differing:
         raise RunError(
@@ -284,17 +304,33 @@ def _require_same(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -
 
 
 # ── finished runs ────────────────────────────────────────────────────────────────────────────────────────────────────
-def is_run(folder: str | Path) -> bool:
+def is_run(folder: str | Path | Place) -> bool:
     """Does the folder contain a finished run?"""
-    return (Path(folder) / MANIFEST).is_file()
+    return is_there(folder, MANIFEST)
 
 
-def load(folder: str | Path) -> Run:
-    """Load a finished run; RunError if its seal or its hash does not match.
+def load(folder: str | Path | Place) -> Run:
+    """Load a finished run from a folder or a URI; RunError if its seal or its hash does not match.
 
-    >>> load("runs/base").perplexity   # doctest: +SKIP
+    >>> load("runs/base").perplexity            # doctest: +SKIP
+    >>> load("s3://bucket/runs/base").kl        # doctest: +SKIP
     """
-    folder = Path(folder)
+    where = located(folder) if isinstance(folder, Place) or may_be_stored(folder) else Path(folder)
+    if isinstance(where, Place):
+        return replace(under_the_name_of(where, copy_of(where), _load), path=str(where))
+    return _load(where)
+
+
+def under_the_name_of(place: Place, copy: Path, open_folder: Callable[[Path], T]) -> T:
+    """Open the copy of a place; messages name the place, because nobody knows the copy."""
+    try:
+        return open_folder(copy)
+    except RunError as error:
+        message, fix = (text.replace(str(copy), str(place)) for text in (error.message, error.fix))
+        raise RunError(message, fix=fix) from None
+
+
+def _load(folder: Path) -> Run:
     manifest = read_run_manifest(folder)
     require_columns(folder / SCORES, manifest)
     return _opened(folder, manifest)

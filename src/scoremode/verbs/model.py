@@ -22,7 +22,9 @@ from scoremode.engines.plugin import EVERYTHING, EnginePlugin, Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import OptionError
 from scoremode.models.subject import Subject
+from scoremode.places.uri import Place, located
 from scoremode.store import runs
+from scoremode.store.remote_runs import claimed_at
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, ask, identify
@@ -154,7 +156,7 @@ class HeldModel:
     def claimed(
         self,
         asked: Question,
-        out: str | Path | None,
+        out: str | Path | Place | None,
         *,
         fresh: bool = False,
         kind: str = "runs",
@@ -169,11 +171,15 @@ class HeldModel:
             ):
                 yield claim
             return
-        folder = Path(out) if out is not None else runs.default_folder(identity, kind)
+        folder = located(out) if out is not None else runs.default_folder(identity, kind)
+        if isinstance(folder, Place):
+            with claimed_at(folder, identity, fresh=fresh, kind=kind) as claim:
+                yield claim
+            return
         with runs.claimed(folder, identity, fresh=fresh, waits=out is None) as claim:
             yield claim
 
-    def is_kept(self, out: str | Path | None) -> bool:
+    def is_kept(self, out: str | Path | Place | None) -> bool:
         """Does a run of this model outlive the question?"""
         return out is not None or not self.is_given
 

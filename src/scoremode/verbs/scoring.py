@@ -137,6 +137,7 @@ def score_into(
     """
     check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
     claim.begin()
+    progress = claim.watched(progress)
     journal = Journal(
         claim.folder / runs.JOURNAL,
         claim.identity,
@@ -155,6 +156,6 @@ def score_into(
         add_account(manifest, engine.account())
         if before_saving:
             before_saving(manifest)
-        return runs.save(claim.folder, rows_to_keep(asked, journal), manifest, asked.plan.targets)
+        return claim.kept(runs.save(claim.folder, rows_to_keep(asked, journal), manifest, asked.plan.targets))
     finally:
         journal.close()

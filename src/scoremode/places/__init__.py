@@ -1,0 +1,1 @@
+"""Files that lie elsewhere: URIs, the file systems behind them, and objects that are read and written whole."""

@@ -1,0 +1,155 @@
+"""A URI that a user gave ─▶ a place: checked, without secrets, and safe to print and to store.
+
+s3://BUCKET/KEY   gs://BUCKET/KEY   hf://datasets/OWNER/NAME/PATH   memory://PATH   …
+file:///PATH      is an ordinary path
+
+Names are taken as they are: nothing is unquoted. Settings may follow, as in s3://BUCKET/KEY?region=eu-west-1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from scoremode.errors import InputError, harmless
+
+URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+SETTINGS = re.compile(r"(.*?)\?([A-Za-z_-]+=.*)", re.DOTALL)
+KNOWN_SETTINGS = {
+    "s3": ("region", "endpoint_override", "scheme", "anonymous"),
+    "gs": ("endpoint_override", "scheme", "anonymous"),
+}
+SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # other names of the same scheme
+SERVERS = ("http", "https")  # where a model is named, these are servers of models
+CREDENTIALS = "leave it out: credentials come from the environment, a profile or the machine's role"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file or a folder behind a URI. ``str()`` gives the URI, which has no secrets in it.
+
+    >>> str(parse("s3a://runs/base/") / "scores.parquet")
+    's3://runs/base/scores.parquet'
+    """
+
+    scheme: str
+    path: str  # with the bucket or the host in front, without slashes at its ends
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        settings = "&".join(f"{name}={value}" for name, value in self.settings)
+        return f"{self.scheme}://{self.path}" + (f"?{settings}" if settings else "")
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(self.scheme, f"{self.path}/{name}", self.settings)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def root(self) -> str:
+        """The bucket or the host."""
+        return self.path.partition("/")[0]
+
+
+def is_uri(given: object) -> bool:
+    """Is this text a URI, and not a path?
+
+    >>> [is_uri(text) for text in ("s3://bucket/key", "runs/base", "table:uniform", "wikitext2:wiki.test.raw")]
+    [True, False, False, False]
+    """
+    return isinstance(given, str) and URI.match(given) is not None
+
+
+def may_be_stored(given: object) -> bool:
+    """Can something of ours lie there? An http address names a server, where a model may be named too."""
+    if isinstance(given, Place):
+        return True
+    found = URI.match(given) if isinstance(given, str) else None
+    return found is not None and found[1].lower() not in SERVERS
+
+
+def located(given: str | os.PathLike[str] | Place) -> Path | Place:
+    """A path of this machine, or a place elsewhere.
+
+    >>> located("runs/base"), located("file:///runs/base")
+    (PosixPath('runs/base'), PosixPath('/runs/base'))
+    """
+    if isinstance(given, Place):
+        return given
+    text = os.fspath(given)
+    if not is_uri(text):
+        return Path(text)
+    if text.lower().startswith("file://"):
+        return _local(text)
+    return parse(text)
+
+
+def name_in(given: str) -> str:
+    """What a folder, a file or a model is called: the last part of a path or a URI."""
+    return parse(given).name if may_be_stored(given) and not given.startswith("file:") else Path(given).name
+
+
+def parse(text: str) -> Place:
+    """The place that a URI names; InputError if it cannot be one, or if it has a secret in it."""
+    found = URI.fullmatch(text)
+    assert found is not None, "not a URI"
+    scheme, rest = found[1].lower(), found[2]
+    scheme = SAME.get(scheme, scheme)
+    _refuse_password(scheme, rest)
+    rest, settings = _split_settings(scheme, rest)
+    if "\0" in rest or harmless(rest) != rest:
+        raise InputError(f"{scheme}://{rest} has characters that no name has", fix="check the URI")
+    path = rest.strip("/")
+    if scheme != "memory" and rest.startswith("/"):
+        path = ""
+    if not path:
+        raise InputError(f"{scheme}://{rest} names no {_what(scheme)}", fix=f"as in {scheme}://{_example(scheme)}")
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise InputError(f"{scheme}://{path} has an empty part, or . or ..", fix="give the whole name")
+    return Place(scheme, path, settings)
+
+
+def _local(text: str) -> Path:
+    rest = text[len("file://") :]
+    host, slash, path = rest.partition("/")
+    if host not in ("", "localhost") or not slash or not path:
+        raise InputError(f"{text} is not a path of this machine", fix="give file:///PATH with three slashes, or a path")
+    return Path("/" + path)
+
+
+def _refuse_password(scheme: str, rest: str) -> None:
+    """Refuse ``user:secret@``. What stands there is never repeated."""
+    before, at, _ = rest.split("/", 1)[0].rpartition("@")
+    if at and (":" in before or scheme in KNOWN_SETTINGS):
+        raise InputError(f"a {scheme}:// URI contains a user name or a secret, before the @", fix=CREDENTIALS)
+
+
+def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    found = SETTINGS.fullmatch(rest)
+    if found is None:
+        return rest, ()
+    settings = []
+    for pair in found[2].split("&"):
+        name, _, value = pair.partition("=")
+        known = KNOWN_SETTINGS.get(scheme, ())
+        if name not in known:  # its value may be a secret: it is not repeated
+            allowed = f"{scheme}:// takes {', '.join(known)}; " if known else ""
+            raise InputError(f"a {scheme}:// URI has the setting '{harmless(name)[:40]}'", fix=allowed + CREDENTIALS)
+        if "@" in value or not value or harmless(value) != value:
+            raise InputError(f"a {scheme}:// URI has an unusable {name}", fix=f"as in ?{name}=…, without a user name")
+        settings.append((name, value))
+    return found[1], tuple(sorted(settings))
+
+
+def _what(scheme: str) -> str:
+    return "bucket" if scheme in KNOWN_SETTINGS else "file or folder"
+
+
+def _example(scheme: str) -> str:
+    return "BUCKET/FOLDER" if scheme in KNOWN_SETTINGS else "PATH"
