@@ -21,6 +21,8 @@ from scoremode.plan.recipes import methods
 from scoremode.plan.windows import measured
 from scoremode.statistics.estimate import GroupSums, exponential, finite_or_none, ratio, transformed, with_bounds
 from scoremode.statistics.groups import distinct
+from scoremode.statistics.streams import Blocks, order_statistics
+from scoremode.store.mapped import dropped
 from scoremode.store.run import Run
 from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
 
@@ -133,7 +135,9 @@ def require_sound(c: Comparison) -> None:
 
 
 def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    return (array[begin : begin + BLOCK] for begin in range(0, len(array), BLOCK))
+    for number, begin in enumerate(range(0, len(array), BLOCK)):
+        yield array[begin : begin + BLOCK]
+        dropped((array,), number)
 
 
 # ── sums that the statistics are made of ─────────────────────────────────────────────────────────────────────────────
@@ -173,11 +177,12 @@ def paired_blocks(c: Comparison) -> Iterator[PairedBlock]:
     """All targets of a comparison in order, without keeping the columns of its runs in memory."""
     sides = (run.scores.blocks("logprob", "top") for run in (c.baseline, c.candidate))
     begin = 0
-    for (base, base_top), (cand, cand_top) in zip(*sides, strict=True):
+    for number, ((base, base_top), (cand, cand_top)) in enumerate(zip(*sides, strict=True)):
         here = slice(begin, begin + len(base))
         kl = None if c.kl is None else c.kl[here]
         yield PairedBlock(base, cand, base_top, cand_top, kl, c.weight[here], c.groups[here])
         begin = here.stop
+        dropped((c.kl, c.weight, c.groups), number)
 
 
 Values = Callable[[PairedBlock], Floats | Bools]
@@ -267,16 +272,16 @@ def quantile(values: Floats, fraction: float) -> float:
     >>> quantile(np.array([0.0, 1.0, np.inf]), 0.25), quantile(np.array([0.0, 1.0, np.inf]), 0.5)
     (0.5, 1.0)
     """
-    return quantiles(values.copy(), {"wanted": fraction})["wanted"]
+    return quantiles(lambda: [values], len(values), {"wanted": fraction})["wanted"]
 
 
-def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
-    """Several quantiles by name. Reorders ``values`` in place, so that no copy is needed."""
-    if not len(values):
+def quantiles(blocks: Blocks, n: int, fractions: Mapping[str, float]) -> dict[str, float]:
+    """Several quantiles of n values by name."""
+    if not n:
         return dict.fromkeys(fractions, math.nan)
-    places = {name: _place(fraction, len(values)) for name, fraction in fractions.items()}
-    values.partition(sorted({i for below, above, _ in places.values() for i in (below, above)}))
-    return {name: _between(float(values[i]), float(values[j]), share) for name, (i, j, share) in places.items()}
+    places = {name: _place(fraction, n) for name, fraction in fractions.items()}
+    at = order_statistics(blocks, n, {i for below, above, _ in places.values() for i in (below, above)})
+    return {name: _between(at[i], at[j], share) for name, (i, j, share) in places.items()}
 
 
 def _place(fraction: float, n: int) -> tuple[int, int, float]:
@@ -362,8 +367,10 @@ def _divergence(c: Comparison) -> dict[str, Any]:
             **noise,
         }
     mean = _error_fields("kl_mean", terms(c, "kl_mean").estimate())
-    infinite = {"kl_infinite": int(np.isinf(c.kl).sum())}
-    return {**mean, **infinite, **_named("kl", quantiles(c.kl.copy(), KL_QUANTILES)), **noise}
+    kl = c.kl
+    infinite = {"kl_infinite": sum(int(np.isinf(block).sum()) for block in array_blocks(kl))}
+    ordered = quantiles(lambda: array_blocks(kl), len(kl), KL_QUANTILES)
+    return {**mean, **infinite, **_named("kl", ordered), **noise}
 
 
 def _named(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -371,15 +378,11 @@ def _named(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _probability(c: Comparison) -> dict[str, Any]:
-    delta = np.empty(len(c.groups))
-    begin = 0
-    for block in paired_blocks(c):
-        delta[begin : begin + len(block.base)] = block.delta_p
-        begin += len(block.base)
+    ordered = quantiles(lambda: (block.delta_p for block in paired_blocks(c)), len(c.groups), DELTA_P_QUANTILES)
     return {
         **_error_fields("delta_p_mean", terms(c, "delta_p_mean").estimate()),
         **_error_fields("delta_p_rms", _root(_weighted(c, lambda b: b.delta_p**2).estimate())),
-        **_named("delta_p", quantiles(delta, DELTA_P_QUANTILES)),
+        **_named("delta_p", ordered),
     }
 
 

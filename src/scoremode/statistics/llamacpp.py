@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from scoremode.statistics.comparison import Comparison, require_sound
+from scoremode.plan.windows import measured
+from scoremode.statistics.comparison import Comparison, array_blocks, paired_blocks, require_sound
 from scoremode.statistics.estimate import finite_or_none
-from scoremode.values import Floats, Ids
+from scoremode.statistics.streams import Blocks, order_statistics, streamed_mean
+from scoremode.values import Floats
 
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
@@ -25,24 +26,33 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     ``delta_p_50%``, ….
     """
     require_sound(c)
+    n = len(c.groups)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = _llamacpp_perplexity(-c.candidate.scores.logprob, -c.baseline.scores.logprob)
+        found = _llamacpp_perplexity(c, n)
         if c.kl is not None:
-            found |= _mean_error("kld_mean", c.kl) | _extremes("kld", c.kl, KLD_PERCENTILES)
-        delta = np.exp(c.candidate.scores.logprob) - np.exp(c.baseline.scores.logprob)
-        found |= _mean_error("delta_p_mean", delta) | _extremes("delta_p", delta, DELTA_P_PERCENTILES)
-        square, error = _mean_and_error(delta**2)
+            kl = c.kl
+            found |= _mean_error("kld_mean", lambda: array_blocks(kl), n)
+            found |= _extremes("kld", lambda: array_blocks(kl), n, KLD_PERCENTILES)
+
+        def delta() -> Iterator[Floats]:
+            return (block.delta_p for block in paired_blocks(c))
+
+        found |= _mean_error("delta_p_mean", delta, n) | _extremes("delta_p", delta, n, DELTA_P_PERCENTILES)
+        square, error = _mean_and_error(lambda: (block**2 for block in delta()), n)
         rms = math.sqrt(square)
         found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * error if rms else math.nan}
-        found |= _same_top(c.baseline.scores.top, c.candidate.scores.top)
+        found |= _same_top(c, n)
     return {name: finite_or_none(value) for name, value in found.items()}
 
 
-def _llamacpp_perplexity(nll: Floats, base: Floats) -> dict[str, float]:
+def _llamacpp_perplexity(c: Comparison, n: int) -> dict[str, float]:
     """Perplexities, their ratio and difference, with the errors of two correlated means."""
-    n = len(nll)
-    (mean, error), (mean_base, error_base) = _mean_and_error(nll), _mean_and_error(base)
-    covariance = (float((nll * base).mean()) - mean * mean_base) / (n - 1) if n >= 10 else 0.0
+    mean, error = _mean_and_error(lambda: (-block.cand for block in paired_blocks(c)), n)
+    mean_base, error_base = _mean_and_error(lambda: (-block.base for block in paired_blocks(c)), n)
+    covariance = 0.0
+    if n >= 10:
+        products = ((-block.cand) * (-block.base) for block in paired_blocks(c))
+        covariance = (streamed_mean(products, n) - mean * mean_base) / (n - 1)
     # for equal runs, rounding may give a negative number; llama.cpp prints its square root as nan
     difference_error = math.sqrt(max(0.0, error**2 + error_base**2 - 2 * covariance))
     ppl, ppl_base = float(np.exp(mean)), float(np.exp(mean_base))
@@ -63,46 +73,54 @@ def _llamacpp_perplexity(nll: Floats, base: Floats) -> dict[str, float]:
     }
 
 
-def _same_top(base: Ids | None, cand: Ids | None) -> dict[str, float]:
-    if base is None or cand is None:
+def _same_top(c: Comparison, n: int) -> dict[str, float]:
+    if not all(run.scores.has("top") for run in (c.baseline, c.candidate)):
         return {}
-    same = float((base == cand).mean()) if len(base) else math.nan
-    spread = math.sqrt(same * (1 - same) / (len(base) - 1)) if len(base) > 1 else math.nan
+    equal = sum(int((measured(b.base_top) == measured(b.cand_top)).sum()) for b in paired_blocks(c))
+    same = equal / n if n else math.nan
+    spread = math.sqrt(same * (1 - same) / (n - 1)) if n > 1 else math.nan
     return {"same_top": same, "same_top_error": spread}
 
 
-def _mean_and_error(values: Floats) -> tuple[float, float]:
+def _mean_and_error(blocks: Blocks, n: int) -> tuple[float, float]:
     """The mean, and sqrt((mean of squares - mean²) / (n - 1)); 0 for up to ten values, as in llama.cpp."""
-    n = len(values)
     if n < 1:
         return 0.0, 0.0
-    mean = float(values.mean())
-    variance = float((values**2).mean()) - mean**2
+    mean = streamed_mean(blocks(), n)
+    variance = streamed_mean((block**2 for block in blocks()), n) - mean**2
     return mean, math.sqrt(variance / (n - 1)) if variance > 0 and n > 10 else 0.0
 
 
-def _mean_error(name: str, values: Floats) -> dict[str, float]:
-    return dict(zip((name, f"{name}_error"), _mean_and_error(values), strict=True))
+def _mean_error(name: str, blocks: Blocks, n: int) -> dict[str, float]:
+    return dict(zip((name, f"{name}_error"), _mean_and_error(blocks, n), strict=True))
 
 
-def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict[str, float]:
-    if not len(values):
+def _extremes(name: str, blocks: Blocks, n: int, percentiles: tuple[float, ...]) -> dict[str, float]:
+    if not n:
         return {}
-    ordered = np.sort(values.astype(np.float32))
-    inner = {f"{name}_{p:g}%": _llamacpp_percentile(ordered, p) for p in percentiles}
-    return {f"{name}_max": float(ordered[-1]), **inner, f"{name}_min": float(ordered[0])}
+    places = {0, n - 1, *(place for p in percentiles for place in _places(p, n))}
+    rounded = order_statistics(lambda: (b.astype(np.float32).astype(np.float64) for b in blocks()), n, places)
+    ordered = {place: np.float32(value) for place, value in rounded.items()}
+    inner = {f"{name}_{p:g}%": _llamacpp_percentile(ordered, n, p) for p in percentiles}
+    return {f"{name}_max": float(ordered[n - 1]), **inner, f"{name}_min": float(ordered[0])}
 
 
-def _llamacpp_percentile(ordered: npt.NDArray[np.float32], percent: float) -> float:
+def _places(percent: float, n: int) -> tuple[int, int]:
+    """The two places among n sorted values between which a percentile lies."""
+    if percent == 50:
+        return (n // 2, n // 2) if n % 2 else (n // 2 - 1, n // 2)
+    below = min(int(np.float32(percent / 100) * np.float32(n - 1)), n - 1)
+    return below, min(below + 1, n - 1)
+
+
+def _llamacpp_percentile(ordered: Mapping[int, np.float32], n: int, percent: float) -> float:
     """Linear interpolation, all in float32 as in llama.cpp: with many targets even the position is rounded."""
-    n = len(ordered)
+    below, above = _places(percent, n)
     if percent == 50:  # llama.cpp computes the median separately: the middle value, or the mean of the middle two
-        middle = ordered[n // 2] if n % 2 else np.float32(0.5) * (ordered[n // 2] + ordered[n // 2 - 1])
+        middle = ordered[below] if n % 2 else np.float32(0.5) * (ordered[above] + ordered[below])
         return float(middle)
-    at = np.float32(percent / 100) * np.float32(n - 1)
-    below = min(int(at), n - 1)
-    share = at - np.float32(below)
-    return float((np.float32(1) - share) * ordered[below] + share * ordered[min(below + 1, n - 1)])
+    share = np.float32(percent / 100) * np.float32(n - 1) - np.float32(below)
+    return float((np.float32(1) - share) * ordered[below] + share * ordered[above])
 
 
 def llamacpp_text(statistics: Mapping[str, float | None]) -> str:

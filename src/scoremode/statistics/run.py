@@ -12,6 +12,7 @@ import numpy as np
 from scoremode.plan.plan import Plan, TargetBlock
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import distinct, grouping, weights_of
+from scoremode.statistics.streams import Blocks, streamed_mean
 from scoremode.store.scores import Scores
 from scoremode.text.tokens import Tokens
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
@@ -101,13 +102,17 @@ def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBloc
     return at_first_targets
 
 
-def llamacpp_stderr(logprob: Floats) -> float | None:
-    """The error that llama.cpp prints with its perplexity, as if tokens were independent; None if it is infinite."""
-    n = len(logprob)
+def llamacpp_stderr(logprob: Floats | Blocks, targets: int | None = None) -> float | None:
+    """The error that llama.cpp prints with its perplexity, as if tokens were independent; None if it is infinite.
+
+    ``logprob`` is the whole column, or a function that reads it block by block; then ``targets`` is its length.
+    """
+    blocks: Blocks = logprob if callable(logprob) else lambda: [logprob]
+    n = targets if callable(logprob) else len(logprob)
+    assert n is not None, "the length of a column that is read block by block"
     if n < 2:
         return None
-    nll = -logprob
-    mean = float(nll.mean())
-    variance = float((nll**2).mean()) - mean**2
+    mean = streamed_mean((-block for block in blocks()), n)
+    variance = streamed_mean(((-block) ** 2 for block in blocks()), n) - mean**2
     error = math.exp(mean) * math.sqrt(max(0.0, variance) / (n - 1)) if math.isfinite(mean) else math.inf
     return error if math.isfinite(error) else None

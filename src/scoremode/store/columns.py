@@ -7,6 +7,7 @@ column that is null in only some rows is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +17,14 @@ import numpy.typing as npt
 from scoremode.errors import RunError
 from scoremode.plan.windows import COLUMNS
 from scoremode.store.files import written_atomically
+from scoremode.store.mapped import LONG, mapped
 from scoremode.store.run_format import COLUMN_TYPES
 from scoremode.store.scores import Scores, TargetFacts
 from scoremode.values import BLOCK, Floats
 
 OF_FACTS = ("window", "document", "token", "id", "byte_len", "word_starts", "group", "weight", "text", "top_text")
 OPTIONAL = (*COLUMNS[1:], "top_text")
+NEAR = 64  # columns of row groups that ``value`` keeps
 TOGETHER = ("top", "top_logprob", "top_text")
 
 
@@ -105,6 +108,8 @@ class ColumnFile:
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows
+        self._starts: list[int] | None = None  # of the file's row groups
+        self._near: dict[tuple[str, int], npt.NDArray[Any]] = {}  # columns of row groups, for ``value``
         self.names: list[str] = self._file.schema_arrow.names
         absent = [name for name in (*OF_FACTS, *COLUMNS) if name not in self.names]
         if absent:
@@ -139,8 +144,38 @@ class ColumnFile:
         return found
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
+        """A whole column; one that is long and holds numbers lies in a temporary file. None: it was not measured."""
+        if self.rows >= LONG and name not in self.not_measured and not name.endswith("text"):
+            with suppress(OSError):  # no room for the file: then in memory
+                return mapped((part for (part,) in self._batches([name])), self.rows)
         parts = [part for (part,) in self._batches([name])]
         return None if name in self.not_measured else _joined(parts)
+
+    def value(self, name: str, row: int) -> Any:
+        """One value of a column that was measured. The rows around it are kept for the next call."""
+        starts = self._group_starts()
+        group = int(np.searchsorted(starts, row, side="right")) - 1
+        if (name, group) not in self._near:
+            if len(self._near) >= NEAR:
+                self._near.clear()
+            self._near[name, group] = self._read_group(name, group)
+        return self._near[name, group][row - starts[group]]
+
+    def _group_starts(self) -> list[int]:
+        if self._starts is None:
+            metadata = self._file.metadata
+            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            self._starts = [0, *np.cumsum(sizes).tolist()][:-1]
+        return self._starts
+
+    def _read_group(self, name: str, group: int) -> npt.NDArray[Any]:
+        import pyarrow as pa
+
+        try:
+            column = self._file.read_row_group(group, columns=[name], use_threads=False).column(name)
+            return _joined([self._as_numpy(chunk, name) for chunk in column.chunks])
+        except (pa.ArrowException, KeyError, OSError) as error:
+            raise self._unreadable(error) from None
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Some columns side by side, BLOCK rows at a time, whatever the sizes of the file's row groups."""

@@ -26,6 +26,10 @@ class ColumnReader(Protocol):
         """A whole column; None if it was not measured."""
         ...
 
+    def value(self, name: str, row: int) -> Any:
+        """One value of a column that was measured."""
+        ...
+
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured."""
         ...
@@ -57,6 +61,11 @@ class LazyColumns:
         """Was this column measured? The column itself is not read."""
         stored = getattr(self, "_stored", None)
         return getattr(self, name) is not None if stored is None else name not in stored.not_measured
+
+    def value(self, name: str, row: int) -> Any:
+        """One value of a column that was measured; of a stored run, only the rows around it are read."""
+        stored = getattr(self, "_stored", None)
+        return getattr(self, name)[row] if stored is None else stored.value(name, row)
 
     def blocks(self, *names: str) -> Iterator[tuple[Any, ...]]:
         """Some columns side by side, BLOCK rows at a time; None in place of one that was not measured.

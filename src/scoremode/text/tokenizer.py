@@ -164,8 +164,10 @@ class HuggingFaceTokenizer:
     def use_whole_texts(self) -> None:
         """Switch off truncation and padding, which a tokenizer's file may ask for."""
         backend = self.hf.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
+        if backend.truncation is not None:  # to set either copies the tokenizer
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
 
     def _encode(self, text: str, *, special: bool) -> Encoding:
         self.use_whole_texts()

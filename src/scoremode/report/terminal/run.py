@@ -107,14 +107,14 @@ def worst_table(run: Run, count: int) -> Table:
     table.add_column("logprob", justify="right", no_wrap=True)
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("the model expected", no_wrap=True, overflow="ellipsis")
-    ranks = run.scores.rank
+    ranked = run.scores.has("rank")
     for index in worst_targets(run, count):
-        token = shown(str(run.facts.text[index]))
+        token = shown(str(run.facts.value("text", index)))
         before = shown(context_before(run, index, max(8, 50 - len(token))))
         table.add_row(
             Text.assemble((before, "dim"), ("«", "dim"), (token, "bold red"), ("»", "dim")),
-            f"{run.scores.logprob[index]:.2f}",
-            NOT_MEASURED if ranks is None else f"{ranks[index]:,}",
+            f"{run.scores.value('logprob', index):.2f}",
+            f"{run.scores.value('rank', index):,}" if ranked else NOT_MEASURED,
             Text(_expected(run, index)),
         )
     return table
@@ -122,7 +122,7 @@ def worst_table(run: Run, count: int) -> Table:
 
 def _expected(run: Run, index: int) -> str:
     """The model's first choice and its probability."""
-    word, logprob = run.facts.top_text, run.scores.top_logprob
-    if word is None or logprob is None:
+    if not (run.facts.has("top_text") and run.scores.has("top_logprob")):
         return NOT_MEASURED
-    return f"{shown(str(word[index]))!r} p={math.exp(logprob[index]):.2f}"
+    word, logprob = run.facts.value("top_text", index), run.scores.value("top_logprob", index)
+    return f"{shown(str(word))!r} p={math.exp(logprob):.2f}"
