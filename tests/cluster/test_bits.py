@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from scoremode.cluster.engine import ReplicatedEngine
 from scoremode.engines.plugin import Work
 from scoremode.store.reference import Reference
 from tests.cluster.conftest import Nodes
+from tests.conftest import SHARED
 from tests.harness.tasks import write_tasks
 
 COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
@@ -22,8 +25,41 @@ ROWS = 40
 
 
 @pytest.fixture(scope="module")
-def question(wikitext_file: Path) -> dict[str, Any]:
-    return {"corpus": str(wikitext_file), "num_samples": ROWS, "context_length": 128, "stride": 64, "fresh": True}
+def stories(request: pytest.FixtureRequest) -> Path:
+    """A trained model, or one of random weights where that is not beside the checkout."""
+    there = (SHARED / "stories260K").exists()
+    found: Path = request.getfixturevalue("real_stories" if there else "tiny_bos")
+    return found
+
+
+@pytest.fixture(scope="module")
+def real_stories() -> Path:
+    return SHARED / "stories260K"
+
+
+@pytest.fixture(scope="module")
+def question(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    rng = random.Random(7)
+    words = [
+        "the",
+        "a",
+        "little",
+        "dog",
+        "Tom",
+        "Lily",
+        "park",
+        "house",
+        "ball",
+        "went",
+        "saw",
+        "played",
+        "was",
+        "happy",
+    ]
+    lines = [" ".join(rng.choices(words, k=rng.randrange(20, 120))).capitalize() + "." for _ in range(ROWS)]
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return {"corpus": str(path), "method": "mean-of-texts", "context_length": 96, "fresh": True}
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +129,40 @@ def test_references_and_comparisons(
     same(left.candidate, right.candidate)
 
 
-def test_tasks(nodes: Nodes, stories: Path, tmp_path: Path) -> None:
+def test_tasks(three: sm.Model, stories: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    from scoremode.harness.documents import build_documents
+    from scoremode.harness.loading import Wanted, load_tasks
+    from scoremode.harness.scoring import answer_documents
+
     folder = write_tasks(tmp_path / "tasks", ("own_choice", "own_last_word"))
-    asked: dict[str, Any] = {"tasks": "own_choice,own_last_word", "include_path": folder, "fresh": True}
-    models = (str(stories), str(stories) + "/")
-    alone = sm.tasks(*models, out=tmp_path / "one", **asked)[0]
-    spread = sm.tasks(*models, out=tmp_path / "two", replicas=2, ray="auto", **asked)[0]
-    for one, other in zip(alone.tasks, spread.tasks, strict=True):
-        assert one.baseline == other.baseline
-        assert one.candidate == other.candidate
-        assert all(math.isfinite(log_prob) for answers in one.baseline for log_prob, _ in answers)
+    loaded = load_tasks(Wanted(("own_choice", "own_last_word"), None, None, False, None, (folder,)), None)
+    documents = {name: build_documents(loaded, name, None) for name in loaded.tasks}
+    with sm.open(str(stories)) as model:
+        alone = answer_documents(model._held, documents, out=tmp_path / "one")
+    spread = answer_documents(three._held, documents, out=tmp_path / "three")
+    assert spread.answers == alone.answers
+    assert all(math.isfinite(log_prob) for its in alone.answers.values() for one in its for log_prob, _ in one)
+
+
+def test_tasks_of_two_tables(nodes: Nodes, tmp_path: Path) -> None:
+    """The whole verb, with replicas of each model in turn."""
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    folder = write_tasks(tmp_path / "tasks", ("own_choice",))
+    asked: dict[str, Any] = {"tasks": "own_choice", "include_path": folder, "fresh": True}
+    alone = sm.tasks("table:uniform", "table:successor", out=tmp_path / "one", **asked)[0]
+    spread = sm.tasks("table:uniform", "table:successor", out=tmp_path / "two", replicas=2, ray="auto", **asked)[0]
+    assert [task.candidate for task in spread.tasks] == [task.candidate for task in alone.tasks]
+    assert [task.baseline for task in spread.tasks] == [task.baseline for task in alone.tasks]
+
+
+def test_comparing_two_tables(nodes: Nodes, tmp_path: Path) -> None:
+    """With replicas the baseline's states are kept first, and the candidate's replicas read them."""
+    asked: dict[str, Any] = {"text": "any text, and some more of it. " * 40, "context_length": 64, "stride": 32}
+    (alone,) = sm.compare("table:uniform", "table:uniform", **asked, out=tmp_path / "one")
+    (spread,) = sm.compare("table:uniform", "table:uniform", **asked, out=tmp_path / "two", replicas=2, ray="auto")
+    np.testing.assert_array_equal(spread.kl, alone.kl)
+    assert Reference.open(tmp_path / "two" / "baseline").targets == len(alone.kl if alone.kl is not None else ())
 
 
 def test_noise_between_passes_is_none(three: sm.Model, question: dict[str, Any]) -> None:
