@@ -28,7 +28,17 @@ from scoremode.verbs.model import hold
 
 BYTES = ByteTokenizer()
 KEY = {"corpus": "abc", "special": True}
-COLUMNS = ("ids", "doc_starts", "char_end", "byte_len", "word_starts", "doc_bytes", "doc_words", "joined_at", "target_mask")
+COLUMNS = (
+    "ids",
+    "doc_starts",
+    "char_end",
+    "byte_len",
+    "word_starts",
+    "doc_bytes",
+    "doc_words",
+    "joined_at",
+    "target_mask",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -269,7 +279,7 @@ def test_columns_grow_into_larger_types(tmp_path: Path, together: int, monkeypat
     monkeypatch.setattr(token_store, "TOGETHER", together)
     files = TokenFiles(tmp_path, {})
     for largest in (1, 255, 256, 70_000, 1 << 33):
-        some = np.array([largest], np.int64)
+        some: Any = np.array([largest], np.int64)
         files.add(ids=np.array([1], np.int32), char_end=some, byte_len=some, word_starts=some, mask=None)
     one = np.array([0, 5], np.int64)
     tokens = files.finish(

@@ -32,9 +32,7 @@ WORDS = [
 ]
 JOINTS = [" ", "  ", "\n", "\r\n", "\t", "\n\n", " \n \n   ", "", ", ", ". ", "\u3000", "\u200d", "\u00a0", "      "]
 SPECIAL = ["<s>", "</s>", "[UNK]", "<extra>", "▁", "_", "\x07", "\ufeff"]
-GPT4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def text_to_train_on() -> list[str]:
@@ -55,7 +53,9 @@ def _byte_level(pattern: str | None, *, prefix_space: bool = False) -> Tokenizer
     made.decoder = decoders.ByteLevel()
     made.post_processor = processors.ByteLevel(trim_offsets=True)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return _trained(made, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"]))
+    return _trained(
+        made, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"])
+    )
 
 
 def gpt2() -> Tokenizer:

@@ -186,9 +186,7 @@ def _answers(path: Path, info: os.stat_result) -> Entry:
 def _tokens(path: Path, info: os.stat_result) -> Entry:
     files = _files(path, deep=False)
     ours = DIGEST.fullmatch(path.name) and all(stat.S_ISREG(found.st_mode) for found in files.values())
-    known = all(
-        name in (TOKENS_MARK, LOCK) or COLUMN.fullmatch(name) or fnmatchcase(name, TEMPORARY) for name in files
-    )
+    known = all(name in (TOKENS_MARK, LOCK) or COLUMN.fullmatch(name) or fnmatchcase(name, TEMPORARY) for name in files)
     if not ours or not known:
         return _foreign("texts", path, info)
     newest = max([found.st_mtime for name, found in files.items() if name != LOCK], default=info.st_mtime)

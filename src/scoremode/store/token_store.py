@@ -262,8 +262,9 @@ class TokenFiles:
         tokenizer: TokenizerFacts,
         notes: tuple[str, ...],
     ) -> Tokens:
-        none = np.zeros(0, np.int64)
-        self.add(ids=none.astype(np.int32), char_end=none, byte_len=none, word_starts=none, mask=none.astype(np.bool_))
+        none = np.zeros(0, np.int32)  # so that every column has its file
+        ends, mask = none.astype(np.int64), none.astype(np.bool_)
+        self.add(ids=none, char_end=ends, byte_len=none, word_starts=none, mask=mask)
         whole = {"doc_starts": doc_starts, "doc_bytes": doc_bytes, "doc_words": doc_words, "joined_at": joined_at}
         for name, numbers in whole.items():
             if numbers is not None:

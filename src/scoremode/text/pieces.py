@@ -115,9 +115,7 @@ def find_seam(left: Coded, right: Coded, overlap: int, coder: Coder, sizes: Size
     return None
 
 
-def _is_seam(
-    left: Coded, right: Coded, i: int, j: int, way: int, shift: int, coder: Coder, sizes: Sizes
-) -> bool:
+def _is_seam(left: Coded, right: Coded, i: int, j: int, way: int, shift: int, coder: Coder, sizes: Sizes) -> bool:
     """Is no token across, and do both windows agree around?"""
     if not (0 < i < len(left.ids) and 0 < j < len(right.ids)):
         return False
@@ -278,7 +276,9 @@ class PieceEncoder:
             parts.append(more.text[overlap:])
             length += len(parts[-1])
         (wide,) = self.coder.encode(["".join(parts)], special=False)
-        same = np.array_equal(wide.ids[:begin], held.ids[:begin]) and np.array_equal(wide.ends[:begin], held.ends[:begin])
+        same = np.array_equal(wide.ids[:begin], held.ids[:begin]) and np.array_equal(
+            wide.ends[:begin], held.ends[:begin]
+        )
         if not same:
             raise ModelError(
                 "this tokenizer gives other tokens to the same words if more text follows far behind them",
