@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_arithmetic_gives_the_windows_of_the_loop(name: str, lengths: list[int],
         assert min(lengths) < 2 * context
         return
     edges = tokens.doc_starts.tolist()
-    pairs = zip(edges[:-1], edges[1:], strict=True)
+    pairs = pairwise(edges)
     wanted = Spans.of(span for begin, end in pairs for span in LOOPS[name](begin, end, context, sizes.stride))
     assert isinstance(found, Spans)
     for column in ("start", "stop", "first", "last", "lead"):
@@ -111,7 +112,7 @@ def test_a_method_that_gives_spans_one_by_one_makes_the_same_plan(name: str) -> 
 
     def one_by_one(given_tokens: object, sizes: Sizes) -> Iterator[Span]:
         edges = tokens.doc_starts.tolist()
-        for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        for begin, end in pairwise(edges):
             yield from LOOPS[name](begin, end, sizes.context, sizes.stride)
 
     plugin = replace(method, windows=one_by_one)

@@ -42,9 +42,9 @@ COLUMNS = (
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
-    yield tmp_path / "cache"
+    return tmp_path / "cache"
 
 
 class Text:

@@ -16,7 +16,7 @@ from scoremode.text.pieces import Sizes
 from scoremode.text.reading import Excerpts, ReadAgain
 from scoremode.text.tokens import Document, OpenDocument
 
-LINES = " \n = Title = \n \n Words of an article über Flüße . \n = = Part = = \n \n More . \n = Other = \n \n End . \n"
+LINES = " \n = Title = \n \n Words über Flüße . \n = = Part = = \n \n More . \n = Other = \n \n End . \n"
 METHODS = ("sliding-once", "exl3-2025", "gptq", "hf-stride", "llamacpp")
 
 

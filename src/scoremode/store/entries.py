@@ -214,10 +214,9 @@ def _size(files: Stats) -> int:
 # ── describe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def described(entry: Entry) -> Entry:
     """The entry with the facts in its manifest or journal. Nothing is hashed, so an edited file is not noticed."""
-    if entry.kind == "texts" and entry.state == FINISHED:
-        return _described_tokens(entry)
     if entry.kind not in ("runs", "references") or entry.state not in (FINISHED, UNFINISHED):
-        return _described_by_answers(entry) if entry.kind == "tasks" and entry.state == FINISHED else entry
+        describe = {"tasks": _described_by_answers, "texts": _described_tokens}.get(entry.kind)
+        return describe(entry) if describe and entry.state == FINISHED else entry
     try:
         if entry.state == UNFINISHED:
             return _described_by_journal(entry)
