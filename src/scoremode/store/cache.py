@@ -102,8 +102,8 @@ def cache_limit() -> int | None:
 def make_room(kept: Path) -> None:
     """Remove the least recently used entries if the cache exceeds its limit. ``kept`` is the newest entry.
 
-    The limit applies to runs, references and texts. Most calls read only one small file: the total is remembered (usage.py),
-    and a removal leaves a tenth of the limit free.
+    The limit applies to runs, references and texts. Most calls read only one small file: the total is remembered
+    (usage.py), and a removal leaves a tenth of the limit free.
     """
     limit = cache_limit()
     if limit is None or not is_cached(kept):

@@ -187,9 +187,7 @@ def _answers(path: Path, info: os.stat_result) -> Entry:
 def _tokens(path: Path, info: os.stat_result) -> Entry:
     files = _files(path, deep=False)
     ours = DIGEST.fullmatch(path.name) and all(stat.S_ISREG(found.st_mode) for found in files.values())
-    known = all(
-        name in (TOKENS_MARK, LOCK) or COLUMN.fullmatch(name) or fnmatchcase(name, TEMPORARY) for name in files
-    )
+    known = all(name in (TOKENS_MARK, LOCK) or COLUMN.fullmatch(name) or fnmatchcase(name, TEMPORARY) for name in files)
     if not ours or not known:
         return _foreign("texts", path, info)
     newest = max([found.st_mtime for name, found in files.items() if name != LOCK], default=info.st_mtime)
@@ -217,10 +215,9 @@ def _size(files: Stats) -> int:
 # ── describe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def described(entry: Entry) -> Entry:
     """The entry with the facts in its manifest or journal. Nothing is hashed, so an edited file is not noticed."""
-    if entry.kind == "texts" and entry.state == FINISHED:
-        return _described_tokens(entry)
     if entry.kind not in ("runs", "references") or entry.state not in (FINISHED, UNFINISHED):
-        return _described_by_answers(entry) if entry.kind == "tasks" and entry.state == FINISHED else entry
+        describe = {"tasks": _described_by_answers, "texts": _described_tokens}.get(entry.kind)
+        return describe(entry) if describe and entry.state == FINISHED else entry
     try:
         if entry.state == UNFINISHED:
             return _described_by_journal(entry)

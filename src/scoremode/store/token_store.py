@@ -72,21 +72,21 @@ def kept_tokens(key: Mapping[str, Any] | None, facts: TokenizerFacts, make: Make
         folder = cache_folder() / "texts" / _digest(key)
         try:
             return _from_cache(folder, key, facts, make)
-        except CannotKeep as error:
+        except CannotKeepError as error:
             _say(f"cache: tokens cannot be kept in {folder} ({error}); they are kept for this command alone")
     try:
         with _writing():
             place = tempfile.TemporaryDirectory(prefix="scoremode-tokens-")
         with place as temporary:  # what is mapped survives its removal
             return make(TokenFiles(Path(temporary), {}))
-    except CannotKeep as error:
+    except CannotKeepError as error:
         raise CorpusError(
             f"the tokens of the text cannot be written ({error})",
             fix="free some space, or set SCOREMODE_CACHE and TMPDIR to folders with more room",
         ) from None
 
 
-class CannotKeep(Exception):
+class CannotKeepError(Exception):
     """Tokens cannot be written, and why."""
 
 
@@ -95,7 +95,7 @@ def _writing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CannotKeep(error.strerror or str(error)) from None
+        raise CannotKeepError(error.strerror or str(error)) from None
 
 
 def _digest(key: Mapping[str, Any]) -> str:
@@ -126,9 +126,9 @@ def _locked(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(waiting=lambda: _say("waiting for another process that cuts the same text into tokens"))
     except OSError as error:
-        raise CannotKeep(error.strerror) from None
+        raise CannotKeepError(error.strerror) from None
     except RunError as error:
-        raise CannotKeep(error.message) from None
+        raise CannotKeepError(error.message) from None
     try:
         yield
     finally:
@@ -141,7 +141,7 @@ def _say(line: str) -> None:
 
 
 # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-class Damaged(Exception):
+class DamagedError(Exception):
     """What is wrong with stored tokens, in a few words."""
 
 
@@ -151,7 +151,7 @@ def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens
         return None
     try:
         tokens = read_tokens(folder, key, facts)
-    except (Damaged, OSError, ValueError) as error:
+    except (DamagedError, OSError, ValueError) as error:
         _say(f"cache: {folder / TOKENS_MARK} or a file beside it is damaged ({error}); the tokens are made again")
         return None
     mark_used(folder)
@@ -163,19 +163,19 @@ def read_tokens(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> 
     manifest = read_object(folder / TOKENS_MARK)
     bad = sealed.unusable_field(manifest, _FIELDS)
     if bad is not None or not sealed.is_sealed(manifest):
-        raise Damaged(f"its {bad or 'seal'} is wrong")
+        raise DamagedError(f"its {bad or 'seal'} is wrong")
     if manifest["key"] != dict(key):
-        raise Damaged("it belongs to another text")
+        raise DamagedError("it belongs to another text")
     files = manifest["files"]
     if set(MAPPED + WHOLE) - set(OPTIONAL) - files.keys() or files.keys() - set(MAPPED + WHOLE):
-        raise Damaged("it lists other columns")
+        raise DamagedError("it lists other columns")
     columns = {name: _column(folder / f"{name}.bin", name, about) for name, about in files.items()}
     count = len(columns["ids"])
     if any(len(columns[name]) != count for name in MAPPED if name in columns):
-        raise Damaged("its columns differ in length")
+        raise DamagedError("its columns differ in length")
     starts = columns["doc_starts"]
     if not (len(starts) and starts[0] == 0 and starts[-1] == count and np.all(np.diff(starts) >= 0)):
-        raise Damaged("its documents do not add up")
+        raise DamagedError("its documents do not add up")
     mask = columns.pop("mask", None)
     return Tokens(
         **columns,
@@ -189,11 +189,11 @@ def _column(path: Path, name: str, about: Mapping[str, Any]) -> Any:
     kind = np.dtype(about["type"])
     with path.open("rb") as file:
         if path.stat().st_size != about["count"] * kind.itemsize:
-            raise Damaged(f"{path.name} has another size")
+            raise DamagedError(f"{path.name} has another size")
         stamp = _stamp(path)
         if stamp not in _checked:
             if _crc32(file) != about["crc32"]:
-                raise Damaged(f"{path.name} has another checksum")
+                raise DamagedError(f"{path.name} has another checksum")
             _checked.add(stamp)
         if not about["count"]:
             return np.zeros(0, kind)
@@ -262,8 +262,9 @@ class TokenFiles:
         tokenizer: TokenizerFacts,
         notes: tuple[str, ...],
     ) -> Tokens:
-        none = np.zeros(0, np.int64)
-        self.add(ids=none.astype(np.int32), char_end=none, byte_len=none, word_starts=none, mask=none.astype(np.bool_))
+        none = np.zeros(0, np.int32)  # so that every column has its file
+        ends, mask = none.astype(np.int64), none.astype(np.bool_)
+        self.add(ids=none, char_end=ends, byte_len=none, word_starts=none, mask=mask)
         whole = {"doc_starts": doc_starts, "doc_bytes": doc_bytes, "doc_words": doc_words, "joined_at": joined_at}
         for name, numbers in whole.items():
             if numbers is not None:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -164,7 +164,7 @@ class FastCoder:
         found: set[int] = {0}  # an id without a name: nothing is known about it
         for name in self._names:
             points = [*map(ord, name)]
-            found.update(a << 32 | b for a, b in zip(points, points[1:], strict=False))
+            found.update(a << 32 | b for a, b in pairwise(points))
         return frozenset(found)
 
 

@@ -357,7 +357,7 @@ def _standard_input() -> PlainText:
     fix = "pipe a text into it, as in: scoremode ppl MODEL --corpus - < notes.txt"
     if sys.stdin is None:
         raise CorpusError("standard input is closed", fix=fix)
-    kept = tempfile.SpooledTemporaryFile(max_size=PIECE)
+    kept = tempfile.SpooledTemporaryFile(max_size=PIECE)  # noqa: SIM115  # open as long as the text is used
     try:
         while block := sys.stdin.buffer.read(PIECE):
             kept.write(block)

@@ -104,12 +104,12 @@ def _from_joined(joined: Joined, *, trimmed: bool) -> OpenDocument:
         at = 0
         for piece, begins in joined:
             if begins:
-                document.joined_at.append(at)
+                made.joined_at.append(at)
             at += len(piece)
             yield piece
 
-    document = OpenDocument(_without_last_newline(pieces()) if trimmed else pieces())
-    return document
+    made = OpenDocument(_without_last_newline(pieces()) if trimmed else pieces())
+    return made
 
 
 def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -106,60 +106,59 @@ def find_seam(left: Coded, right: Coded, overlap: int, coder: Coder, sizes: Size
     common = np.intersect1d(mine, theirs)
     common = common[(common > 0) & (common < overlap)]
     nearest = common[np.argsort(np.abs(common - overlap // 2), kind="stable")][:TRIED].tolist()
+    both = _Pair(left, right, shift, sizes.margin if coder.exact else sizes.checked_margin)
     for way in range(len(left.apart)):
         for end in nearest:
             i = skipped + int(np.searchsorted(mine, end, side="right"))
             j = int(np.searchsorted(theirs, end, side="right"))
-            if _is_seam(left, right, i, j, way, shift, coder, sizes):
+            if both.is_seam(i, j, way):
                 return i, j
     return None
 
 
-def _is_seam(
-    left: Coded, right: Coded, i: int, j: int, way: int, shift: int, coder: Coder, sizes: Sizes
-) -> bool:
-    """Is no token across, and do both windows agree around?"""
-    if not (0 < i < len(left.ids) and 0 < j < len(right.ids)):
-        return False
-    if not (left.apart[way](i) and right.apart[way](j)):
-        return False
-    before, after = _agreement(left, right, i, j, shift)
-    margin = sizes.margin if coder.exact else sizes.checked_margin
-    at = int(right.ends[j - 1])
-    began = int(right.ends[j - before - 1]) if before < j else 0
-    ended = int(right.ends[j + after - 1])
-    if at - began < margin or ended - at < margin:
-        return False
-    return _boundaries(left, right, i, j, -1, before, way) and _boundaries(left, right, i, j, 1, after, way)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pair:
+    """Two windows; the right one begins ``shift`` characters after the left one."""
 
+    left: Coded
+    right: Coded
+    shift: int
+    margin: int
 
-def _agreement(left: Coded, right: Coded, i: int, j: int, shift: int) -> tuple[int, int]:
-    """How many tokens are equal without a gap: directly before the boundary, and directly after it."""
-    most = min(i, j)
-    same = (left.ids[i - most : i] == right.ids[j - most : j]) & (
-        left.ends[i - most : i] - shift == right.ends[j - most : j]
-    )
-    before = _leading(same[::-1])
-    most = min(len(left.ids) - i, len(right.ids) - j)
-    same = (left.ids[i : i + most] == right.ids[j : j + most]) & (
-        left.ends[i : i + most] - shift == right.ends[j : j + most]
-    )
-    return before, _leading(same)
+    def is_seam(self, i: int, j: int, way: int) -> bool:
+        """Is no token across the boundary before these tokens, and do both windows agree around it?"""
+        ends = self.right.ends
+        if not (0 < i < len(self.left.ids) and 0 < j < len(ends) and self._apart(i, j, way)):
+            return False
+        before, after = self._agreement(i, j)
+        began = int(ends[j - before - 1]) if before < j else 0
+        at, ended = int(ends[j - 1]), int(ends[j + after - 1])
+        if at - began < self.margin or ended - at < self.margin:
+            return False
+        return self._boundaries(i, j, way, range(-1, -before, -1)) and self._boundaries(i, j, way, range(1, after))
+
+    def _apart(self, i: int, j: int, way: int) -> bool:
+        return self.left.apart[way](i) and self.right.apart[way](j)
+
+    def _agreement(self, i: int, j: int) -> tuple[int, int]:
+        """How many tokens are equal without a gap: directly before the boundary, and directly after it."""
+        most = min(i, j)
+        before = _leading(self._equal(i - most, j - most, most)[::-1])
+        return before, _leading(self._equal(i, j, min(len(self.left.ids) - i, len(self.right.ids) - j)))
+
+    def _equal(self, i: int, j: int, count: int) -> Bools:
+        left, right = self.left, self.right
+        same: Bools = left.ids[i : i + count] == right.ids[j : j + count]
+        return same & (left.ends[i : i + count] - self.shift == right.ends[j : j + count])
+
+    def _boundaries(self, i: int, j: int, way: int, steps: range) -> bool:
+        """Are there WORDS more boundaries that are apart, inside of the agreement?"""
+        found = (step for step in steps if self._apart(i + step, j + step, way))
+        return len(list(islice(found, WORDS))) == WORDS
 
 
 def _leading(same: Bools) -> int:
     return len(same) if same.all() else int(np.argmin(same))
-
-
-def _boundaries(left: Coded, right: Coded, i: int, j: int, step: int, most: int, way: int) -> bool:
-    """Are there WORDS more boundaries that are apart, inside of the agreement?"""
-    found = 0
-    for t in range(1, most):
-        if left.apart[way](i + step * t) and right.apart[way](j + step * t):
-            found += 1
-            if found == WORDS:
-                return True
-    return False
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,16 +180,13 @@ class PieceEncoder:
             yield self._stretches(chain([first], _until_last(first, flat)))
 
     def _all_windows(self, texts: Iterable[Iterable[str]]) -> Iterator[Window]:
-        for pieces in texts:
-            sizes = self.sizes
+        for text in texts:
+            pieces = iter(text)
+            begins = next(pieces, "")
             if self._coder is None:
-                pieces = iter(pieces)
-                begins = next(pieces, "")
                 self._coder = coder_for(self.tokenizer, begins[:SAMPLE])
-                pieces = chain([begins], pieces)
-            if self._coder.any_cut:
-                sizes = replace(sizes, overlap=0)
-            yield from windows_of(pieces, sizes)
+            sizes = replace(self.sizes, overlap=0) if self._coder.any_cut else self.sizes
+            yield from windows_of(chain([begins], pieces), sizes)
 
     @property
     def coder(self) -> Coder:
@@ -278,7 +274,9 @@ class PieceEncoder:
             parts.append(more.text[overlap:])
             length += len(parts[-1])
         (wide,) = self.coder.encode(["".join(parts)], special=False)
-        same = np.array_equal(wide.ids[:begin], held.ids[:begin]) and np.array_equal(wide.ends[:begin], held.ends[:begin])
+        same = np.array_equal(wide.ids[:begin], held.ids[:begin]) and np.array_equal(
+            wide.ends[:begin], held.ends[:begin]
+        )
         if not same:
             raise ModelError(
                 "this tokenizer gives other tokens to the same words if more text follows far behind them",

@@ -75,7 +75,8 @@ class _Pass:
 
     def __init__(self, opened: Iterator[OpenDocument]) -> None:
         self._opened = opened
-        self._reading, self._pieces = -1, iter(())  # the document that is being read
+        self._reading = -1  # the document that is being read
+        self._pieces: Iterator[str] = iter(())
         self._text, self._at = "", 0  # what is held of it, and the character that it begins with
 
     @property
