@@ -9,8 +9,10 @@ import pytest
 
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError
-from scoremode.plan.windows import Answers, Window, WindowList, measured
-from scoremode.values import Ids
+from scoremode.plan.making import plan_of_pairs
+from scoremode.plan.plan import Plan
+from scoremode.plan.windows import COLUMNS, Answers, Window, WindowList, measured
+from scoremode.values import Floats, Ids
 from scoremode.verbs.ppl import ppl
 
 COUNTING = "".join(map(chr, range(32, 127)))
@@ -69,3 +71,75 @@ def test_windows_already_done_are_not_scored_again() -> None:
 def test_an_unknown_table_is_refused_with_the_nearest() -> None:
     with pytest.raises(ModelError, match="uniform"):
         TableEngine.named("unifrom")
+
+
+def longhand(logp: Floats, targets: Ids) -> Answers:
+    """The definition, row by row: what the engine looks up must have these bits."""
+    at_target = np.take_along_axis(logp, targets.astype(np.int64), axis=1)
+    ids = np.arange(logp.shape[1])
+    before = (logp[:, None, :] == at_target[:, :, None]) & (ids < targets[:, :, None])
+    p = np.exp(logp)
+    return Answers(
+        logprob=at_target,
+        rank=1 + ((logp[:, None, :] > at_target[:, :, None]) | before).sum(axis=2),
+        entropy=-np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1),
+        top=logp.argmax(axis=1).astype(np.int32),
+        top_logprob=logp.max(axis=1),
+    )
+
+
+def same(found: Answers, expected: Answers) -> None:
+    for name in COLUMNS:
+        ours, theirs = measured(getattr(found, name)), measured(getattr(expected, name))
+        assert ours.shape == theirs.shape, name
+        assert np.array_equal(ours, theirs), name
+    assert measured(found.rank).dtype == np.int64
+    assert measured(found.top).dtype == np.int32
+
+
+@pytest.mark.parametrize("vocabulary", [2, 7, 64, 257, 1003])
+@pytest.mark.parametrize("kind", ["one line", "a line for each", "ties and zeros"])
+def test_what_is_looked_up_has_the_bits_of_the_definition(vocabulary: int, kind: str) -> None:
+    some = np.random.default_rng(vocabulary)
+    logits = some.standard_normal((1 if kind == "one line" else vocabulary, vocabulary))
+    if kind == "ties and zeros":
+        logits = np.round(logits)
+        logits[:, 1:][some.random((vocabulary, vocabulary - 1)) < 0.3] = -np.inf
+    engine = TableEngine(logits)
+    lengths = [2, 3, 2, 50, 400, 2]
+    sequences = [
+        (some.integers(0, vocabulary, n).astype(np.int32), min(first, n - 1)) for n in lengths for first in (1, 9)
+    ]
+    plan = plan_of_pairs(sequences, np.arange(len(sequences)) // 3)
+    done = np.zeros(len(plan), np.bool_)
+    done[[1, 4]] = True
+    answered = dict(engine.score(plan, done))
+    windows = WindowList(tuple(plan.window(i) for i in range(len(plan))))
+    alone = dict(engine.score(windows, done))
+    assert sorted(answered) == sorted(alone) == np.flatnonzero(~done).tolist()
+    for index, answers in answered.items():
+        window = plan.window(index)
+        lines = window.ids[window.rows] if kind != "one line" else np.zeros(len(window.rows), np.int32)
+        same(answers, longhand(engine.logprobs[lines], window.targets))
+        same(alone[index], answers)
+
+
+def test_a_lead_is_the_token_before_the_first_target() -> None:
+    """A window whose first token is a target: its row is the lead's."""
+    some = np.random.default_rng(5)
+    engine, ids = TableEngine(some.standard_normal((9, 9))), some.integers(0, 9, 40).astype(np.int32)
+    starts = np.array([0, 10, 20])
+    plan = Plan(
+        method="any",
+        settings=(),
+        ids=ids,
+        doc_starts=np.array([0, 40]),
+        start=starts,
+        stop=starts + 9,
+        first=starts + np.array([0, 0, 1]),
+        last=starts + 10,
+        lead=np.array([3, 8, -1], np.int32),
+    )
+    for index, answers in engine.score(plan, np.zeros(3, np.bool_)):
+        window = plan.window(index)
+        same(answers, longhand(engine.logprobs[window.ids[window.rows]], window.targets))

@@ -73,10 +73,12 @@ def run(parsed: argparse.Namespace) -> None:
             return
         scored = _scored(lm, pairs)
         first = next(scored)  # one list, unless there are very many pairs: then nothing is printed before it is scored
+        sections = chain(iter([first]), scored)
+        del first
         if parsed.json:
-            print_json_list(result.as_json() for results in chain([first], scored) for result in results)
+            print_json_list(result.as_json() for results in sections for result in results)
         else:
-            for results in chain([first], scored):
+            for results in sections:
                 options.print_parts(sequence_table(results))
 
 

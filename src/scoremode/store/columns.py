@@ -195,8 +195,9 @@ class ColumnFile:
         import pyarrow as pa
 
         try:
-            for batch in self._file.iter_batches(BLOCK, columns=list(names), use_threads=False):
-                yield tuple(self._as_numpy(batch.column(name), name) for name in names)
+            for group in range(self._file.metadata.num_row_groups):  # one call for all would keep what all of them need
+                for batch in self._file.iter_batches(BLOCK, row_groups=[group], columns=list(names), use_threads=False):
+                    yield tuple(self._as_numpy(batch.column(name), name) for name in names)
         except (pa.ArrowException, KeyError, OSError) as error:
             raise self._unreadable(error) from None
 

@@ -1,0 +1,59 @@
+"""Long columns lie in a file, and are the same arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scoremode.statistics.comparison import comparison_statistics
+from scoremode.statistics.llamacpp import llamacpp_statistics
+from scoremode.store import columns, mapped, runs
+from scoremode.verbs.compare import compare
+from scoremode.verbs.ppl import ppl
+
+TEXT = "Thé quick brown fox jumps over the lazy dog. " * 30
+
+
+def test_a_mapped_column_has_the_values_and_keeps_them_when_its_pages_go() -> None:
+    values = np.arange(100_000) * 0.5
+    found = mapped.mapped((values[i : i + 999] for i in range(0, len(values), 999)), len(values))
+    assert type(found) is np.ndarray
+    mapped.drop_pages(found)
+    assert np.array_equal(found, values)
+    mapped.drop_pages(values)
+    assert values[-1] == 49_999.5, "an array in memory stays"
+    with pytest.raises(ValueError, match="read-only"):
+        found[0] = 1.0
+
+
+def test_long_columns_give_the_statistics_of_short_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def both() -> tuple[object, object]:
+        (found,) = compare("table:uniform", "table:uniform", text=TEXT, out=tmp_path / "c")
+        assert found.kl is not None
+        return comparison_statistics(found), llamacpp_statistics(found)
+
+    in_memory = both()
+    monkeypatch.setattr(columns, "LONG", 1)
+    assert both() == in_memory
+
+
+def test_no_room_for_the_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ppl("table:uniform", text=TEXT, out=tmp_path / "r")
+    expected = runs.load(tmp_path / "r").scores.logprob
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(columns, "LONG", 1)
+    monkeypatch.setattr(columns, "mapped", full)
+    assert np.array_equal(runs.load(tmp_path / "r").scores.logprob, expected)
+
+
+def test_single_values_are_those_of_the_column(tmp_path: Path) -> None:
+    run = ppl("table:uniform", text=TEXT, out=tmp_path / "r")
+    stored = runs.load(tmp_path / "r")
+    for row in (0, 1, len(run.scores) - 1):
+        assert stored.facts.value("text", row) == run.facts.text[row]
+        assert stored.scores.value("logprob", row) == run.scores.logprob[row]
