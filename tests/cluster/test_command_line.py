@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from scoremode.store.runs import JOURNAL
 from tests.cluster.conftest import ROOT, wait_until
 
 SIZES = ("--method", "gptq", "--context-length", "64", "--max-windows", "0")
@@ -50,8 +51,8 @@ def started(cache: dict[str, str], text: Path, tmp_path: Path) -> Iterator[subpr
     made = subprocess.Popen(
         command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    journal = tmp_path / "run" / "journal"
-    wait_until(lambda: any(p.stat().st_size > 600 for p in journal.parent.glob("journal*") if p.is_file()), 60)
+    journal = tmp_path / "run" / JOURNAL
+    wait_until(lambda: journal.exists() and journal.stat().st_size > 3000, 60)
     yield made
     if made.poll() is None:
         made.kill()

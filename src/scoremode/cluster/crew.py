@@ -128,6 +128,11 @@ class Crew:
     def ready(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.is_ready]
 
+    @property
+    def sharers(self) -> int:
+        """How many share the work, those on their way included."""
+        return sum(not slot.is_left_out for slot in self.slots)
+
     def wait_for_one(self) -> Slot:
         """A replica that is open; the one with the least to do."""
         while not self.ready:

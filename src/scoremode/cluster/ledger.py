@@ -145,9 +145,9 @@ class Ledger:
         return found
 
     def _target(self, pace: Pace, sharers: int) -> float:
-        if pace.rate is None:
-            return FIRST_TOKENS
         fair = self.unleased / (2 * max(1, sharers))  # ever smaller, so that all finish together
+        if pace.rate is None:
+            return min(FIRST_TOKENS, fair)
         wanted = min(pace.rate * LEASE_SECONDS, GROWTH * max(1, pace.last), fair)
         return max(wanted, pace.rate * LEAST_SECONDS)
 

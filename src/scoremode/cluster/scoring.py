@@ -86,7 +86,7 @@ class Scoring:
         while len(slot.leases) < DEPTH:
             if slot.leases and slot.pace.rate is None:
                 return  # one lease tells how large the next may be
-            batches = self.ledger.take(slot.pace, len(self.crew.ready))
+            batches = self.ledger.take(slot.pace, self.crew.sharers)
             if not batches:
                 break
             self._send(slot, batches)

@@ -9,12 +9,14 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+from scoremode.cluster import guard
 from scoremode.cluster.spread import Room, Spread
 from scoremode.errors import EngineError, OptionError
 
@@ -40,6 +42,7 @@ class Cluster:
 
         self.ray: Any = ray
         self._folder: str | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._is_ours = not ray.is_initialized()
         self.address = spread.ray or os.environ.get("RAY_ADDRESS") or None
         if self._is_ours:
@@ -56,11 +59,14 @@ class Cluster:
         else:
             _require_answer(self.address)
             shared["address"] = self.address
+        before = set(guard.descendants(os.getpid()))
         try:
             self.ray.init(**shared)
         except Exception as error:
             self.close()
             raise self._explained(error) from None
+        if self._folder is not None:
+            self._guard = guard.start(self._folder, before)
 
     def _explained(self, error: Exception) -> EngineError:
         why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
@@ -96,6 +102,9 @@ class Cluster:
         if self._is_ours and self.ray.is_initialized():
             with _own_signals():
                 self.ray.shutdown()
+        watching, self._guard = self._guard, None
+        if watching is not None:
+            guard.stop(watching)
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,90 @@
+"""Kill workers and remove nodes at random while a question is scored, and see that the numbers are always the same.
+
+    python -m benchmarks.replica_faults --rounds 25
+
+Each round is one question on a real Ray cluster of this machine: a head and three nodes with a declared GPU each. While
+it is scored, a worker is killed with SIGKILL or a whole node is removed, once or twice, at moments of chance. A node
+that was removed comes back before the next round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.replicas import Machine, open_all, text_of
+
+import scoremode as sm
+
+WAIT = 0.02  # seconds of a window
+SIZES: dict[str, Any] = {"method": "gptq", "context_length": 64, "max_windows": 0}
+
+
+def disturb(machine: Machine, model: sm.Model, rng: random.Random, done: threading.Event) -> list[str]:
+    """What was done to the cluster."""
+    happened: list[str] = []
+    for _ in range(rng.randrange(1, 3)):
+        if done.wait(0.2 + 1.2 * rng.random()):
+            break
+        if rng.random() < 0.3 and len(machine.nodes) > 1:
+            machine.remove(rng.randrange(len(machine.nodes)))
+            happened.append("node")
+            continue
+        engine: Any = model._held._engine
+        pids = [slot.opened.pid for slot in engine.crew.slots if slot.opened is not None]
+        if pids:
+            try:
+                os.kill(rng.choice(pids), signal.SIGKILL)
+                happened.append("worker")
+            except ProcessLookupError:
+                pass
+    return happened
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--windows", type=int, default=240)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    rng = random.Random(given.seed)
+    with tempfile.TemporaryDirectory(prefix="scoremode-faults-") as folder, Machine(Path(folder)) as machine:
+        text = text_of(Path(folder), given.windows)
+        expected = sm.ppl("paced:", corpus=str(text), **SIZES).scores.logprob
+        for _ in range(3):
+            machine.add()
+        equal, began = 0, time.monotonic()
+        for number in range(given.rounds):
+            while len(machine.nodes) < 3:
+                machine.add()
+            with open_all(f"paced:wait={WAIT}", 3, gpus=1) as model:
+                done, happened = threading.Event(), []
+                other = threading.Thread(target=lambda: happened.extend(disturb(machine, model, rng, done)))  # noqa: B023
+                other.start()
+                run = model.ppl(corpus=str(text), out=Path(folder) / f"run-{number}", **SIZES)
+                done.set()
+                other.join()
+            account = run.manifest["replicas"]
+            is_equal = bool(np.array_equal(run.scores.logprob, expected))
+            equal += is_equal
+            print(
+                f"{number + 1:3d}  {'+'.join(happened) or 'nothing':14s}  deaths {account['deaths']}  windows again "
+                f"{account['windows_again']:3d}  copies {account['copies']}  "
+                f"{'equal' if is_equal else 'DIFFERENT'}",
+                flush=True,
+            )
+        print(f"{equal} of {given.rounds} rounds gave the same numbers, in {time.monotonic() - began:.0f} s")
+    if equal < given.rounds:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

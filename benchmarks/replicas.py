@@ -1,0 +1,165 @@
+"""What replicas cost and give: throughput of 1, 2, … replicas, the driver's rate, and its memory.
+
+    python -m benchmarks.replicas --scaling      windows take a fixed time: how near to N times as fast are N replicas?
+    python -m benchmarks.replicas --driver       windows take no time: how many targets a second does a driver take?
+
+The first needs no computing power, so it can be measured on any machine. Real Ray, real processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from tests.cluster import paced
+
+import scoremode as sm
+from scoremode.cluster.engine import ReplicatedEngine
+from scoremode.engines import registry
+from scoremode.engines.base import SCORES
+from scoremode.engines.plugin import Work
+from scoremode.plan.windows import Window
+from scoremode.values import Ints
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES: dict[str, Any] = {"method": "gptq", "context_length": 64, "max_windows": 0}
+
+
+class Machine:
+    """A Ray cluster of several nodes on this machine, with the engine of the tests on all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        plugin = paced.install(folder / "plugin")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ["SCOREMODE_CACHE"] = str(folder / "cache")
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [str(plugin), str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        )
+        sys.path.insert(0, str(plugin))
+        registry.registry.cache_clear()
+        self.nodes: list[Any] = []
+
+    def __enter__(self) -> Self:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        from scoremode.cluster.starting import _silence
+
+        self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
+        _silence()
+        ray.init(address=self.cluster.address, log_to_driver=False, logging_level="CRITICAL")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+
+    def add(self) -> None:
+        self.nodes.append(self.cluster.add_node(num_cpus=2, num_gpus=1))
+
+    def remove(self, place: int) -> None:
+        self.cluster.remove_node(self.nodes.pop(place), allow_graceful=False)
+
+
+def text_of(folder: Path, windows: int) -> Path:
+    """A text of so many windows of 64 bytes."""
+    path = folder / f"text-{windows}.txt"
+    rng = np.random.default_rng(windows)
+    path.write_bytes(rng.integers(97, 123, 64 * windows, dtype=np.uint8).tobytes())
+    return path
+
+
+@contextmanager
+def open_all(model: str, count: int, gpus: float | None = None) -> Iterator[sm.Model]:
+    """A model whose replicas are all open."""
+    with sm.open(model, replicas=count, ray="auto", gpus_per_replica=gpus) as opened:
+        engine = opened._held.engine(Work(64))
+        assert isinstance(engine, ReplicatedEngine)
+        started = engine.wait_for_all(120)
+        assert started == count, f"{started} of {count} replicas started"
+        yield opened
+
+
+def scaling(folder: Path, wait: float, windows: int, counts: list[int]) -> None:
+    """One question whose windows take ``wait`` seconds each, on ever more replicas."""
+    text, alone = text_of(folder, windows), None
+    for count in counts:
+        with open_all(f"paced:wait={wait}", count) as model:
+            began = time.perf_counter()
+            model.ppl(corpus=str(text), out=folder / f"run-{count}", **SIZES)
+            seconds = time.perf_counter() - began
+        alone = seconds if alone is None else alone
+        ideal = windows * wait / count
+        print(
+            f"{count} replica{'s' if count > 1 else ' '}  {windows} windows of {wait:g} s  {seconds:7.2f} s  "
+            f"{alone / seconds:.3f} x one  = {alone / seconds / count:.3f} x N  (nothing but waiting: {ideal:.2f} s)",
+            flush=True,
+        )
+
+
+class Endless:
+    """Many equal windows in the memory of one."""
+
+    prefix_group = None
+    vocabulary = None
+
+    def __init__(self, count: int, targets: int) -> None:
+        ids = np.arange(targets + 1, dtype=np.int32) % 256
+        self._window = Window(ids[:-1], np.arange(targets, dtype=np.int32), ids[1:, None])
+        self.lengths: Ints = np.full(count, targets, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def window(self, index: int) -> Window:
+        return self._window
+
+
+def driver(replicas: int, counts: list[int], targets: int) -> None:
+    """Targets a second that one driver takes from replicas that compute nothing, and how its memory grows."""
+    with open_all("paced:free=1", replicas) as model:
+        engine = model._held.engine(Work(64))
+        list(engine.score(Endless(64, targets), np.zeros(64, bool), SCORES))
+        for count in counts:
+            began, found = time.perf_counter(), 0
+            for _, answers in engine.score(Endless(count, targets), np.zeros(count, bool), SCORES):
+                found += answers.logprob.size
+            seconds = time.perf_counter() - began
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(
+                f"{count} windows of {targets} targets from {replicas} replicas: {found / seconds / 1e6:.2f} million "
+                f"targets/s in {seconds:.1f} s, driver's peak {peak:.0f} MB",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--driver", action="store_true")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--wait", type=float, default=0.05)
+    parser.add_argument("--windows", type=int, default=800)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="scoremode-replicas-") as folder, Machine(Path(folder)) as machine:
+        for _ in range((max(given.replicas) + 1) // 2):
+            machine.add()
+        if given.scaling or not given.driver:
+            scaling(Path(folder), given.wait, given.windows, given.replicas)
+        if given.driver:
+            driver(max(given.replicas), [2_000, 8_000, 32_000], 2048)
+
+
+if __name__ == "__main__":
+    main()
