@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.makers import OBEY_INTERRUPTS
 
 KEY, SECRET = "AKIDSCOREMODETEST", "a-secret-that-must-not-be-stored"
 SETTINGS = {
@@ -218,3 +223,53 @@ def at_random(seed: int, low: int, high: int, share: float = 0.5) -> Callable[[]
     """Of connections, which are cut and after how many bytes."""
     chance = random.Random(seed)
     return lambda: chance.randrange(low, high) if chance.random() < share else None
+
+
+# ── other machines ───────────────────────────────────────────────────────────────────────────────────────────────────
+SLOWED = (
+    OBEY_INTERRUPTS
+    + """
+import sys, time
+from scoremode.store import journal, mirror
+from scoremode.store.remote_runs import RemoteClaim
+mirror.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 11
+add = journal.Journal.add
+def slow(self, *given):
+    add(self, *given)
+    time.sleep(0.02)
+journal.Journal.add = slow
+from scoremode.cli.main import entry
+entry()
+"""
+)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Each call gives this process an empty cache: another machine."""
+    count = iter(range(1000))
+
+    def move() -> Path:
+        folder = tmp_path / f"machine-{next(count)}"
+        monkeypatch.setenv("SCOREMODE_CACHE", str(folder))
+        return folder
+
+    move()
+    return move
+
+
+def start(arguments: list[str], cache: Path, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOWED, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SCOREMODE_CACHE": str(cache), **more},
+    )
+
+
+def wait_until(true: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)

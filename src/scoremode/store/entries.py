@@ -2,6 +2,7 @@
 
 runs/DIGEST, references/DIGEST   folders of runs.py; DIGEST is computed from the run's identity
 models/NAME                      converted checkpoints; scoremode.json is written last
+files/DIGEST                     copies of files that lie elsewhere (places/copies.py)
 tasks/DIGEST                     answers to documents of tasks (answers.py)
 logs/ENGINE-….log                messages of an engine that failed
 sha256.json, usage.txt           remembered hashes, remembered total size
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunError, harmless
+from scoremode.places.copies import MARK as FILE_MARK
 from scoremode.store import sealed
 from scoremode.store.files import TEMPORARY
 from scoremode.store.records import read_record_header
@@ -31,7 +33,7 @@ from scoremode.store.reference_format import REFERENCE, is_own_name
 from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
 from scoremode.text.json_files import read_object
 
-KINDS = ("runs", "references", "models", "logs", "tasks")
+KINDS = ("runs", "references", "models", "logs", "tasks", "files")
 LOCK, MODEL_MARK, ANSWERS = ".lock", "scoremode.json", "answers.records"
 PLACE = ".place.json"  # in the work folder of a run elsewhere: where it goes (remote_runs.py)
 HASHES, USAGE, EVICTING, TASK_INDEX = "sha256.json", "usage.txt", ".evicting.lock", "lm-eval-tasks.json"
@@ -74,7 +76,7 @@ class Entry:
 
 def mark_of(folder: Path) -> Path:
     """The file whose modification time is the entry's last use."""
-    return folder / {"models": MODEL_MARK, "tasks": ANSWERS}.get(folder.parent.name, MANIFEST)
+    return folder / {"models": MODEL_MARK, "tasks": ANSWERS, "files": FILE_MARK}.get(folder.parent.name, MANIFEST)
 
 
 # ── find ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +125,7 @@ def inspect_entry(kind: str, path: Path) -> Entry:
         if LEFTOVER.fullmatch(path.name):
             files = _files(path)
             return Entry(kind, path, _size(files), info.st_mtime, REMOVED, "its deletion was interrupted")
-        inspect = {"models": _model, "tasks": _answers}.get(kind)
+        inspect = {"models": _model, "tasks": _answers, "files": _copy}.get(kind)
         return inspect(path, info) if inspect else _run(kind, path, info)
     except OSError as error:
         return Entry(kind, path, 0, 0.0, FOREIGN, f"cannot be read ({error.strerror})")
@@ -178,6 +180,24 @@ def _answers(path: Path, info: os.stat_result) -> Entry:
         return _foreign("tasks", path, info)
     used = files[ANSWERS].st_mtime if ANSWERS in files else info.st_mtime
     return Entry("tasks", path, _size(files), used, FINISHED)
+
+
+def _copy(path: Path, info: os.stat_result) -> Entry:
+    files = _files(path, deep=False)
+    ours = DIGEST.fullmatch(path.name) and all(stat.S_ISREG(found.st_mode) for found in files.values())
+    if ours and PLACE in files:  # results on their way elsewhere
+        newest = max(found.st_mtime for found in files.values())
+        return Entry("files", path, _size(files), newest, FINISHED, facts={"what": "results that go elsewhere"})
+    if not ours or len([name for name in files if not name.startswith(".")]) > 1:
+        return _foreign("files", path, info)
+    if FILE_MARK not in files:
+        return Entry("files", path, _size(files), info.st_mtime, UNFINISHED, "it was not fetched completely")
+    try:
+        where = read_object(path / FILE_MARK).get("place")
+    except ValueError:
+        where = None
+    facts = {"what": f"copy of {where}"} if sealed.text(where) else {}
+    return Entry("files", path, _size(files), files[FILE_MARK].st_mtime, FINISHED, facts=facts)
 
 
 def _files(folder: Path, *, deep: bool = True, before: str = "") -> Stats:

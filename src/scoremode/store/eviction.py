@@ -99,7 +99,7 @@ def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
 
 def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
     """Lock the entry and inspect it again, because it may have changed; return the reason if it must stay."""
-    if entry.kind in ("runs", "references", "tasks") and not _lock(entry.path / LOCK, held, dry_run=dry_run):
+    if entry.kind in ("runs", "references", "tasks", "files") and not _lock(entry.path / LOCK, held, dry_run=dry_run):
         return IN_USE
     if entry.is_folder and not _lock_existing(mark_of(entry.path), held):
         return IN_USE
