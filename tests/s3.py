@@ -38,6 +38,7 @@ class Server:
     port: int
     requests: list[tuple[str, str]] = field(default_factory=list)  # method and path, in the order of arrival
     refuse: Callable[[str, str], bool] = lambda method, path: False  # asked of each: answer with 503?
+    denies: str | None = None  # the code of the error that everybody gets
 
     @property
     def address(self) -> str:
@@ -63,6 +64,11 @@ def _application(server: Server, inner: Any) -> Callable[[dict[str, Any], Any], 
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("503 Service Unavailable", [("Content-Length", "0")])
             return [b""]
+        if server.denies is not None:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            body = f"<Error><Code>{server.denies}</Code><Message>no</Message></Error>".encode()
+            start_response("403 Forbidden", [("Content-Length", str(len(body))), ("Content-Type", "application/xml")])
+            return [body if method != "HEAD" else b""]
         found: Iterable[bytes] = inner(environ, start_response)
         return found
 
@@ -140,7 +146,7 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucke
     s3_server.client().create_bucket(Bucket=made.name)
     s3_server.requests.clear()
     yield made
-    s3_server.refuse = lambda method, path: False
+    s3_server.refuse, s3_server.denies = lambda method, path: False, None
 
 
 # ── a network that fails ─────────────────────────────────────────────────────────────────────────────────────────────

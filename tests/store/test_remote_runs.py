@@ -212,6 +212,19 @@ def test_what_cannot_be_reached_is_said_in_one_line(bucket: Bucket, elsewhere: A
         sm.ppl("table:uniform", out=f"s3://no-such-bucket-at-all/one{place}", **QUESTION)
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [("AccessDenied", "access is denied"), ("InvalidAccessKeyId", "credentials are not accepted|access is denied")],
+)
+def test_credentials_that_are_refused(bucket: Bucket, elsewhere: Any, code: str, says: str) -> None:
+    bucket.server.denies = code
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=says) as raised:
+        sm.ppl("table:uniform", out=bucket.uri("one"), **QUESTION)
+    assert SECRET not in str(raised.value)
+    assert time.monotonic() - began < 5
+
+
 def test_damaged_objects_are_refused(bucket: Bucket, elsewhere: Any) -> None:
     uri = bucket.uri("one")
     sm.ppl("table:uniform", out=uri, **QUESTION)
