@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.makers import make_successor_model, make_tiny_model
-from tests.s3 import bucket, s3_server  # noqa: F401  # fixtures
+from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

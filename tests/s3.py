@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.makers import OBEY_INTERRUPTS
 
 KEY, SECRET = "AKIDSCOREMODETEST", "a-secret-that-must-not-be-stored"
 SETTINGS = {
@@ -33,6 +38,7 @@ class Server:
     port: int
     requests: list[tuple[str, str]] = field(default_factory=list)  # method and path, in the order of arrival
     refuse: Callable[[str, str], bool] = lambda method, path: False  # asked of each: answer with 503?
+    denies: str | None = None  # the code of the error that everybody gets
 
     @property
     def address(self) -> str:
@@ -58,6 +64,11 @@ def _application(server: Server, inner: Any) -> Callable[[dict[str, Any], Any], 
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("503 Service Unavailable", [("Content-Length", "0")])
             return [b""]
+        if server.denies is not None:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            body = f"<Error><Code>{server.denies}</Code><Message>no</Message></Error>".encode()
+            start_response("403 Forbidden", [("Content-Length", str(len(body))), ("Content-Type", "application/xml")])
+            return [body if method != "HEAD" else b""]
         found: Iterable[bytes] = inner(environ, start_response)
         return found
 
@@ -135,7 +146,7 @@ def bucket(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucke
     s3_server.client().create_bucket(Bucket=made.name)
     s3_server.requests.clear()
     yield made
-    s3_server.refuse = lambda method, path: False
+    s3_server.refuse, s3_server.denies = lambda method, path: False, None
 
 
 # ── a network that fails ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,3 +229,53 @@ def at_random(seed: int, low: int, high: int, share: float = 0.5) -> Callable[[]
     """Of connections, which are cut and after how many bytes."""
     chance = random.Random(seed)
     return lambda: chance.randrange(low, high) if chance.random() < share else None
+
+
+# ── other machines ───────────────────────────────────────────────────────────────────────────────────────────────────
+SLOWED = (
+    OBEY_INTERRUPTS
+    + """
+import sys, time
+from scoremode.store import journal, mirror
+from scoremode.store.remote_runs import RemoteClaim
+mirror.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 11
+add = journal.Journal.add
+def slow(self, *given):
+    add(self, *given)
+    time.sleep(0.02)
+journal.Journal.add = slow
+from scoremode.cli.main import entry
+entry()
+"""
+)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Each call gives this process an empty cache: another machine."""
+    count = iter(range(1000))
+
+    def move() -> Path:
+        folder = tmp_path / f"machine-{next(count)}"
+        monkeypatch.setenv("SCOREMODE_CACHE", str(folder))
+        return folder
+
+    move()
+    return move
+
+
+def start(arguments: list[str], cache: Path, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOWED, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SCOREMODE_CACHE": str(cache), **more},
+    )
+
+
+def wait_until(true: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)

@@ -43,6 +43,29 @@ FEW = "--batch-tokens 48 --json"  # as the interrupted run was asked
 PPL = "ppl table:uniform"
 ABC = f"{PPL} --text abcdef"
 
+URIS = [
+    (f"{ABC} --out s4://bucket/x", "does not know the scheme s4://"),
+    (f"{ABC} --out s3://", "names no bucket"),
+    (f"{ABC} --out s3://bucket/a/../b", "an empty part"),
+    (f"{ABC} --out s3://key:word@bucket/x", "a user name or a secret"),
+    (f"{ABC} --out s3://bucket/x?secret_key=word", "the setting 'secret_key'"),
+    (f"{ABC} --out https://example.org/x", "only read"),
+    (f"{ABC} --out file://host/x", "three slashes"),
+    (f"{PPL} --corpus s4://bucket/x", "does not know the scheme s4://"),
+    (f"{PPL} --corpus s3://key:word@bucket/x", "a user name or a secret"),
+    (f"{PPL} --corpus memory://nothing/x.txt", "there is no file"),
+    (f"{PPL} --corpus memory://nothing/*.txt", "no file matches"),
+    ("ppl s3://bucket/model --text abc", "MODEL takes no URI"),
+    (f"{ABC} --tokenizer s3://bucket/x", "--tokenizer takes no URI"),
+    ("reference table:uniform --text abcdef --kld s3://bucket/x", "--kld takes no URI"),
+    ("show memory://nothing/x", "is not a run"),
+    ("show s3://key:word@bucket/x", "a user name or a secret"),
+    ("report memory://nothing/x -o memory://page.html", "is not a file that can be written|is not a run"),
+    ("compare memory://nothing/x table:uniform --text abc", "no finished run or reference"),
+    ("tasks a b --tasks arc_easy --out s3://bucket/x", "takes a path of this machine"),
+    ("prob table:uniform --prompt a --target b --out s3://", "names no bucket"),
+]
+
 FLAGS = [
     ("serve", "MODEL is missing"),
     ("serve <empty>", "MODEL is empty"),
@@ -503,6 +526,7 @@ RUN_COMMANDS = ("show {%s}", "report {%s} -o {nothing-here}", "compare {%s} {sto
 def all_cases() -> list[Case]:
     """Every row as a case."""
     cases = [Case("flags", command, (words,)) for command, words in FLAGS]
+    cases += [Case("uris", command, (words,)) for command, words in URIS]
     cases += [Case("texts", f"{PPL} --corpus {corpus}", (words,)) for corpus, words in TEXTS]
     for name, content in {"empty": b"", "one byte": b"x", "not UTF-8": b"\xff\xfe"}.items():
         words = "UTF-8" if content[:1] == b"\xff" else ""

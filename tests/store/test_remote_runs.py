@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,58 +17,11 @@ from scoremode.errors import InputError, RunError, ScoremodeError, StorageError
 from scoremode.store import mirror
 from scoremode.store.leases import FLAG
 from scoremode.store.run_format import MANIFEST, SCORES
-from tests.makers import OBEY_INTERRUPTS
-from tests.s3 import KEY, SECRET, Bucket, at_random, proxy_to
+from tests.s3 import KEY, SECRET, Bucket, at_random, proxy_to, start, wait_until
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
 FLAGS = ["--text", TEXT, "--context-length", "48", "--stride", "24", "--json"]
-SLOWED = (
-    OBEY_INTERRUPTS
-    + """
-import sys, time
-from scoremode.store import journal, mirror
-mirror.OFTEN = 0.1
-add = journal.Journal.add
-def slow(self, *given):
-    add(self, *given)
-    time.sleep(0.02)
-journal.Journal.add = slow
-from scoremode.cli.main import entry
-entry()
-"""
-)
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each call gives this process an empty cache: another machine."""
-    count = iter(range(1000))
-
-    def move() -> Path:
-        folder = tmp_path / f"machine-{next(count)}"
-        monkeypatch.setenv("SCOREMODE_CACHE", str(folder))
-        return folder
-
-    move()
-    return move
-
-
-def start(arguments: list[str], cache: Path, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOWED, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "SCOREMODE_CACHE": str(cache), **more},
-    )
-
-
-def wait_until(true: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 def same_numbers(run: sm.Run, other: sm.Run) -> None:
@@ -260,6 +210,19 @@ def test_a_server_that_goes_away_loses_nothing(bucket: Bucket, tmp_path: Path, e
 def test_what_cannot_be_reached_is_said_in_one_line(bucket: Bucket, elsewhere: Any, place: str) -> None:
     with pytest.raises(StorageError, match="there is no such bucket"):
         sm.ppl("table:uniform", out=f"s3://no-such-bucket-at-all/one{place}", **QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [("AccessDenied", "access is denied"), ("InvalidAccessKeyId", "credentials are not accepted|access is denied")],
+)
+def test_credentials_that_are_refused(bucket: Bucket, elsewhere: Any, code: str, says: str) -> None:
+    bucket.server.denies = code
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=says) as raised:
+        sm.ppl("table:uniform", out=bucket.uri("one"), **QUESTION)
+    assert SECRET not in str(raised.value)
+    assert time.monotonic() - began < 5
 
 
 def test_damaged_objects_are_refused(bucket: Bucket, elsewhere: Any) -> None:

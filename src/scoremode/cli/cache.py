@@ -13,7 +13,7 @@ EPILOG = (
     "Runs and references without --out are kept there. SCOREMODE_CACHE is the folder, SCOREMODE_CACHE_LIMIT the size "
     "from which the least recently used go (default: 50GB; none: no limit). Nothing that is in use is removed."
 )
-KINDS = ("runs", "references", "models", "logs", "tasks", "texts")
+KINDS = ("runs", "references", "models", "logs", "tasks", "texts", "files")
 T = TypeVar("T")
 
 

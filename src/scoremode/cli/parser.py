@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -16,6 +17,11 @@ from scoremode.errors import harmless, one_line
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
+TAKE_URIS = {
+    *("corpus", "out", "report", "output", "file", "run_folder", "run_folders", "baseline", "candidates", "engine_arg"),
+    *MAY_BE_EMPTY,
+}
+STORED = re.compile(r"(?i)(s3[an]?|gc?s|hf|hdfs|viewfs|abfss?|az|adl|memory|file|s?ftp|ssh|smb|webhdfs|oss|oci)://")
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
@@ -95,16 +101,19 @@ class Parser(argparse.ArgumentParser):
         finally:
             for action in required:
                 action.required = True
-        self._refuse_empty(found)
+        self._refuse_unusable(found)
         if unknown or all(getattr(found, action.dest) is not None for action in required):
             return found, unknown
         return super().parse_known_args(given, namespace)
 
-    def _refuse_empty(self, found: argparse.Namespace) -> None:
+    def _refuse_unusable(self, found: argparse.Namespace) -> None:
         for action in self._actions:
             value = getattr(found, action.dest, None)
             if action.dest not in MAY_BE_EMPTY and (value == "" or (isinstance(value, list) and "" in value)):
                 self.error(f"{_name_of(action)} is empty")
+            values = value if isinstance(value, list) else [value]
+            if action.dest not in TAKE_URIS and any(isinstance(one, str) and STORED.match(one) for one in values):
+                self.error(f"{_name_of(action)} takes no URI; give a name or a path of this machine")
 
     def _verbs(self) -> dict[str, Parser]:
         subparsers = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]

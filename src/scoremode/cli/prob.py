@@ -105,15 +105,16 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
+    from scoremode.store.remote_outputs import worked_on_here
     from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
 
-    with progress_bar("scoring", "pairs") as progress:
+    with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
         if output.is_stream:
             written = score_to_stream(lm, pairs, output, progress)
         else:
-            written = score_to_file(lm, pairs, output, fresh=parsed.fresh, progress=progress)
+            written = score_to_file(lm, pairs, local, fresh=parsed.fresh, progress=progress)
     if parsed.json:
-        print_json_list(read_results(output.path))
+        print_json_list(read_results(local.path))
     said = f"{written.count} results read from {output}; --fresh scores again"
     output.announce(said if written.reused else f"{written.count} results in {output}", quiet=parsed.json)
 
@@ -122,6 +123,8 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
     from scoremode.store.outputs import check_output
 
     output = check_output(parsed.out, "--out")
+    if output.place is not None:
+        return output
     if output.is_stream and (parsed.json or parsed.fresh):
         flag = "--json" if parsed.json else "--fresh"
         raise OptionError(f"{flag} does not apply to {output.name}, which keeps nothing", fix=f"leave {flag} out")
@@ -136,9 +139,17 @@ def _pairs(parsed: argparse.Namespace) -> Pairs:
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")
     if parsed.file:
-        return PairFile(Path(parsed.file))
+        return PairFile(_local(parsed.file))
     if parsed.prompt is None or not parsed.target:
         raise InputError(
             "a prompt and a target are needed", fix='as in --prompt "The capital of France is" --target " Paris"'
         )
     return [(parsed.prompt, target) for target in parsed.target]
+
+
+def _local(file: str) -> Path:
+    from scoremode.places.copies import copy_of_file
+    from scoremode.places.uri import Place, located
+
+    where = located(file)
+    return copy_of_file(where) if isinstance(where, Place) else where

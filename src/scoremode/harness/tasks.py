@@ -21,6 +21,7 @@ from scoremode.harness.documents import Render, build_documents, judges_itself
 from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
 from scoremode.harness.scoring import ModelAnswers, TaskDocuments, answer_documents
+from scoremode.places.uri import Place, local_path
 from scoremode.store import runs
 from scoremode.store.kld import is_kld
 from scoremode.text.tokenizer import TextTokenizer
@@ -75,7 +76,7 @@ def tasks(
         include=include_path,
     )
     _, given = split_arguments(options)
-    folders = Folders(Path(out) if out is not None else None, fresh, progress)
+    folders = Folders(local_path(out, "--out") if out is not None else None, fresh, progress)
     folders.require_a_folder_each(candidates)
     for name in (baseline, *candidates):
         if runs.is_run(name) or is_kld(name):
@@ -155,6 +156,7 @@ class _Work:
                 write = _renderer(held.subject.tokenizer) if self.loaded.wanted.chat_template else None
                 self.documents = {name: build_documents(self.loaded, name, write) for name in self.loaded.tasks}
             out = self.folders.folder(folder)
+            assert not isinstance(out, Place), "refused before"
             found = answer_documents(held, self.documents, out=out, fresh=self.folders.fresh, progress=progress)
         return self.documents, found
 

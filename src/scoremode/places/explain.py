@@ -48,7 +48,8 @@ KNOWN: tuple[tuple[str, Reason], ...] = (
     ),
     (
         r"NETWORK_CONNECTION|curlCode|[Cc]onnection|timed? ?out|resolve host|Temporary failure|UNAVAILABLE|"
-        r"unexpected (end|EOF)|IncompleteRead|Broken pipe|Couldn't connect",
+        r"unexpected (end|EOF)|IncompleteRead|Broken pipe|[Cc]o(uldn't|uld not|nnot|n't) connect|Cannot connect|"
+        r"Name or service not known|not known|No route|Network is unreachable",
         Reason("it cannot be reached", NETWORK, may_pass=True),
     ),
 )

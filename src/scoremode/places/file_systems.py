@@ -12,8 +12,8 @@ from scoremode.errors import InputError, StorageError, did_you_mean, one_line
 from scoremode.places.uri import SERVERS, Place
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 30.0
-ATTEMPTS = 3  # of one request, by the library; objects.py repeats whole operations
+READ_SECONDS = 15.0  # without a byte
+ATTEMPTS = 2  # of one request, by the library; objects.py repeats whole operations
 BY_ARROW = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
 FLAT = ("s3", "gs")  # folders are not made, they are parts of names

@@ -51,6 +51,11 @@ class Place:
         return self.path.rpartition("/")[2]
 
     @property
+    def parent(self) -> Place:
+        """The folder that it lies in."""
+        return Place(self.scheme, self.path.rpartition("/")[0], self.settings)
+
+    @property
     def root(self) -> str:
         """The bucket or the host."""
         return self.path.partition("/")[0]
@@ -87,6 +92,22 @@ def located(given: str | os.PathLike[str] | Place) -> Path | Place:
     if text.lower().startswith("file://"):
         return _local(text)
     return parse(text)
+
+
+def shown(given: str) -> str:
+    """A URI as it may be printed; one that cannot be used is named by its scheme alone, because of secrets in it."""
+    try:
+        return str(located(given))
+    except InputError:
+        return f"a {given.partition('://')[0]}:// URI"
+
+
+def local_path(given: str | os.PathLike[str], flag: str) -> Path:
+    """A path of this machine; InputError for a URI where only a path will do."""
+    where = located(given)
+    if isinstance(where, Place):
+        raise InputError(f"{where} is a URI, and {flag} takes a path of this machine", fix=f"give a path to {flag}")
+    return where
 
 
 def name_in(given: str) -> str:

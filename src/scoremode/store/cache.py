@@ -1,4 +1,4 @@
-"""The cache folder: its location, its size limit, and the remembered hashes of large files.
+"""The cache folder: its size limit, and the remembered hashes of large files.
 
 ``mark_used`` and ``hold_entry`` protect an entry that is being read; ``make_room`` keeps the cache below its limit. All
 three do nothing for folders that are not entries of the cache, and none of them fails if the cache is not writable.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import OptionError, RunError
+from scoremode.places.cache_home import cache_folder
 from scoremode.store import usage
 from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, inspect_entry, mark_of
 from scoremode.store.eviction import Outcome, evict
@@ -27,7 +28,7 @@ from scoremode.text.json_files import read_object
 
 DEFAULT_LIMIT = 50 * 10**9
 
-LIMITED = ("references", "runs", "texts")  # kinds of entries that the limit applies to
+LIMITED = ("references", "runs", "texts", "files")  # kinds of entries that the limit applies to
 
 FILLED_AFTER_REMOVAL = (
     0.9  # share of the limit that stays filled after a removal, so that not every run causes another removal
@@ -40,14 +41,6 @@ ALWAYS_READ = 4 << 20  # bytes; smaller files are hashed every time
 BEGINNING = 1 << 20  # first bytes of a larger file that are hashed every time
 
 SETTLED = 2.0  # seconds; longer than the time resolution of any file system in use
-
-
-def cache_folder() -> Path:
-    """``$SCOREMODE_CACHE``, else ``$XDG_CACHE_HOME/scoremode``, else ``~/.cache/scoremode``."""
-    if chosen := os.environ.get("SCOREMODE_CACHE"):
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "scoremode"
 
 
 def is_cached(folder: Path) -> bool:
@@ -89,7 +82,7 @@ def hold_model(folder: Path) -> None:
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cache_limit() -> int | None:
-    """Most bytes of runs, references and texts in the cache: ``$SCOREMODE_CACHE_LIMIT``; None if there is no limit."""
+    """Most bytes of runs, references, texts and fetched files: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
     given = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
     if not given:
         return DEFAULT_LIMIT
@@ -102,8 +95,8 @@ def cache_limit() -> int | None:
 def make_room(kept: Path) -> None:
     """Remove the least recently used entries if the cache exceeds its limit. ``kept`` is the newest entry.
 
-    The limit applies to runs, references and texts. Most calls read only one small file: the total is remembered
-    (usage.py), and a removal leaves a tenth of the limit free.
+    The limit applies to runs, references, texts and fetched files. Most calls read only one small file: the total is
+    remembered (usage.py), and a removal leaves a tenth of the limit free.
     """
     limit = cache_limit()
     if limit is None or not is_cached(kept):

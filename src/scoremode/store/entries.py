@@ -2,6 +2,7 @@
 
 runs/DIGEST, references/DIGEST   folders of runs.py; DIGEST is computed from the run's identity
 models/NAME                      converted checkpoints; scoremode.json is written last
+files/DIGEST                     copies of files that lie elsewhere (places/copies.py)
 tasks/DIGEST                     answers to documents of tasks (answers.py)
 texts/DIGEST                     tokens of long texts (token_store.py)
 logs/ENGINE-….log                messages of an engine that failed
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunError, harmless
+from scoremode.places.copies import MARK as FILE_MARK
 from scoremode.store import sealed
 from scoremode.store.files import TEMPORARY
 from scoremode.store.records import read_record_header
@@ -32,7 +34,7 @@ from scoremode.store.reference_format import REFERENCE, is_own_name
 from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
 from scoremode.text.json_files import read_object
 
-KINDS = ("runs", "references", "models", "logs", "tasks", "texts")
+KINDS = ("runs", "references", "models", "logs", "tasks", "texts", "files")
 LOCK, MODEL_MARK, ANSWERS, TOKENS_MARK = ".lock", "scoremode.json", "answers.records", "tokens.json"
 PLACE = ".place.json"  # in the work folder of a run elsewhere: where it goes (remote_runs.py)
 HASHES, USAGE, EVICTING, TASK_INDEX = "sha256.json", "usage.txt", ".evicting.lock", "lm-eval-tasks.json"
@@ -49,7 +51,7 @@ LOG = re.compile(r"[a-z]+-[0-9]+-[0-9a-f]{8}\.log")
 CONVERSION = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")  # a folder made by tempfile.mkdtemp in models/embedded.py
 LEFTOVER = re.compile(r"\.removed-[\w.-]+-[0-9a-f]{16}")
 
-MARKS = {"models": MODEL_MARK, "tasks": ANSWERS, "texts": TOKENS_MARK}
+MARKS = {"models": MODEL_MARK, "tasks": ANSWERS, "texts": TOKENS_MARK, "files": FILE_MARK}
 COLUMN = re.compile(r"[a-z_]+\.(bin|wide)")  # a column of tokens; one that is being written in a larger type
 
 Stats = dict[str, os.stat_result]
@@ -127,7 +129,7 @@ def inspect_entry(kind: str, path: Path) -> Entry:
         if LEFTOVER.fullmatch(path.name):
             files = _files(path)
             return Entry(kind, path, _size(files), info.st_mtime, REMOVED, "its deletion was interrupted")
-        inspect = {"models": _model, "tasks": _answers, "texts": _tokens}.get(kind)
+        inspect = {"models": _model, "tasks": _answers, "texts": _tokens, "files": _copy}.get(kind)
         return inspect(path, info) if inspect else _run(kind, path, info)
     except OSError as error:
         return Entry(kind, path, 0, 0.0, FOREIGN, f"cannot be read ({error.strerror})")
@@ -194,6 +196,24 @@ def _tokens(path: Path, info: os.stat_result) -> Entry:
     if TOKENS_MARK not in files:
         return Entry("texts", path, _size(files), newest, UNFINISHED, "its text was not read to the end")
     return Entry("texts", path, _size(files), files[TOKENS_MARK].st_mtime, FINISHED)
+
+
+def _copy(path: Path, info: os.stat_result) -> Entry:
+    files = _files(path, deep=False)
+    ours = DIGEST.fullmatch(path.name) and all(stat.S_ISREG(found.st_mode) for found in files.values())
+    if ours and PLACE in files:  # results on their way elsewhere
+        newest = max(found.st_mtime for found in files.values())
+        return Entry("files", path, _size(files), newest, FINISHED, facts={"what": "results that go elsewhere"})
+    if not ours or len([name for name in files if not name.startswith(".")]) > 1:
+        return _foreign("files", path, info)
+    if FILE_MARK not in files:
+        return Entry("files", path, _size(files), info.st_mtime, UNFINISHED, "it was not fetched completely")
+    try:
+        where = read_object(path / FILE_MARK).get("place")
+    except ValueError:
+        where = None
+    facts = {"what": f"copy of {where}"} if sealed.text(where) else {}
+    return Entry("files", path, _size(files), files[FILE_MARK].st_mtime, FINISHED, facts=facts)
 
 
 def _files(folder: Path, *, deep: bool = True, before: str = "") -> Stats:

@@ -99,7 +99,8 @@ def remove(entry: Entry, *, dry_run: bool = False) -> str | None:
 
 def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
     """Lock the entry and inspect it again, because it may have changed; return the reason if it must stay."""
-    if entry.kind in ("runs", "references", "tasks", "texts") and not _lock(entry.path / LOCK, held, dry_run=dry_run):
+    locked = ("runs", "references", "tasks", "texts", "files")
+    if entry.kind in locked and not _lock(entry.path / LOCK, held, dry_run=dry_run):
         return IN_USE
     if entry.is_folder and not _lock_existing(mark_of(entry.path), held):
         return IN_USE

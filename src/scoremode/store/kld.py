@@ -28,6 +28,8 @@ import numpy.typing as npt
 
 from scoremode.errors import InputError, RunError
 from scoremode.head.record_format import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
+from scoremode.places.copies import copy_of_file
+from scoremode.places.uri import Place, located, may_be_stored, name_in
 from scoremode.values import Floats, Ids, Raw
 
 MAGIC = b"_logits_"
@@ -79,6 +81,8 @@ class KldLayout:
 def is_kld(name: str | Path) -> bool:
     """Is this a file of base logits, by its name or by how it begins?"""
     path = Path(name)
+    if isinstance(name, str) and may_be_stored(name):
+        return name_in(name).endswith(SUFFIX)
     try:
         if not path.is_file():
             return path.suffix == SUFFIX and not path.is_dir()
@@ -92,7 +96,8 @@ class KldFile:
     """A file of base logits, checked when it is opened; its records are mapped."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        where = located(path) if isinstance(path, str) and may_be_stored(path) else Path(path)
+        self.path = copy_of_file(where) if isinstance(where, Place) else where
         try:
             with self.path.open("rb") as file:
                 self.layout = _read_layout(self.path, file.read(HEADER.size), os.fstat(file.fileno()).st_size)

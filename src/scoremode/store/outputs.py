@@ -4,6 +4,7 @@ what the name refers to         what happens
 nothing, or an empty file       written atomically
 a link                          its target is written, the link stays
 a device, a FIFO, /dev/stdout   written to directly, never replaced
+a URI                           written whole, if its folder can be listed
 a folder, a disk, a socket      refused
 a file in a run or reference    refused
 """
@@ -20,9 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scoremode.errors import InputError, RunError
+from scoremode.places.objects import Objects
+from scoremode.places.uri import SERVERS, Place, is_uri, located
 from scoremode.store import runs
 from scoremode.store.files import write_atomically
 from scoremode.store.reference_writer import is_reference
+from scoremode.store.segments import PARTIAL_FOLDER
 from scoremode.text.json_files import read_object
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
@@ -40,6 +44,7 @@ class Output:
     is_stream: bool = False  # a device, a FIFO or an open file of this process: written to, never replaced
     is_link: bool = False
     descriptor: int | None = None  # for /dev/stdout and similar names
+    place: Place | None = None  # for a URI; then there is no path
 
     def __str__(self) -> str:
         return f"{self.name} (a link to {self.path})" if self.is_link else self.name
@@ -47,13 +52,25 @@ class Output:
     @property
     def exists(self) -> bool:
         """Is there a file with content that would be overwritten?"""
+        if self.place is not None:
+            return self._beginning(1) != b""
         return not self.is_stream and has_content(self.path)
+
+    def _beginning(self, count: int) -> bytes:
+        """The first bytes of the file; none if there is no file."""
+        if self.place is not None:
+            return Objects(self.place.parent).read(self.place.name, most=count) or b""
+        with self.path.open("rb") as file:
+            return file.read(count)
 
     def write(self, data: bytes) -> None:
         """Write all of it; RunError if that fails. A plain file is written atomically."""
         if self.is_stream:
             with self.stream() as write:
                 write(data)
+            return
+        if self.place is not None:
+            Objects(self.place.parent).write(self.place.name, data)
             return
         try:
             write_atomically(self.path, data)
@@ -120,6 +137,8 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
     text, another = os.fspath(name), f"give another file to {flag}"
     if not text or "\0" in text:
         raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
+    if is_uri(text):
+        return _check_elsewhere(text, flag)
     if (descriptor := _own_descriptor(text)) is not None:
         return Output(text, flag, Path(text), is_stream=True, descriptor=_require_open(descriptor, text, another))
     path = Path(os.path.realpath(text))
@@ -147,13 +166,30 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
     return Output(text, flag, path, is_link=is_link)
 
 
+def _check_elsewhere(text: str, flag: str) -> Output:
+    """Check a file behind a URI. Whether it may be written shows when it is; whether there is a server shows now."""
+    where = located(text)
+    if isinstance(where, Path):
+        return check_output(where, flag)
+    if where.scheme in SERVERS or "/" not in where.path or text.endswith("/"):
+        raise InputError(f"{where} is not a file that can be written", fix=f"give a file name to {flag}")
+    beside = {found.name: found for found in Objects(where.parent).listed()}
+    if where.name in beside and beside[where.name].is_folder:
+        raise InputError(f"{where} is a folder", fix=f"give a file name to {flag}")
+    if {runs.MANIFEST, runs.SCORES} <= beside.keys() or PARTIAL_FOLDER in beside:
+        raise InputError(
+            f"{where} is inside a run or reference folder, where nothing else may be written",
+            fix=f"give another file to {flag}",
+        )
+    return Output(str(where), flag, Path(), place=where)
+
+
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
     """As ``check_output``, for an HTML report: only an older report may be replaced."""
     output = check_output(name, flag, made_later=made_later)
     if output.exists:
         try:
-            with output.path.open("rb") as file:
-                beginning = file.read(MARK_WITHIN)
+            beginning = output._beginning(MARK_WITHIN)
         except OSError as error:
             raise InputError(f"{name} exists and cannot be read ({error.strerror})", fix="give another name") from None
         if REPORT_MARK not in beginning:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import InputError, RunError, harmless
+from scoremode.places.uri import Place
 from scoremode.plan.comparable import Outline, Where, difference
 from scoremode.store.cache import hold_entry, mark_used, remembered_sha256
 from scoremode.store.reference_format import (
@@ -25,6 +26,7 @@ from scoremode.store.reference_format import (
     remake_fix,
     shard_name,
 )
+from scoremode.store.remote_copies import copy_of, stored_at, under_the_name_of
 from scoremode.values import Raw
 
 Progress = Callable[[int, int], None]
@@ -80,9 +82,18 @@ class Reference:
     layout: ShardLayout
 
     @staticmethod
-    def open(folder: str | Path, verify: bool = True, progress: Progress | None = None) -> Reference:
-        """The reference in this folder. Sizes and headers are always checked; hashes only if a file has changed."""
-        folder = Path(folder)
+    def open(folder: str | Path | Place, verify: bool = True, progress: Progress | None = None) -> Reference:
+        """The reference in this folder, or behind this URI, of which a copy is then read.
+
+        Sizes and headers are always checked; hashes only if a file has changed.
+        """
+        where = stored_at(folder)
+        if isinstance(where, Place):
+            return under_the_name_of(where, copy_of(where), lambda copy: Reference._open(copy, verify, progress))
+        return Reference._open(where, verify, progress)
+
+    @staticmethod
+    def _open(folder: Path, verify: bool, progress: Progress | None) -> Reference:
         manifest = read_reference_manifest(folder)
         mark_used(folder)
         layout = ShardLayout(*(manifest[name] for name in ("targets", "width", "dtype", "rows_per_shard")))

@@ -18,7 +18,7 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -81,7 +81,9 @@ class StatesWriter:
         identity: Mapping[str, Any],
         shard_bytes: int = SHARD_BYTES,
         progress: Progress | None = None,
+        completed: Callable[[str], None] | None = None,
     ) -> None:
+        """``completed`` is told the name of each shard whose rows are all there, after they were recorded."""
         if dtype not in RAW_DTYPES:
             raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
         assert 0 <= targets <= MOST_ROWS, "targets out of range"
@@ -94,6 +96,7 @@ class StatesWriter:
         self.head: dict[str, Any] | None = None  # what write_head stored; read from disk after a resume
         self.resumed = False
         self._pending: list[bytes] = []
+        self._completed, self._written = completed, set[int]()
         self._shard: tuple[int, BinaryIO] | None = None  # the last shard stays open: most often the next write is there
         with _disk_errors(self.folder):
             _require_free(self.folder)
@@ -173,7 +176,7 @@ class StatesWriter:
                 self._write_partial(ready=False)
                 for shard in range(self.layout.shards):
                     path = self.folder / shard_name(shard)
-                    _make_room(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
+                    make_shard(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
                 self._write_partial(ready=True)
         except BaseException:
             discard(self.folder)
@@ -237,6 +240,7 @@ class StatesWriter:
             for shard, offset, before, n in layout.pieces(first_target, len(rows)):
                 begin = before * layout.row_bytes
                 _write_at(self._opened(shard), data[begin : begin + n * layout.row_bytes], offset)
+                self._written.add(shard)
         self._record(first_target, len(rows), zlib.crc32(data))
 
     def _record(self, first: int, count: int, checksum: int) -> None:
@@ -259,6 +263,14 @@ class StatesWriter:
                 self._rows.truncate(end)  # an incomplete record would hide all records after it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._pending.clear()
+        self._tell_completed()
+
+    def _tell_completed(self) -> None:
+        written, self._written = self._written, set()
+        for shard in sorted(written if self._completed is not None else ()):
+            if self.has(shard * self.layout.rows_per_shard, self.layout.shard_rows(shard)):
+                assert self._completed is not None
+                self._completed(shard_name(shard))
 
     def write_head(
         self,
@@ -404,7 +416,7 @@ def _require_free(folder: Path) -> None:
         )
 
 
-def _make_room(path: Path, header: bytes, size: int) -> None:
+def make_shard(path: Path, header: bytes, size: int) -> None:
     """Create a file of this size with all its space allocated, so that a later write cannot find the disk full."""
     with path.open("wb", buffering=0) as file:
         _write_at(file.fileno(), memoryview(header), 0)

@@ -11,10 +11,10 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scoremode.errors import RunError, StorageError, harmless
 from scoremode.places.objects import Objects
@@ -28,20 +28,30 @@ from scoremode.store.run_format import MANIFEST, SCORES
 from scoremode.store.segments import PARTIAL_FOLDER
 from scoremode.text.json_files import parse
 
+T = TypeVar("T")
+
 LARGEST_MANIFEST = 256 << 20
 SHA256 = re.compile(r"[0-9a-f]{64}")
 AGAIN = "run the same command again; if it stays, make it again with --fresh"
 
 
-def local_folder(given: str | os.PathLike[str] | Place) -> Path:
-    """The folder of a run or reference: a path as it is, or the copy of what lies elsewhere."""
-    where = located(given) if isinstance(given, Place | Path) or may_be_stored(given) else Path(given)
-    return copy_of(where) if isinstance(where, Place) else where
+def stored_at(given: str | os.PathLike[str] | Place) -> Path | Place:
+    """Where a run or a reference lies. An http address is none: it may be the name of a model."""
+    return located(given) if not isinstance(given, str) or may_be_stored(given) else Path(given)
+
+
+def under_the_name_of(place: Place, copy: Path, open_folder: Callable[[Path], T]) -> T:
+    """Open the copy of a place; messages name the place, because nobody knows the copy."""
+    try:
+        return open_folder(copy)
+    except RunError as error:
+        message, fix = (text.replace(str(copy), str(place)) for text in (error.message, error.fix))
+        raise RunError(message, fix=fix) from None
 
 
 def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
     """Does a folder, here or elsewhere, contain a file of that name?"""
-    where = located(given) if isinstance(given, Place | Path) or may_be_stored(given) else Path(given)
+    where = stored_at(given)
     if isinstance(where, Place):
         found = Objects(where).look(name)
         return found is not None and not found.is_folder

@@ -17,15 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, StorageError, harmless
+from scoremode.errors import InputError, RunError, StorageError, harmless
 from scoremode.places.objects import Objects, patience
-from scoremode.places.uri import Place
+from scoremode.places.uri import SERVERS, Place
 from scoremode.store import journal, runs
 from scoremode.store.cache import cache_folder, cache_limit
 from scoremode.store.entries import LOCK, PLACE
@@ -33,15 +33,16 @@ from scoremode.store.files import write_atomically
 from scoremode.store.leases import FLAG, Lease, new_holder
 from scoremode.store.locks import Lock
 from scoremode.store.mirror import Mirror
-from scoremode.store.records import RecordFile
-from scoremode.store.reference_format import REFERENCE, is_own_name
+from scoremode.store.reference_format import PARTIAL, REFERENCE, ROWS, is_own_name
 from scoremode.store.remote_copies import copy_folder, read_manifests
+from scoremode.store.remote_reference import ShardSender, fetch_unfinished
 from scoremode.store.run import Run
 from scoremode.store.run_format import JOURNAL, MANIFEST, SCORES
 from scoremode.store.segments import (
     PARTIAL_FOLDER,
     Chain,
     Sender,
+    cut_to_sound,
     fetch_chain,
     first_line_of,
     length_of,
@@ -66,6 +67,8 @@ def claimed_at(
     place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs"
 ) -> Iterator[runs.Claim]:
     """As ``runs.claimed``, for a folder elsewhere. A folder that is not a run's is never changed."""
+    if place.scheme in SERVERS:
+        raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
     cache_limit()  # raises if the limit is invalid, before anything is scored
     objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
     found = _existing_run(objects, identity, fresh=fresh)  # raises before anything is written
@@ -194,6 +197,8 @@ class Note:
 class RemoteClaim(runs.Claim):
     """A folder elsewhere for one run, and the work folder here."""
 
+    shard_bytes = 1 << 28  # smaller than elsewhere: a lost machine loses the rows of shards that are not complete
+
     def __init__(
         self,
         objects: Objects,
@@ -216,6 +221,14 @@ class RemoteClaim(runs.Claim):
         self._old_writers: set[str] = set()  # whose pieces are replaced by this writer's
         self._old_files: set[str] = set()  # that are replaced by this run's
         self._complete = False
+        self._shards = ShardSender(Objects(self.place, seconds=0.0), folder, lease.check, self._note_sent)
+
+    def _note_sent(self, name: str, sha256: str) -> None:
+        self._note.sent[name] = sha256
+        self._note.write()
+
+    def shards_sent_to(self) -> Callable[[str], None]:
+        return self._shards
 
     def prepare(self) -> Run | None:
         """Make the work folder what it must be; the run if it was scored here and only has to be sent."""
@@ -236,6 +249,7 @@ class RemoteClaim(runs.Claim):
         if best is not None and length_of(chains[best]) > here:
             self._clear()
             fetch_chain(self._objects, chains[best], self.folder / JOURNAL)
+            fetch_unfinished(Objects(self.place), self.folder)
             self._sent = length_of(self._chain) if best == self._note.holder else 0
         else:
             self._sent = min(length_of(self._chain), here)
@@ -255,7 +269,7 @@ class RemoteClaim(runs.Claim):
         path = self.folder / JOURNAL
         same = not self._fresh and journal.inspect_journal(path).identity == self.identity
         super().begin()
-        whole = _whole_records(path, self.identity)
+        whole = cut_to_sound(path)
         sent = min(self._sent, whole) if same else 0
         self._sender = Sender(Objects(self.place, seconds=0.0), self._note.holder, path, self._chain, sent)
         self._send_all(self._sender)
@@ -285,19 +299,21 @@ class RemoteClaim(runs.Claim):
         """Send the finished run: the manifest last."""
         self._mirror.check()
         self._mirror.send_from_now(None)
+        self._shards.stop()
         patient = Objects(self.place)
         try:
             for name, sha256 in _files_to_send(self.folder, run):
                 if self._note.sent.get(name) != sha256:
                     self._lease.check()
                     patient.send(name, self.folder / name)
-                    self._note.sent[name] = sha256
-                    self._note.write()
+                    self._note_sent(name, sha256)
             self._lease.check()
             patient.send(MANIFEST, self.folder / MANIFEST)
             self._complete = True
             self._lease.check()
             patient.remove_folder(PARTIAL_FOLDER)
+            for name in (ROWS, PARTIAL):
+                patient.remove(name)
         except StorageError as error:
             if not self._complete:
                 raise StorageError(f"the run is complete, but {error.message}", fix=NOTED) from None
@@ -306,6 +322,7 @@ class RemoteClaim(runs.Claim):
     def release(self) -> None:
         if self._lock is None:
             return
+        self._shards.stop()
         self._mirror.stop()
         with suppress(StorageError, OSError, RunError):
             if self._sender is not None and not self._complete:
@@ -341,17 +358,6 @@ class _Watched:
         tell = getattr(self._progress, "phase", None)
         if tell is not None:
             tell(words)
-
-
-def _whole_records(path: Path, identity: dict[str, Any]) -> int:
-    """Check every record of a journal and cut it after the last good one; its length then."""
-    records = RecordFile(path, journal.header(identity))
-    try:
-        for _ in records.replay():
-            pass
-        return records.end
-    finally:
-        records.close()
 
 
 def _files_to_send(folder: Path, run: Run) -> Iterator[tuple[str, str]]:

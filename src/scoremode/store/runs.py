@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from scoremode.errors import RunError, harmless
-from scoremode.places.uri import Place, located, may_be_stored
+from scoremode.places.uri import Place
 from scoremode.store import columns, journal
 from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
 from scoremode.store.entries import LOCK
 from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
 from scoremode.store.locks import Lock
 from scoremode.store.reference_format import is_own_name
-from scoremode.store.reference_writer import discard, discard_others, is_reference
-from scoremode.store.remote_copies import copy_of, is_there
+from scoremode.store.reference_writer import SHARD_BYTES, discard, discard_others, is_reference
+from scoremode.store.remote_copies import copy_of, is_there, stored_at, under_the_name_of
 from scoremode.store.run import Run
 from scoremode.store.run_format import (
     FIELDS,
@@ -52,7 +52,6 @@ __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed"
 
 OURS = {MANIFEST, SCORES, JOURNAL}
 Progress = Callable[[int, int], None]
-T = TypeVar("T")
 WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
 
@@ -65,6 +64,8 @@ def default_folder(identity: dict[str, Any], kind: str = "runs") -> Path:
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class Claim:
     """A folder for one run: its finished run, or else the right to write there until ``release``."""
+
+    shard_bytes = SHARD_BYTES  # of a reference's files
 
     def __init__(
         self,
@@ -96,6 +97,10 @@ class Claim:
             discard_others(self.folder, self.identity)
         for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
             left.unlink(missing_ok=True)
+
+    def shards_sent_to(self) -> Callable[[str], None] | None:
+        """Who is told the name of each complete file of a reference; None if nobody wants to know."""
+        return None
 
     def watched(self, progress: Progress | None) -> Progress | None:
         """The progress to report to, which may raise where another process took the folder over."""
@@ -315,19 +320,10 @@ def load(folder: str | Path | Place) -> Run:
     >>> load("runs/base").perplexity            # doctest: +SKIP
     >>> load("s3://bucket/runs/base").kl        # doctest: +SKIP
     """
-    where = located(folder) if isinstance(folder, Place) or may_be_stored(folder) else Path(folder)
+    where = stored_at(folder)
     if isinstance(where, Place):
         return replace(under_the_name_of(where, copy_of(where), _load), path=str(where))
     return _load(where)
-
-
-def under_the_name_of(place: Place, copy: Path, open_folder: Callable[[Path], T]) -> T:
-    """Open the copy of a place; messages name the place, because nobody knows the copy."""
-    try:
-        return open_folder(copy)
-    except RunError as error:
-        message, fix = (text.replace(str(copy), str(place)) for text in (error.message, error.fix))
-        raise RunError(message, fix=fix) from None
 
 
 def _load(folder: Path) -> Run:

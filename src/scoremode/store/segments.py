@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import re
+import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,3 +147,28 @@ def whole_until(path: Path, begin: int = 0) -> int:
                 at += HEAD.size + length
     except FileNotFoundError:
         return begin
+
+
+def cut_to_sound(path: Path) -> int:
+    """Check every record and cut the file after the last good one; its length then, 0 if there is no file."""
+    try:
+        with path.open("r+b") as file:
+            line = file.readline(LONGEST_HEADER)
+            at, seed = (len(line) if line.endswith(b"\n") else 0), zlib.crc32(line)
+            while at:
+                file.seek(at)
+                head = file.read(HEAD.size)
+                if len(head) < HEAD.size:
+                    break
+                magic, number, length, checksum = HEAD.unpack(head)
+                if magic != MAGIC or length > os.fstat(file.fileno()).st_size:
+                    break
+                body = file.read(length)
+                known = zlib.crc32(body, zlib.crc32(struct.pack("<QI", number, length), seed))
+                if len(body) < length or known != checksum:
+                    break
+                at += HEAD.size + length
+            file.truncate(at)
+            return at
+    except FileNotFoundError:
+        return 0

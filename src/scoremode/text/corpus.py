@@ -28,6 +28,7 @@ from typing import Any, Literal, cast
 
 from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.errors import CorpusError, OptionError
+from scoremode.places.uri import is_uri
 from scoremode.text import plugins
 from scoremode.text.files import (
     PIECE,
@@ -49,6 +50,7 @@ from scoremode.text.files import (
     unchanged,
 )
 from scoremode.text.plugins import Plugins
+from scoremode.text.remote import local_files
 
 __all__ = [
     "Corpus",
@@ -187,6 +189,12 @@ def expanded(spec: str) -> list[str]:
 
     A folder gives the files in it and its subfolders that end in one of TEXTS; a pattern gives all files that match.
     """
+    if is_uri(spec):
+        return [
+            path for file in local_files(spec, TEXTS) for path in (expanded(file) if spec[:5] == "file:" else [file])
+        ]
+    if spec.startswith("wikitext2:") and is_uri(spec.removeprefix("wikitext2:")):
+        return [f"wikitext2:{path}" for path in local_files(spec.removeprefix("wikitext2:"), TEXTS)]
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
     if os.path.isdir(spec):
@@ -209,6 +217,8 @@ def _hidden(path: Path, folder: str) -> bool:
 
 def _short(spec: str) -> str:
     """The name of a text in results: the last part of a path, or a whole pattern."""
+    if spec.startswith("wikitext2:"):
+        return "wikitext2"
     return spec if any(sign in spec for sign in "*?[") else Path(spec).name or spec
 
 

@@ -23,6 +23,7 @@ from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
+from scoremode.places.uri import located
 from scoremode.plan.comparable import Outline, difference, first_difference
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers
@@ -32,6 +33,7 @@ from scoremode.store.journal import Journal
 from scoremode.store.kld import is_kld
 from scoremode.store.reference import Reference, require_comparable
 from scoremode.store.reference_format import REFERENCE
+from scoremode.store.remote_copies import is_there
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
@@ -76,16 +78,17 @@ def compare(
             "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
         )
     question, options = split_arguments(arguments)
-    folders = Folders(Path(out) if out is not None else None, fresh, progress)
+    folders = Folders(located(out) if out is not None else None, fresh, progress)
     folders.require_a_folder_each(candidates)
     asked_for = Wanted(engine, options, baseline_engine or engine, {**options, **(baseline_options or {})}, tokenizer)
     its, how = divide(baseline, candidates, asked_for)
     if is_kld(baseline):
         require_no_question(baseline, {**question, **_own_settings(baseline_engine, baseline_options)})
         require_models(baseline, candidates)
-        return _each(candidates, how, folders, partial(_named_against_file, baseline))
-    if (Path(baseline) / REFERENCE).exists():
-        kept = Path(baseline)
+        scored = _each(how, folders, partial(_named_against_file, baseline))
+        return [scored[name] for name in candidates]
+    if is_there(baseline, REFERENCE):
+        kept = baseline
     elif its is None:
         return [of_runs(baseline, name) for name in candidates]
     elif len(candidates) == 1 and candidates[0] in how and _side_by_side(baseline, its, candidates[0], how):
@@ -95,9 +98,9 @@ def compare(
         with closing(its.hold(baseline)) as held:
             own = folders.folder("baseline")
             its_run = reference_of(held, question, own, tokenizer=tokenizer, fresh=fresh, progress=progress)
-        kept = Path(str(its_run.path))
+        kept = str(its_run.path)
     scored = _each(how, folders, partial(_named, kept, question))
-    return [scored[name] if name in scored else of_runs(str(kept), name) for name in candidates]
+    return [scored[name] if name in scored else of_runs(kept, name) for name in candidates]
 
 
 Scored = Callable[[str, Settings, Folders], Comparison]
@@ -140,7 +143,7 @@ def _named_against_file(file: str, name: str, how: Settings, folders: Folders) -
         return against_file(file, held, {}, folders)
 
 
-def _named(kept: Path, question: dict[str, Any], name: str, how: Settings, folders: Folders) -> Comparison:
+def _named(kept: str, question: dict[str, Any], name: str, how: Settings, folders: Folders) -> Comparison:
     """A candidate by its name, scored now."""
     stored = _question_of(runs.load(kept), question)
     if stored.get("tokenizer") is not None and how.tokenizer is None:
@@ -150,7 +153,7 @@ def _named(kept: Path, question: dict[str, Any], name: str, how: Settings, folde
 
 
 # ── a stored baseline ────────────────────────────────────────────────────────────────────────────────────────────────
-def against_reference(folder: Path, held: HeldModel, question: dict[str, Any], folders: Folders) -> Comparison:
+def against_reference(folder: str | Path, held: HeldModel, question: dict[str, Any], folders: Folders) -> Comparison:
     """A model that is held against a reference: the reference brings its own question."""
     require(held.plugin, "divergence", "be compared with a reference")
     run_p, stored = runs.load(folder), Reference.open(folder)

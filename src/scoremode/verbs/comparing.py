@@ -13,6 +13,7 @@ import numpy as np
 from scoremode.engines.base import Baseline, Engine, StoredDistributions, Want
 from scoremode.engines.baseline import LiveBaseline
 from scoremode.errors import InputError
+from scoremode.places.uri import Place, may_be_stored, name_in
 from scoremode.plan.plan import Plan
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
@@ -27,24 +28,24 @@ NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
 def short(name: str) -> str:
     """What a candidate is called in tables: the last part of the path of a folder or file."""
-    return Path(name).name or name if Path(name).exists() else name
+    return name_in(name) or name if may_be_stored(name) or Path(name).exists() else name
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
     """Where the runs of a comparison go."""
 
-    out: Path | None
+    out: Path | Place | None
     fresh: bool
     progress: Progress | None
 
-    def folder(self, name: str) -> Path | None:
+    def folder(self, name: str) -> Path | Place | None:
         """For the run of that name; a model's name may be a path, of which the last part is taken."""
-        return None if self.out is None else self.out / (Path(name).name or "candidate")
+        return None if self.out is None else self.out / (name_in(name) or "candidate")
 
     def require_a_folder_each(self, candidates: Sequence[str]) -> None:
         """Refuse candidates whose runs would lie in one folder, before one of them is scored."""
-        names = ["baseline", *(Path(name).name or "candidate" for name in candidates)]
+        names = ["baseline", *(name_in(name) or "candidate" for name in candidates)]
         if self.out is not None and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InputError(

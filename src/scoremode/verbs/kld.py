@@ -19,6 +19,7 @@ from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
+from scoremode.places.uri import Place
 from scoremode.plan.plan import Plan
 from scoremode.store import runs
 from scoremode.store.files import written_atomically
@@ -37,9 +38,11 @@ METHOD = "llamacpp"
 RECORDS = "records.partial"  # in the hidden folder
 
 
-def check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | None = None) -> Output:
+def check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None = None) -> Output:
     """The file that a user named; refused if it is there, unless it is to be replaced, or cannot be written."""
     output = check_output(name, "--kld", made_later=made_later)
+    if output.place is not None:
+        raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
     if output.is_stream:
         raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
     if output.exists and not fresh:
@@ -115,7 +118,9 @@ def chunk_tokens(plan: Plan) -> Ids:
 
 
 # ── from a reference ─────────────────────────────────────────────────────────────────────────────────────────────────
-def write_from_reference(folder: Path, asked: Question, output: Output, progress: Progress | None) -> None:
+def write_from_reference(
+    folder: str | Path | Place, asked: Question, output: Output, progress: Progress | None
+) -> None:
     """The distributions of a reference as a file: from its hidden states and its head, without the model."""
     announce(progress, f"writing {output.name}")
     baseline = StoredBaseline(Reference.open(folder), asked.plan)

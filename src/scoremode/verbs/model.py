@@ -20,9 +20,9 @@ from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import EVERYTHING, EnginePlugin, Work
 from scoremode.engines.registry import Chosen
-from scoremode.errors import OptionError
+from scoremode.errors import ModelError, OptionError
 from scoremode.models.subject import Subject
-from scoremode.places.uri import Place, located
+from scoremode.places.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
 from scoremode.store.remote_runs import claimed_at
 from scoremode.store.run import Run
@@ -200,6 +200,12 @@ def hold(
     """The model of that name with the engine for it. Nothing is opened yet, and everything that can be is refused."""
     name = path_text("model", model)
     tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
+    for given_name in (name, tokenizer):
+        if given_name is not None and may_be_stored(given_name):
+            raise ModelError(
+                f"{shown(given_name)} is no finished run or reference, and models are not read from URIs",
+                fix="give a folder of this machine, or a name on the hub",
+            )
     given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
     if not isinstance(engine, Engine):
         spread, given = read_spread(given)

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
+from scoremode.places.uri import Place
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold, in_memory
@@ -48,7 +49,7 @@ def ppl_of(
     held: HeldModel,
     question: dict[str, Any],
     *,
-    out: str | Path | None = None,
+    out: str | Path | Place | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:

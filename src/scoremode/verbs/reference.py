@@ -12,6 +12,7 @@ from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor,
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import InputError
+from scoremode.places.uri import Place
 from scoremode.plan.plan import Plan
 from scoremode.store import runs
 from scoremode.store.reference import Reference
@@ -56,7 +57,7 @@ def reference(
 def reference_of(
     held: HeldModel,
     question: dict[str, Any],
-    out: str | Path | None = None,
+    out: str | Path | Place | None = None,
     *,
     kld: str | Path | None = None,
     tokenizer: str | None = None,
@@ -70,14 +71,14 @@ def reference_of(
     if out is None:
         return write_kld(held, question, output, fresh=fresh, progress=progress)
     run = _reference_folder(held, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
-    write_from_reference(Path(out), held.ask(question, progress), output, progress)
+    write_from_reference(out, held.ask(question, progress), output, progress)
     return run
 
 
 def _reference_folder(
     held: HeldModel,
     question: dict[str, Any],
-    out: str | Path | None = None,
+    out: str | Path | Place | None = None,
     *,
     tokenizer: str | None = None,
     fresh: bool = False,
@@ -104,7 +105,15 @@ def _score_and_keep(
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
     check_fits(plan, worker.facts.vocabulary, worker.facts.context_length)
     claim.begin()
-    with StatesWriter(claim.folder, targets=plan.targets, width=width, dtype=dtype, identity=claim.identity) as writer:
+    with StatesWriter(
+        claim.folder,
+        targets=plan.targets,
+        width=width,
+        dtype=dtype,
+        identity=claim.identity,
+        shard_bytes=claim.shard_bytes,
+        completed=claim.shards_sent_to(),
+    ) as writer:
 
         def complete(manifest: dict[str, Any]) -> None:
             writer.write_head(

@@ -9,11 +9,14 @@ from typing import Any, Unpack
 
 from scoremode.engines.base import Engine
 from scoremode.errors import InputError, OptionError
+from scoremode.places.uri import located
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.kld import is_kld
 from scoremode.store.outputs import check_output
 from scoremode.store.reference_format import REFERENCE
+from scoremode.store.remote_copies import is_there
+from scoremode.store.remote_outputs import worked_on_here
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.base_logits import against_file
@@ -90,8 +93,9 @@ class Model:
             if out is None:
                 return prob_of(lm, prompt, targets, progress)
             output = check_output(str(out), "out")
-            score_to_file(lm, list(paired(prompt, targets)), output, fresh=fresh, progress=progress)
-            return [SequenceScore.from_json(row) for row in read_results(output.path)]
+            with worked_on_here(output, fresh=fresh) as local:
+                score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)
+            return [SequenceScore.from_json(row) for row in read_results(local.path)]
 
     @spelled_out(QuestionArguments)
     def reference(
@@ -123,15 +127,15 @@ class Model:
         A reference and a file bring their own question. See :func:`scoremode.compare`.
         """
         asked = check_question(question)
-        folders = Folders(Path(out) if out is not None else None, fresh, progress)
+        folders = Folders(located(out) if out is not None else None, fresh, progress)
         if isinstance(baseline, Model):
             with self._asking(), baseline._asking():
                 return lockstep(baseline._held, self._held, asked, folders)
         if not isinstance(baseline, Run) and is_kld(baseline):
             with self._asking():
                 return against_file(baseline, self._held, asked, folders)
-        folder = Path(str(baseline.path if isinstance(baseline, Run) else baseline))
-        if not (folder / REFERENCE).exists():
+        folder = str(baseline.path if isinstance(baseline, Run) else baseline)
+        if not is_there(folder, REFERENCE):
             what = "a run without hidden states" if runs.is_run(folder) else "not a reference"
             raise InputError(f"{folder} is {what}", fix='make one: baseline.reference("ref/", corpus=…)')
         with self._asking():
@@ -230,7 +234,7 @@ def ppl_many(
     with closing(hold(model, engine, options, tokenizer, many_questions=several)) as held:
         found = []
         for question, name in zip(questions, names, strict=True):
-            folder = Path(out) / name if several and out is not None else out
+            folder = located(out) / name if several and out is not None else out
             found.append(ppl_of(held, question, out=folder, fresh=fresh, progress=progress))
         return found
 
