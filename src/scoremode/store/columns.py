@@ -19,7 +19,7 @@ from scoremode.plan.windows import COLUMNS
 from scoremode.store.files import written_atomically
 from scoremode.store.mapped import LONG, mapped
 from scoremode.store.run_format import COLUMN_TYPES
-from scoremode.store.scores import Scores, TargetFacts
+from scoremode.store.scores import CodedTexts, Scores, TargetFacts
 from scoremode.values import BLOCK, Floats
 
 OF_FACTS = ("window", "document", "token", "id", "byte_len", "word_starts", "group", "weight", "text", "top_text")
@@ -60,7 +60,7 @@ def _numbers(array: npt.NDArray[Any]) -> Any:
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(packed)])
 
 
-def _strings(texts: npt.NDArray[Any] | None, count: int) -> Any:
+def _strings(texts: npt.NDArray[Any] | CodedTexts | None, count: int) -> Any:
     """A pyarrow Array in which every text is stored once; as ``_numbers``, without pandas.
 
     Its own ``dictionary_encode`` would import ``pyarrow.compute``: a tenth of a second.
@@ -70,11 +70,16 @@ def _strings(texts: npt.NDArray[Any] | None, count: int) -> Any:
 
     if texts is None:
         return pa.nulls(count, pa.dictionary(pa.int32(), pa.string()))
-    places: dict[str, int] = {}
-    indices = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int32, count)
-    builder = StringBuilder()
-    builder.append_values(list(places))
-    return pa.DictionaryArray.from_arrays(_numbers(indices), builder.finish())
+    if not isinstance(texts, CodedTexts):
+        places: dict[str, int] = {}
+        indices = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int32, count)
+        texts = CodedTexts(indices, list(places))
+    words = texts.words
+    if isinstance(words, list):
+        builder = StringBuilder()
+        builder.append_values(words)
+        words = builder.finish()
+    return pa.DictionaryArray.from_arrays(_numbers(texts.codes), words)
 
 
 def load_library() -> None:

@@ -118,6 +118,14 @@ class Scores(LazyColumns):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CodedTexts:
+    """Texts on their way to disk, of which many are equal: each once, and which of them stands where."""
+
+    codes: Ids  # (n,)
+    words: Any  # a list of texts, or pyarrow's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TargetFacts(LazyColumns):
     """Each target's position in the text and its characters, which a person needs to read the scores."""
 
