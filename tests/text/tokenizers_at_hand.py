@@ -32,7 +32,10 @@ WORDS = [
 ]
 JOINTS = [" ", "  ", "\n", "\r\n", "\t", "\n\n", " \n \n   ", "", ", ", ". ", "\u3000", "\u200d", "\u00a0", "      "]
 SPECIAL = ["<s>", "</s>", "[UNK]", "<extra>", "▁", "_", "\x07", "\ufeff"]
-GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def text_to_train_on() -> list[str]:

@@ -149,7 +149,8 @@ class _Pair:
     def _equal(self, i: int, j: int, count: int) -> Bools:
         left, right = self.left, self.right
         same: Bools = left.ids[i : i + count] == right.ids[j : j + count]
-        return same & (left.ends[i : i + count] - self.shift == right.ends[j : j + count])
+        same &= left.ends[i : i + count] - self.shift == right.ends[j : j + count]
+        return same
 
     def _boundaries(self, i: int, j: int, way: int, steps: range) -> bool:
         """Are there WORDS more boundaries that are apart, inside of the agreement?"""

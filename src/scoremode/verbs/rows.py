@@ -38,7 +38,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 class Words:
     """What ids stand for, each decoded once, and the words of the text itself."""
 
-    def __init__(self, tokenizer: TextTokenizer, documents: Sequence[Document]) -> None:
+    def __init__(self, tokenizer: TextTokenizer, documents: Sequence[Document] = ()) -> None:
         self.tokenizer, self.source = tokenizer, Excerpts(documents)
         self._known = _KNOWN.setdefault(tokenizer, {})
 
