@@ -84,7 +84,8 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
     from scoremode.store.journal import Journal
     from scoremode.verbs.scoring import score_plan
 
-    plan, engine = _plan(targets_per_window, windows), _Ready(targets_per_window)
+    plan = _plan(targets_per_window, windows)
+    engine: Any = _Ready(targets_per_window)
     with tempfile.TemporaryDirectory(prefix="scoremode-", dir=folder) as kept:
         path, targets = Path(kept) / "journal", plan.targets / 1e6
         journal = Journal(path, {"benchmark": "driver"}, plan, vocabulary=VOCABULARY)

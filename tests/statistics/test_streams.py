@@ -16,7 +16,8 @@ LENGTHS = [1, 7, 8, 127, 128, 129, 1000, 1024, 1031, 16_384, 65_537, 300_007]
 
 def values_of(n: int) -> Floats:
     some = np.random.default_rng(n)
-    return some.standard_normal(n) * np.exp(5 * some.standard_normal(n))
+    values: Floats = some.standard_normal(n) * np.exp(5 * some.standard_normal(n))
+    return values
 
 
 def cut(values: Floats, size: int) -> Iterator[Floats]:

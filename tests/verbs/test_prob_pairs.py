@@ -43,9 +43,10 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def several(tmp_path: Path) -> tuple[PairFile, list[tuple[str, str]]]:
     """Rows of one, few and many targets, so that a step begins inside a row."""
-    rows = [{"prompt": f"p{i}", "targets": [f" t{i}.{j}" for j in range(1 + i * i % 11)]} for i in range(9)]
-    pairs = [(row["prompt"], target) for row in rows for target in row["targets"]]
-    return PairFile(write(tmp_path / "pairs.jsonl", rows)), pairs  # type: ignore[arg-type]
+    rows = {f"p{i}": [f" t{i}.{j}" for j in range(1 + i * i % 11)] for i in range(9)}
+    pairs = [(prompt, target) for prompt, targets in rows.items() for target in targets]
+    written = write(tmp_path / "pairs.jsonl", [{"prompt": p, "targets": targets} for p, targets in rows.items()])
+    return PairFile(written), pairs
 
 
 def test_any_part_of_a_file_is_that_part_of_the_list(several: tuple[PairFile, list[tuple[str, str]]]) -> None:
