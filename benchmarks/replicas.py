@@ -1,7 +1,7 @@
 """What replicas cost and give: throughput of 1, 2, … replicas, the driver's rate, and its memory.
 
-    python -m benchmarks.replicas --scaling      windows take a fixed time: how near to N times as fast are N replicas?
-    python -m benchmarks.replicas --driver       windows take no time: how many targets a second does a driver take?
+    python benchmarks/replicas.py --scaling      windows take a fixed time: how near to N times as fast are N replicas?
+    python benchmarks/replicas.py --driver       windows take no time: how many targets a second does a driver take?
 
 The first needs no computing power, so it can be measured on any machine. Real Ray, real processes.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tests.cluster import paced
 
 import scoremode as sm
 from scoremode.cluster.engine import ReplicatedEngine
@@ -28,6 +27,10 @@ from scoremode.engines.base import SCORES
 from scoremode.engines.plugin import Work
 from scoremode.plan.windows import Window
 from scoremode.values import Ints
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.cluster import paced
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES: dict[str, Any] = {"method": "gptq", "context_length": 64, "max_windows": 0}

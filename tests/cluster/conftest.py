@@ -61,8 +61,8 @@ class Nodes:
     def address(self) -> str:
         return str(self.cluster.address)
 
-    def add(self, gpus: int = 1, cpus: int = 2, **environment: str) -> Any:
-        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment or None)
+    def add(self, gpus: int = 1, cpus: int = 2, environment: dict[str, str] | None = None) -> Any:
+        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment)
 
     def remove(self, node: Any) -> None:
         self.cluster.remove_node(node, allow_graceful=False)

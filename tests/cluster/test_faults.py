@@ -80,7 +80,7 @@ def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
 
 def test_a_straggler_is_helped(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     """One node takes a minute for each window. What it has is computed by others, too, and nobody waits for it."""
-    slow = nodes.add(cpus=1, **{paced.OFFSET: "0"})
+    slow = nodes.add(cpus=1, environment={paced.OFFSET: "0"})
     began = time.monotonic()
     with sm.open("paced:wait=0.01,stuck=60", replicas=3, ray="auto", gpus_per_replica=1) as model:
         engine_of(model, 3)
@@ -114,7 +114,7 @@ def test_an_engine_that_does_not_open(nodes: Nodes, text: Path, capfd: Any) -> N
 
 
 def test_a_node_with_other_weights_is_left_out(nodes: Nodes, text: Path, tmp_path: Path) -> None:
-    other = nodes.add(cpus=1, **{paced.WEIGHTS: "others"})
+    other = nodes.add(cpus=1, environment={paced.WEIGHTS: "others"})
     with sm.open("paced:wait=0.01", replicas=3, ray="auto", gpus_per_replica=1) as model:
         engine_of(model, 2)
         run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
@@ -126,7 +126,7 @@ def test_a_node_with_other_weights_is_left_out(nodes: Nodes, text: Path, tmp_pat
 
 
 def test_a_replica_that_disagrees_is_named(nodes: Nodes, text: Path, tmp_path: Path) -> None:
-    other = nodes.add(cpus=1, **{paced.OFFSET: "0.25"})
+    other = nodes.add(cpus=1, environment={paced.OFFSET: "0.25"})
     with sm.open("paced:wait=0.01", replicas=3, ray="auto", gpus_per_replica=1) as model:
         engine_of(model, 3)
         run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
