@@ -68,14 +68,16 @@ def test_killed_workers(nodes: Nodes, text: Path, tmp_path: Path) -> None:
 
 def test_a_lost_node(nodes: Nodes, text: Path, tmp_path: Path) -> None:
     lost = nodes.add()
-    with sm.open("paced:wait=0.06", replicas=3, ray="auto", gpus_per_replica=1) as model:
+    with sm.open("paced:wait=0.2", replicas=3, ray="auto", gpus_per_replica=1) as model:
         engine_of(model, 3)
         timer = threading.Timer(0.5, lambda: nodes.remove(lost))
         timer.start()
         run = model.ppl(corpus=str(text), out=tmp_path / "run", **SIZES)
         timer.join()
     same(run, text)
-    assert any("its node is gone" in event for event in run.manifest["replicas"]["events"])
+    account = run.manifest["replicas"]
+    # others may have computed what it had before anybody knew that it is gone
+    assert account["copies"] >= 1 or any("its node is gone" in event for event in account["events"])
 
 
 def test_a_straggler_is_helped(nodes: Nodes, text: Path, tmp_path: Path) -> None:
@@ -139,6 +141,7 @@ def test_a_replica_that_disagrees_is_named(nodes: Nodes, text: Path, tmp_path: P
 
 
 def test_more_replicas_than_there_is_room_for(nodes: Nodes, text: Path, tmp_path: Path, capfd: Any) -> None:
+    nodes.wait_until_gone(3)
     run = sm.ppl(
         "paced:wait=0.01", corpus=str(text), **SIZES, out=tmp_path / "run", replicas=7, ray="auto", gpus_per_replica=1
     )
