@@ -1,6 +1,6 @@
 """Kill workers and remove nodes at random while a question is scored, and see that the numbers are always the same.
 
-    python -m benchmarks.replica_faults --rounds 25
+    python benchmarks/replica_faults.py --rounds 25
 
 Each round is one question on a real Ray cluster of this machine: a head and three nodes with a declared GPU each. While
 it is scored, a worker is killed with SIGKILL or a whole node is removed, once or twice, at moments of chance. A node
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.replicas import Machine, open_all, text_of
+from replicas import Machine, open_all, text_of
 
 import scoremode as sm
 

@@ -1,7 +1,7 @@
 """What replicas cost and give: throughput of 1, 2, … replicas, the driver's rate, and its memory.
 
-    python -m benchmarks.replicas --scaling      windows take a fixed time: how near to N times as fast are N replicas?
-    python -m benchmarks.replicas --driver       windows take no time: how many targets a second does a driver take?
+    python benchmarks/replicas.py --scaling      windows take a fixed time: how near to N times as fast are N replicas?
+    python benchmarks/replicas.py --driver       windows take no time: how many targets a second does a driver take?
 
 The first needs no computing power, so it can be measured on any machine. Real Ray, real processes.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from tests.cluster import paced
 
 import scoremode as sm
 from scoremode.cluster.engine import ReplicatedEngine
@@ -29,6 +27,10 @@ from scoremode.engines.base import SCORES
 from scoremode.engines.plugin import Work
 from scoremode.plan.windows import Window
 from scoremode.values import Ints
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.cluster import paced
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES: dict[str, Any] = {"method": "gptq", "context_length": 64, "max_windows": 0}
@@ -126,6 +128,12 @@ class Endless:
         return self._window
 
 
+def own_megabytes() -> float:
+    """Memory of this process, without the pages of Ray's object store that it has read."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
 def driver(replicas: int, counts: list[int], targets: int) -> None:
     """Targets a second that one driver takes from replicas that compute nothing, and how its memory grows."""
     with open_all("paced:free=1", replicas) as model:
@@ -136,10 +144,10 @@ def driver(replicas: int, counts: list[int], targets: int) -> None:
             for _, answers in engine.score(Endless(count, targets), np.zeros(count, bool), SCORES):
                 found += answers.logprob.size
             seconds = time.perf_counter() - began
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            own = own_megabytes()
             print(
                 f"{count} windows of {targets} targets from {replicas} replicas: {found / seconds / 1e6:.2f} million "
-                f"targets/s in {seconds:.1f} s, driver's peak {peak:.0f} MB",
+                f"targets/s in {seconds:.1f} s, driver's own memory {own:.0f} MB",
                 flush=True,
             )
 

@@ -61,11 +61,18 @@ class Nodes:
     def address(self) -> str:
         return str(self.cluster.address)
 
-    def add(self, gpus: int = 1, cpus: int = 2, **environment: str) -> Any:
-        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment or None)
+    def add(self, gpus: int = 1, cpus: int = 2, environment: dict[str, str] | None = None) -> Any:
+        return self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, env_vars=environment)
 
     def remove(self, node: Any) -> None:
+        """Kill all of a node's processes. The cluster notices a little later."""
         self.cluster.remove_node(node, allow_graceful=False)
+
+    def wait_until_gone(self, count: int) -> None:
+        """Wait until so many nodes are left, the head included."""
+        import ray
+
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == count, 60)
 
     def stop(self) -> None:
         self.cluster.shutdown()

@@ -102,7 +102,7 @@ def test_perplexity_on_fewer(nodes: Nodes, stories: Path, question: dict[str, An
 def test_probabilities(three: sm.Model, stories: Path) -> None:
     prompts = [f"One day, {name} went to the" for name in ("Tom", "Lily", "the cat", "a big dog")]
     pairs = [(p, t) for p in prompts for t in (" park", " old house and played", "y")]
-    asked = {"prompt": [p for p, _ in pairs], "targets": [t for _, t in pairs]}
+    asked: dict[str, Any] = {"prompt": [p for p, _ in pairs], "targets": [t for _, t in pairs]}
     with sm.open(str(stories)) as alone:
         assert three.prob(**asked) == alone.prob(**asked)
 

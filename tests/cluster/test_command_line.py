@@ -37,7 +37,8 @@ def scoremode(environment: dict[str, str], *arguments: str) -> subprocess.Comple
 
 
 def family_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
+    found: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+    return found
 
 
 def left_of(family: list[psutil.Process]) -> list[str]:

@@ -66,6 +66,25 @@ URIS = [
     ("prob table:uniform --prompt a --target b --out s3://", "names no bucket"),
 ]
 
+REPLICAS = [
+    (f"{ABC} --replicas 0", "--replicas 0 leaves nobody to score"),
+    (f"{ABC} --replicas -1", "--replicas -1 leaves nobody to score"),
+    (f"{ABC} --replicas two", "'two' is not a whole number"),
+    (f"{ABC} --replicas 1000000", "--replicas 1000000 is too many"),
+    (f"{ABC} --replicas 2 --ray <empty>", "--ray is empty"),
+    (f"{ABC} --replicas 2 --ray <space>", "is not an address|is empty"),
+    (f"{ABC} --replicas 2 --ray nowhere", "--ray nowhere is not HOST:PORT|Ray, which is not installed"),
+    (f"{ABC} --replicas 2 --ray 127.0.0.1:1", "there is no Ray cluster at 127.0.0.1:1|Ray, which is not installed"),
+    (f"{ABC} --replicas 2 --ray h:99999", "--ray h:99999 is not HOST:PORT|Ray, which is not installed"),
+    (f"{ABC} --ray ray://h:10001", "Ray's client|Ray, which is not installed"),
+    (f"{ABC} --gpus-per-replica 1", "give --replicas N as well"),
+    (f"{ABC} --replicas 2 --gpus-per-replica 1.5", "neither a share of one nor a whole number"),
+    (f"{ABC} --replicas 2 --gpus-per-replica -1", "'-1' is not a number|expected one argument"),
+    (f"{ABC} --replicas 2 --cpus-per-replica 0", "too small"),
+    (f"{ABC} --replicas 2 --cpus-per-replica many", "'many' is not a number"),
+    ("plan table:uniform --text abcdef --replicas 2", "--replicas"),
+]
+
 FLAGS = [
     ("serve", "MODEL is missing"),
     ("serve <empty>", "MODEL is empty"),
@@ -527,6 +546,7 @@ def all_cases() -> list[Case]:
     """Every row as a case."""
     cases = [Case("flags", command, (words,)) for command, words in FLAGS]
     cases += [Case("uris", command, (words,)) for command, words in URIS]
+    cases += [Case("replicas", command, (words,)) for command, words in REPLICAS]
     cases += [Case("texts", f"{PPL} --corpus {corpus}", (words,)) for corpus, words in TEXTS]
     for name, content in {"empty": b"", "one byte": b"x", "not UTF-8": b"\xff\xfe"}.items():
         words = "UTF-8" if content[:1] == b"\xff" else ""

@@ -20,7 +20,7 @@ from scoremode.errors import EngineError, ScoremodeError, one_line
 MOST_FAILURES = 3  # starts in a row of which nothing came
 PAUSE = (0.0, 1.0, 4.0)  # seconds before another start
 NO_ROOM_SECONDS = 15.0  # that a cluster may be without room for a single replica: a node may be on its way back
-WAITING_SECONDS = 5.0  # after which a user is told what is waited for
+WAITING_SECONDS = 10.0  # after which a user is told what is waited for
 FAREWELL = 5.0  # seconds for engines to end what they started
 AHEAD = 8  # blocks of a replica that may wait to be read
 RESUME = "what was scored is kept: run the same command again to resume"

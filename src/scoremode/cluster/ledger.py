@@ -18,6 +18,7 @@ from scoremode.values import Bools, Ints
 LEASE_SECONDS = 8.0  # of work: enough to keep an engine full that has many windows in flight
 LEAST_SECONDS = 0.5  # of work, towards the end
 FIRST_TOKENS = 2048  # of a replica whose rate is not known yet
+MOST_TOKENS = 1 << 20  # of a lease: 12 MB on their way
 GROWTH = 4  # the next lease may be this many times the last: a rate that was measured on little says little
 ALONE_AFTER = 2  # losses after which a batch is leased alone, to know which one it is
 MOST_LOSSES = 3  # replicas that may die of one batch
@@ -149,7 +150,7 @@ class Ledger:
         if pace.rate is None:
             return min(FIRST_TOKENS, fair)
         wanted = min(pace.rate * LEASE_SECONDS, GROWTH * max(1, pace.last), fair)
-        return max(wanted, pace.rate * LEAST_SECONDS)
+        return min(MOST_TOKENS, max(wanted, pace.rate * LEAST_SECONDS))
 
     def give_back(self, batches: Sequence[int]) -> list[int]:
         """Put what is unfinished back to the front; the batches that were."""
