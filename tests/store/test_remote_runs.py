@@ -183,7 +183,7 @@ def test_a_server_that_goes_away_loses_nothing(bucket: Bucket, tmp_path: Path, e
     with proxy_to(bucket.server) as proxy:
         settings = {"AWS_ENDPOINT_URL": proxy.address, "SCOREMODE_STORAGE_PATIENCE": "1"}
         process = start(command, cache, **settings)
-        wait_until(lambda: bucket.names("one/partial/"))
+        wait_until(lambda: len(bucket.names("one/partial/")) > 1)  # it scores
         proxy.down.set()
         _, complaints = process.communicate(timeout=60)
         lines = complaints.splitlines()
@@ -202,7 +202,7 @@ def test_a_server_that_goes_away_loses_nothing(bucket: Bucket, tmp_path: Path, e
         out, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
         assert json.loads(out)["cached"]
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 30
     same_numbers(sm.load(uri), sm.ppl("table:uniform", out=tmp_path / "here", **QUESTION))
 
 

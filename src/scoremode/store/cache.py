@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import OptionError, RunError
-from scoremode.places.cache_home import cache_folder
+from scoremode.places.cache_home import cache_folder as cache_folder  # noqa: PLC0414  # others import it from here
 from scoremode.store import usage
 from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, inspect_entry, mark_of
 from scoremode.store.eviction import Outcome, evict

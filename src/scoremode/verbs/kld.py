@@ -40,7 +40,7 @@ RECORDS = "records.partial"  # in the hidden folder
 
 def check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None = None) -> Output:
     """The file that a user named; refused if it is there, unless it is to be replaced, or cannot be written."""
-    output = check_output(name, "--kld", made_later=made_later)
+    output = check_output(name, "--kld", made_later=None if made_later is None else str(made_later))
     if output.place is not None:
         raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
     if output.is_stream:
