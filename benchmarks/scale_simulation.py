@@ -7,6 +7,7 @@ copied by its rule. What is not measured is an assumption, and is named as one i
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -271,8 +272,8 @@ class Simulation:
         self._ready -= replica.is_ready
         replica.is_ready, replica.idle_since = False, None
         for lease in leases:
-            back = lease.blocks
-            heapq.heappush(self._events, (self.now + noticed_after, next(self._order), lambda b=back: self._return(b)))
+            returned = functools.partial(self._return, lease.blocks)
+            heapq.heappush(self._events, (self.now + noticed_after, next(self._order), returned))
         self._start(replica, noticed_after)
 
     def _return(self, blocks: list[int]) -> None:

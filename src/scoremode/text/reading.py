@@ -114,7 +114,8 @@ def _gathered(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> npt.NDAr
         return data[int(starts[0]) : int(ends[-1])]
     lengths = ends - starts
     before = np.cumsum(lengths) - lengths
-    return data[np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))]
+    found: npt.NDArray[np.uint8] = data[np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))]
+    return found
 
 
 class _Pass:

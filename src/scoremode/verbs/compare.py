@@ -109,7 +109,7 @@ Scored = Callable[[str, Settings, Folders], Comparison]
 
 def _each(how: Mapping[str, Settings], folders: Folders, score: Scored) -> dict[str, Comparison]:
     """All candidates that are models, one after the other; with replicas, each as soon as the cluster has room."""
-    spread = next((found for its in how.values() if (found := its.spread) is not None), None)
+    spread = next((its.spread for its in how.values() if its.spread is not None), None)
     if spread is None or len(how) < 2:
         return {name: score(name, its, folders) for name, its in how.items()}
     slots, replicas = slots_and_shares(len(how), spread.replicas)
