@@ -75,5 +75,5 @@ class FreePlugin(EnginePlugin):
         if "block" in told:
             from scoremode.cluster import replica
 
-            replica.BLOCK_BYTES, replica.BLOCK_SECONDS = int(told["block"]), 1e9
+            replica.BLOCK_BYTES = int(told["block"])
         return FreeEngine()

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from scale_simulation import Assumptions, Job, Measured, Outcome, Simulation
 
-from scoremode.cluster.replica import BLOCK_BYTES, BLOCK_SECONDS
+from scoremode.cluster.replica import BLOCK_BYTES, block_seconds
 
 RATES = {"8b": 39_322.0, "0.5b": 390_110.0}  # tokens/s of one H200: benchmarks/RESULTS.md, all columns, exact head
 BYTES_PER_TARGET = 8 + 8 + 8 + 4 + 8
@@ -59,16 +59,17 @@ def cases(tokens: float) -> list[Case]:
 def simulate(case: Case, measured: Measured, replicas: int, seeds: int) -> Outcome:
     """The mean outcome of several runs."""
     tokens = int(case.tokens or case.seconds * measured.tokens_per_second * replicas)
-    job = Job(tokens, block_tokens(measured))
+    job = Job(tokens, block_tokens(measured, replicas))
     found = [Simulation(job, replicas, measured, case.assumed, seed).run() for seed in range(seeds)]
     names = [name for name in asdict(found[0]) if name != "replicas"]
     mean = {name: sum(getattr(one, name) for one in found) / seeds for name in names}
     return replace(found[0], **mean)
 
 
-def block_tokens(measured: Measured) -> int:
+def block_tokens(measured: Measured, replicas: int) -> int:
     """A block is sent when it is large or old; every token is a target here."""
-    return int(min(BLOCK_BYTES / BYTES_PER_TARGET, max(2048, BLOCK_SECONDS * measured.tokens_per_second)))
+    old = block_seconds(replicas) * measured.tokens_per_second
+    return int(min(BLOCK_BYTES / BYTES_PER_TARGET, max(2048, old)))
 
 
 COLUMNS = (
@@ -105,7 +106,7 @@ def print_simulation(arguments: argparse.Namespace) -> None:
         block_seconds_per_replica=arguments.block_seconds_per_replica,
     )
     print(f"measured: {json.dumps(asdict(measured))}")
-    print(f"blocks of {block_tokens(measured):,} tokens; {arguments.seeds} runs each")
+    print(f"{arguments.seeds} runs each")
     for case in cases(arguments.tokens):
         print(f"\n### {case.title}\n\nassumed: {json.dumps(asdict(case.assumed))}\n\n{line(COLUMNS)}\n|{'---|' * 10}")
         for replicas in arguments.replicas:

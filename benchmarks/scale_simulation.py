@@ -250,7 +250,7 @@ class Simulation:
         per_second = self.assumed.failures_per_gpu_hour * self.replicas * self.assumed.gpus_per_replica / HOUR
         if per_second > 0:
             wait = self._random.expovariate(per_second)
-            heapq.heappush(self._events, (self.now + wait, next(self._order), self._fail))
+            self._push(self.now + wait, self._fail)
 
     def _fail(self) -> None:
         victim = self._random.choice(self._members)
@@ -273,7 +273,7 @@ class Simulation:
         replica.is_ready, replica.idle_since = False, None
         for lease in leases:
             returned = functools.partial(self._return, lease.blocks)
-            heapq.heappush(self._events, (self.now + noticed_after, next(self._order), returned))
+            self._push(self.now + noticed_after, returned)
         self._start(replica, noticed_after)
 
     def _return(self, blocks: list[int]) -> None:
@@ -291,7 +291,10 @@ class Simulation:
             if replica.epoch == epoch:
                 action()
 
-        heapq.heappush(self._events, (when, next(self._order), unless_it_died))
+        self._push(when, unless_it_died)
+
+    def _push(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), action))
 
     def _close(self) -> None:
         """The last answer is in: charge what each replica was doing meanwhile."""

@@ -26,6 +26,16 @@ from scoremode.store.redaction import without_secrets
 from scoremode.values import Bools, Floats, Ints
 
 BLOCK_BYTES, BLOCK_SECONDS = 4 << 20, 0.5  # a block is sent when it is this large or this old
+BLOCKS_PER_SECOND = 200  # that one driver should have to take, at most: each costs it a millisecond or two
+
+
+def block_seconds(replicas: int) -> float:
+    """How old a block may grow: with very many replicas longer, because the driver takes every block itself.
+
+    >>> block_seconds(8), block_seconds(1000)
+    (0.5, 5.0)
+    """
+    return max(BLOCK_SECONDS, replicas / BLOCKS_PER_SECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,9 @@ class Replica:
         except Exception as error:
             return Refusal.of(error)
 
-    def score(self, parcel: Parcel, done: Bools, asked: PlacedWant) -> Iterator[Block | Finished | Refusal]:
+    def score(
+        self, parcel: Parcel, done: Bools, asked: PlacedWant, oldest: float = BLOCK_SECONDS
+    ) -> Iterator[Block | Finished | Refusal]:
         """Answers of a lease, a few megabytes at a time, and a last word."""
         began = sent = time.perf_counter()
         waiting = Collector()
@@ -141,7 +153,7 @@ class Replica:
                 if not waiting.fits(answers):
                     yield waiting.take()
                 waiting.add(window, answers)
-                if waiting.size >= BLOCK_BYTES or time.perf_counter() - sent >= BLOCK_SECONDS:
+                if waiting.size >= BLOCK_BYTES or time.perf_counter() - sent >= oldest:
                     yield waiting.take()
                     sent = time.perf_counter()
         except Exception as error:

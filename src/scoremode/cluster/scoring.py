@@ -13,7 +13,7 @@ from scoremode.cluster.account import Account
 from scoremode.cluster.crew import RESUME, Crew, Lease, Lost, Probed, Slot
 from scoremode.cluster.ledger import Ledger
 from scoremode.cluster.parcels import Block, Parcel, parcel_of
-from scoremode.cluster.replica import Finished
+from scoremode.cluster.replica import Finished, block_seconds
 from scoremode.cluster.wants import PlacedWant, Refusal
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, WindowSource
@@ -97,7 +97,8 @@ class Scoring:
         parcel = parcel_of(self.source, [self.ledger.batches.windows(batch) for batch in batches])
         done: Bools = self.ledger.done[parcel.indices]
         tokens = self.ledger.tokens(batches)
-        self.crew.lease(slot, lambda score: score.remote(parcel, done, self.want), batches, parcel, tokens)
+        oldest = block_seconds(len(self.crew.slots))
+        self.crew.lease(slot, lambda score: score.remote(parcel, done, self.want, oldest), batches, parcel, tokens)
 
     def _copy_to(self, idle: Slot) -> None:
         """Nothing waits: compute once more what somebody else should have finished by now. The first answer counts."""
