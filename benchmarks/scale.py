@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py --measure            the driver's rate, and what Ray adds to a block of answers
     python benchmarks/scale.py --simulate           efficiency for 1 to 1,024 replicas, event by event
-    python benchmarks/scale.py --simulate --driver 9e6 --rate 390110 --tokens 1e11
+    python benchmarks/scale.py --simulate --driver 9e6 --saved 2e6 --replicas 64 256
 
 The rates of replicas are figures of benchmarks/RESULTS.md; everything else that goes in is printed with the result.
 """
@@ -23,7 +23,8 @@ from scale_simulation import Assumptions, Job, Measured, Outcome, Simulation
 
 from scoremode.cluster.replica import BLOCK_BYTES, block_seconds
 
-RATES = {"8b": 39_322.0, "0.5b": 390_110.0}  # tokens/s of one H200: benchmarks/RESULTS.md, all columns, exact head
+H200_8B = 39_322.0  # tokens/s of one H200, Llama-3.1-8B in bfloat16, all columns, exact head: benchmarks/RESULTS.md
+H200_HALF_B = 390_110.0  # the shape of Qwen2.5-0.5B
 BYTES_PER_TARGET = 8 + 8 + 8 + 4 + 8
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -33,31 +34,35 @@ class Case:
     """A table of the simulation."""
 
     title: str
+    rate: float  # tokens/s of one replica
     assumed: Assumptions
     tokens: float | None = None  # in all; None: the same time for every number of replicas
     seconds: float = 600.0  # of pure work per replica, if ``tokens`` is None
 
 
-def cases(tokens: float) -> list[Case]:
+def cases() -> list[Case]:
     usual = Assumptions()
-    none = replace(usual, failures_per_gpu_hour=0.0)
-    even = replace(none, slow_share=0.0, jitter=0.0)
+    quiet = replace(usual, failures_per_gpu_hour=0.0, slow_share=0.0, jitter=0.0)
+    often = replace(usual, failures_per_gpu_hour=30 * usual.failures_per_gpu_hour)
+    large = replace(usual, gpus_per_replica=4, start_median=300.0)
     return [
-        Case(f"one corpus of {tokens:,.0f} tokens, everything happens", usual, tokens),
-        Case("ten minutes of work for each replica, everything happens", usual),
-        Case("ten minutes each, nothing but starts (no failures, no slow replicas)", even),
-        Case("ten minutes each, and slow replicas, no failures", none),
+        Case("8B, one corpus of 10 billion tokens", H200_8B, usual, 1e10),
+        Case("8B, ten minutes of work for each replica", H200_8B, usual),
+        Case("8B, ten minutes each, nothing but starts: no failures, no slow replicas", H200_8B, quiet),
+        Case("8B, one hour each, failures 30 times as often", H200_8B, often, seconds=3600.0),
         Case(
-            "one hour each, failures 30 times as often",
-            replace(usual, failures_per_gpu_hour=30 * usual.failures_per_gpu_hour),
-            None,
-            3600.0,
+            "70B on four GPUs, one hour each; rate: the 8B's by weights (assumed)",
+            4 * H200_8B * 8 / 70,
+            large,
+            seconds=3600.0,
         ),
+        Case("0.5B, ten minutes each", H200_HALF_B, usual),
     ]
 
 
 def simulate(case: Case, measured: Measured, replicas: int, seeds: int) -> Outcome:
     """The mean outcome of several runs."""
+    measured = replace(measured, tokens_per_second=case.rate)
     tokens = int(case.tokens or case.seconds * measured.tokens_per_second * replicas)
     job = Job(tokens, block_tokens(measured, replicas))
     found = [Simulation(job, replicas, measured, case.assumed, seed).run() for seed in range(seeds)]
@@ -83,6 +88,7 @@ COLUMNS = (
     "waiting for the driver",
     "driver busy",
     "deaths",
+    "then saving",
 )
 
 
@@ -95,20 +101,23 @@ def row(one: Outcome) -> str:
     shares = [f"{one.share(part):.1%}" for part in parts]
     busy = f"{one.driver_busy / one.seconds:.1%}"
     hours = f"{one.seconds / 3600:.2f}"
-    return line([f"{one.replicas:,}", hours, f"**{one.efficiency:.1%}**", *shares, busy, f"{one.deaths:.1f}"])
+    last = [busy, f"{one.deaths:.1f}", f"{one.saving / 3600:.2f} h"]
+    return line([f"{one.replicas:,}", hours, f"**{one.efficiency:.1%}**", *shares, *last])
 
 
 def print_simulation(arguments: argparse.Namespace) -> None:
     measured = Measured(
-        tokens_per_second=arguments.rate,
+        tokens_per_second=0.0,
         driver_targets_per_second=arguments.driver,
+        saved_targets_per_second=arguments.saved,
         block_seconds=arguments.block_seconds,
         block_seconds_per_replica=arguments.block_seconds_per_replica,
     )
     print(f"measured: {json.dumps(asdict(measured))}")
     print(f"{arguments.seeds} runs each")
-    for case in cases(arguments.tokens):
-        print(f"\n### {case.title}\n\nassumed: {json.dumps(asdict(case.assumed))}\n\n{line(COLUMNS)}\n|{'---|' * 10}")
+    for case in cases():
+        print(f"\n### {case.title}\n\nassumed: {json.dumps(asdict(case.assumed))}\n")
+        print(f"{line(COLUMNS)}\n|{'---|' * len(COLUMNS)}")
         for replicas in arguments.replicas:
             print(row(simulate(case, measured, replicas, arguments.seeds)), flush=True)
 
@@ -117,11 +126,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--rate", type=float, default=RATES["8b"], help="tokens/s of one replica")
-    parser.add_argument("--driver", type=float, default=5e6, help="targets/s that the driver takes")
-    parser.add_argument("--block-seconds", type=float, default=0.0, help="of the driver, for each block of answers")
+    parser.add_argument("--driver", type=float, default=7.5e6, help="targets/s that the driver takes")
+    parser.add_argument("--saved", type=float, default=1e6, help="targets/s of statistics and saving")
+    parser.add_argument("--block-seconds", type=float, default=0.0014, help="of the driver, for each block of answers")
     parser.add_argument("--block-seconds-per-replica", type=float, default=0.0, help="more for each replica")
-    parser.add_argument("--tokens", type=float, default=1e10)
     parser.add_argument("--replicas", type=int, nargs="+", default=SIZES)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()

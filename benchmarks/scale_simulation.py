@@ -31,6 +31,7 @@ class Measured:
 
     tokens_per_second: float  # of one replica
     driver_targets_per_second: float
+    saved_targets_per_second: float  # statistics and columns, when the last answer is there
     block_seconds: float  # of the driver, for a block of answers, whatever is in it
     block_seconds_per_replica: float = 0.0  # more of that for each replica it has
 
@@ -79,6 +80,7 @@ class Outcome:
     deaths: int = 0
     copies: int = 0
     driver_busy: float = 0.0
+    saving: float = 0.0  # seconds after the last answer, in which no replica is needed
 
     def share(self, part: float) -> float:
         return part / (self.replicas * self.seconds)
@@ -177,10 +179,12 @@ class Simulation:
     def _send(self, replica: _Replica, lease: _Lease) -> None:
         replica.leases.append(lease)
         if len(replica.leases) == 1:
+            begins = self.now
             if replica.idle_since is not None:
-                self.outcome.idle += self.now - replica.idle_since
+                begins = max(self.now, replica.idle_since)  # it may still wait for the driver
+                self.outcome.idle += begins - replica.idle_since
                 replica.idle_since = None
-            self._begin(replica, self.now)
+            self._begin(replica, begins)
 
     def _begin(self, replica: _Replica, when: float) -> None:
         """The first lease of a replica is computed from now on."""
@@ -300,6 +304,7 @@ class Simulation:
         """The last answer is in: charge what each replica was doing meanwhile."""
         end = max(self.now, self._driver_free)
         self.outcome.seconds = end
+        self.outcome.saving = self.job.tokens * self.job.targets_per_token / self.measured.saved_targets_per_second
         for replica in self._members:
             if not replica.is_ready:
                 self.outcome.starting += end - replica.starts_at

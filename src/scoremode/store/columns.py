@@ -7,6 +7,7 @@ column that is null in only some rows is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,16 +89,25 @@ def load_library() -> None:
 
 
 def write(path: Path, blocks: Iterable[Rows]) -> None:
-    """Write the file atomically; each block becomes a row group and is not kept in memory."""
+    """Write the file atomically; each block becomes a row group and is not kept in memory.
+
+    While one block is compressed, which needs no Python, the next is made.
+    """
     import pyarrow.parquet as pq
 
     tables = (to_arrow(*block) for block in blocks)
     first = next(tables)
-    with written_atomically(path) as file, pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
-        writer.write_table(first)
+    with (
+        ThreadPoolExecutor(1, "scoremode-columns") as ahead,
+        written_atomically(path) as file,
+        pq.ParquetWriter(file, first.schema, compression="zstd") as writer,
+    ):
+        table = first
         del first
-        for table in tables:
+        while table is not None:
+            coming = ahead.submit(next, tables, None)
             writer.write_table(table)
+            table = coming.result()
 
 
 class ColumnFile:
