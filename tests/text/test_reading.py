@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,7 +38,7 @@ def test_joined_places_are_slices_of_the_text(kind: str, draw: st.DataObject) ->
     document, start, end = (np.array(column, np.int64) for column in placed(draw))
     excerpts = Excerpts(documents() if kind == "kept" else again())
     data, edges = excerpts.joined(document, start, end)
-    found = [data[a:b].tobytes().decode() for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    found = [data[a:b].tobytes().decode() for a, b in itertools.pairwise(edges)]
     wanted = [TEXTS[d][a:b] for d, a, b in zip(document.tolist(), start.tolist(), end.tolist(), strict=True)]
     assert found == wanted
     assert excerpts.at(document, start, end) == wanted

@@ -79,8 +79,10 @@ class Excerpts:
         Documents must ascend. Nothing is done for a single place, so millions take seconds.
         """
         assert np.all(np.diff(document) >= 0), "documents in another order"
+        if not len(document):
+            return np.zeros(0, np.uint8), np.zeros(1, np.int64)
         edges = np.concatenate([[0], np.flatnonzero(np.diff(document)) + 1, [len(document)]])
-        kept = (int(document[0]), int(start[: edges[1]].min())) if len(document) else (0, 0)
+        kept = (int(document[0]), int(start[: edges[1]].min()))
         found, lengths = [], np.zeros(len(document) + 1, np.int64)
         for begin, stop in itertools.pairwise(edges.tolist()):
             starts, ends = start[begin:stop], end[begin:stop]
@@ -89,7 +91,7 @@ class Excerpts:
             data, first, last = _in_bytes(text, starts - lowest, ends - lowest)
             lengths[begin + 1 : stop + 1] = last - first
             found.append(_gathered(data, first, last))
-        return np.concatenate(found) if found else np.zeros(0, np.uint8), np.cumsum(lengths)
+        return np.concatenate(found), np.cumsum(lengths)
 
     def _stretch(self, document: int, start: int, end: int, kept: tuple[int, int]) -> str:
         if not isinstance(self._documents, ReadAgain):
