@@ -28,6 +28,7 @@ class Probe:
     low: Floats | None = None
     high: Floats | None = None
     replicas: int = 0
+    in_run: Floats | None = None  # the same window among others, as the result has it
 
     def add(self, logprob: Floats) -> float:
         """Note an answer; its mean distance from the first one, in nats per token."""
@@ -38,6 +39,14 @@ class Probe:
             return 0.0
         self.low, self.high = np.minimum(self.low, flat), np.maximum(self.high, flat)
         return float(_distance(flat, self.first).mean()) if flat.size else 0.0
+
+    @property
+    def rerun(self) -> tuple[float, float] | None:
+        """How far the window alone is from itself among others: the mean and the largest difference, in nats."""
+        if self.first is None or self.in_run is None or self.first.shape != self.in_run.shape or not self.first.size:
+            return None
+        distance = _distance(self.in_run, self.first)
+        return float(distance.mean()), float(distance.max())
 
     @property
     def spread(self) -> float | None:
@@ -120,6 +129,7 @@ class Account:
                 "targets": 0 if probe.first is None else len(probe.first),
                 "replicas": probe.replicas,
                 "largest_difference": _finite(probe.spread),
+                "mean_and_largest_difference_in_the_run": None if probe.rerun is None else [*map(_finite, probe.rerun)],
             },
             "members": [
                 {
@@ -160,11 +170,15 @@ class Account:
 
     def _agreement(self) -> str:
         spread = None if self.probe is None else self.probe.spread
-        if spread is None:
-            return ""
-        if spread == 0:
-            return "; they give the same bits on a probe window"
-        return f"; they agree to {spread:.2g} nats on a probe window"
+        words = ""
+        if spread is not None:
+            agree = "give the same bits" if spread == 0 else f"agree to {spread:.2g} nats"
+            words = f"; they {agree} on a probe window"
+        if self.probe is None or self.probe.rerun is None or self.probe.rerun[1] == 0:
+            return words
+        mean, largest = self.probe.rerun
+        alone = "among others it" if words else "; a probe window"
+        return f"{words}{', and ' if words else ''}{alone} moves by {mean:.2g} on average and {largest:.2g} at most"
 
 
 def _many(n: int, what: str) -> str:

@@ -135,9 +135,18 @@ class Scoring:
             index = int(lease.parcel.indices[window])
             if self._is_doubtful(slot, index, answers) or not self.ledger.received(index):
                 continue
+            self._remember_probe(index, answers)
             member.windows += 1
             member.tokens += int(self._lengths[index])
             yield index, answers
+
+    def _remember_probe(self, index: int, answers: Answers) -> None:
+        """The probe window among others: how far it moves from itself alone is the noise of a rerun."""
+        probe = self.account.probe
+        if probe is None or index != probe.window or probe.in_run is not None:
+            return
+        if np.array_equal(self.source.window(index).ids, self.probe.window(0).ids):  # not that of another question
+            probe.in_run = np.array(answers.logprob, np.float64).reshape(-1)
 
     def _is_doubtful(self, slot: Slot, index: int, answers: Answers) -> bool:
         """NaN may be the model's, or one broken device's: it is asked for once more, of another replica if there is."""
