@@ -175,7 +175,7 @@ def test_windows_without_a_rare_pair_are_joined_between_words() -> None:
     """All pairs of letters are in tokens: the words of the pre-tokenizer are needed."""
     tokenizer = tokenizer_named("gpt4")
     coder = FastCoder(tokenizer)  # type: ignore[arg-type]
-    coder._pairs = AnyPair()  # type: ignore[assignment]
+    coder._pairs = AnyPair()
     text = "of small towns the river " * 400
     encoder = PieceEncoder(tokenizer, special=False, sizes=SMALL)
     encoder._coder = coder
