@@ -150,6 +150,45 @@ def test_windows_are_the_text_with_overlaps(parts: list[str], step: int) -> None
     assert all(len(window.text) <= sizes.longest for window in found)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "bytes"])
+@given(text=TEXT.map(clean))
+@settings(max_examples=100, deadline=None)
+def test_positions_from_bytes_are_those_of_the_library(name: str, text: str) -> None:
+    coder = FastCoder(tokenizer_named(name))  # type: ignore[arg-type]
+    for special in (False, True):
+        (quick,), (full,) = (way([text], special=special) for way in (coder.encode, coder.encode_in_full))
+        assert quick.ids.tolist() == full.ids.tolist()
+        assert quick.ends.tolist() == full.ends.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "quick"), [("gpt4", True), ("stories", True), ("plain_bpe", True), ("unigram", False)]
+)
+def test_ordinary_text_has_positions_from_bytes(name: str, quick: bool) -> None:
+    """The test above must not pass because the library is always asked."""
+    coder = FastCoder(tokenizer_named(name))  # type: ignore[arg-type]
+    (found,) = coder.encode(["of small towns, the river. 今天天气很好 " * 20], special=False)
+    assert found.in_full is not quick
+
+
+def test_windows_without_a_rare_pair_are_joined_between_words() -> None:
+    """All pairs of letters are in tokens: the words of the pre-tokenizer are needed."""
+    tokenizer = tokenizer_named("gpt4")
+    coder = FastCoder(tokenizer)  # type: ignore[arg-type]
+    coder._pairs = AnyPair()
+    text = "of small towns the river " * 400
+    encoder = PieceEncoder(tokenizer, special=False, sizes=SMALL)
+    encoder._coder = coder
+    found = [stretch for stretches in encoder.encode([[text]]) for stretch in stretches]
+    assert len(found) > 10
+    assert np.concatenate([s.ids for s in found]).tolist() == tokenizer.encode(text, special=False).ids.tolist()
+
+
+class AnyPair(frozenset[int]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
 def test_a_class_that_changes_tokens_in_python_is_asked_itself() -> None:
     """Some tokenizers add tokens outside of the library; then the library alone is not used."""
     tokenizer = wrapped(KINDS["gpt2"]())

@@ -9,13 +9,16 @@ pair   no token of the vocabulary contains the two characters that meet here, si
        across, and Unigram has no token there. (Unigram adds up scores: two segmentations that are equally good to the
        last bit might be told apart in another way in a longer text. There this is a check, not a proof.)
 space  a tokenizer that only gives ids and positions: a space or a newline follows a word. This is a check alone.
+
+Words and positions are a third of a library's work. Where the bytes of tokens give the positions (byte_pieces.py) it is
+asked for ids alone, and windows are joined where a pair is in no token; if there is no such place, it is asked in full.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -24,11 +27,14 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from scoremode.text.byte_pieces import BytePieces
 from scoremode.text.tokenizer import PROBE, HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Ids, Ints
 
 SAMPLE = 4096  # characters of a text on which the quick way is compared with the tokenizer's own call
 LOOKS_BACK = b"(?<"  # in the pattern of a pre-tokenizer
+ENDS = "a \n  b\n\n   \nc  \t d\u00a0\r\n x"  # white space whose positions tokenizers count in different ways
+TRIED, MOST_REFUSED = 1 << 20, 1 / 8  # characters; where tokens are not the text more often, asking twice is no gain
 Apart = Callable[[int], bool]
 
 
@@ -40,6 +46,7 @@ class Coded:
     ids: Ids  # (n,)
     ends: Ints  # (n,) each token owns the characters up to here
     apart: tuple[Apart, ...]  # ways to know that no token reaches across the boundary before a token; the best first
+    in_full: bool = True  # are these all the ways that the coder has?
 
 
 class Coder(Protocol):
@@ -50,6 +57,10 @@ class Coder(Protocol):
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[Coded]: ...
 
+    def encode_in_full(self, texts: Sequence[str], *, special: bool) -> list[Coded]:
+        """The same tokens, with all ways to know where they are apart."""
+        ...
+
 
 _FAST: WeakKeyDictionary[HuggingFaceTokenizer, FastCoder] = WeakKeyDictionary()
 """What is known about a vocabulary stays known from one text to the next."""
@@ -59,7 +70,7 @@ def coder_for(tokenizer: TextTokenizer, text: str) -> Coder:
     """The quickest coder for a tokenizer; ``text`` is the beginning of what will be encoded."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         fast = _FAST.get(tokenizer) or _FAST.setdefault(tokenizer, FastCoder(tokenizer))
-        return fast if fast.is_same(PROBE) and fast.is_same(text) else PlainCoder(tokenizer)
+        return fast if all(map(fast.is_same, (PROBE, ENDS, text))) else PlainCoder(tokenizer)
     return PlainCoder(tokenizer, any_cut=bool(getattr(tokenizer, "each_character_alone", False)))
 
 
@@ -73,6 +84,8 @@ class PlainCoder:
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[Coded]:
         return [self._coded(text, special=special) for text in texts]
+
+    encode_in_full = encode
 
     def _coded(self, text: str, *, special: bool) -> Coded:
         found = self.tokenizer.encode(text, special=special)
@@ -95,6 +108,7 @@ class FastCoder:
         self.backend = tokenizer.hf.backend_tokenizer
         splitter = self.backend.pre_tokenizer
         self.exact = splitter is None or LOOKS_BACK not in splitter.__getstate__()
+        self._encoded = self._refused = 0  # characters; those whose tokens were not the text itself
 
     @property
     def tokenizer(self) -> HuggingFaceTokenizer:
@@ -106,31 +120,64 @@ class FastCoder:
         """Does the library give what the tokenizer's own call gives? Some classes change its answer in Python."""
         for special in (False, True):
             wanted = self.tokenizer.encode(text[:SAMPLE], special=special)
-            found = self.encode([text[:SAMPLE]], special=special)[0]
-            if not (np.array_equal(wanted.ids, found.ids) and np.array_equal(wanted.char_end, found.ends)):
-                return False
+            for way in (self.encode, self.encode_in_full):
+                found = way([text[:SAMPLE]], special=special)[0]
+                if not (np.array_equal(wanted.ids, found.ids) and np.array_equal(wanted.char_end, found.ends)):
+                    return False
         return True
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[Coded]:
+        bare = not special or not self.backend.num_special_tokens_to_add(False)
+        if not bare or self._bytes is None or self._refused > max(TRIED, self._encoded) * MOST_REFUSED:
+            return self.encode_in_full(texts, special=special)
+        self._get_ready(texts)
+        encodings = _used_up(self.backend.encode_batch_fast(list(texts), add_special_tokens=False))
+        found = [self._from_bytes(text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True)]
+        refused = [text for text, coded in zip(texts, found, strict=True) if coded is None]
+        self._encoded, self._refused = self._encoded + _length(texts), self._refused + _length(refused)
+        others = iter(self.encode_in_full(refused, special=False) if refused else ())
+        return [next(others) if coded is None else coded for coded in found]
+
+    def encode_in_full(self, texts: Sequence[str], *, special: bool) -> list[Coded]:
+        self._get_ready(texts)
+        encodings = _used_up(self.backend.encode_batch(list(texts), add_special_tokens=special))
+        return [self._coded(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+
+    def _get_ready(self, texts: Sequence[str]) -> None:
         for text in texts:
             self.tokenizer.require_memory(text)
         self.tokenizer.use_whole_texts()
-        found = self.backend.encode_batch(list(texts), add_special_tokens=special)
-        return [self._coded(text, encoding) for text, encoding in zip(texts, found, strict=True)]
+
+    def _from_bytes(self, text: str, ids: list[int]) -> Coded | None:
+        """A window without the library's positions and words, if the tokens are the text itself."""
+        assert self._bytes is not None
+        as_array = np.array(ids, dtype=np.int32)
+        ends = self._bytes.ends(text, ids, as_array)
+        if ends is None:
+            return None
+        ends = np.minimum(np.maximum.accumulate(ends), len(text)) if len(ids) else ends
+        return Coded(text, as_array, ends, (self._no_such_pair(as_array),), in_full=False)
 
     def _coded(self, text: str, encoding: Any) -> Coded:
         ids = np.array(encoding.ids, dtype=np.int32)
         offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(ids))
         ends = np.minimum(np.maximum.accumulate(offsets[1::2]), len(text)) if len(ids) else offsets
-        word = encoding.token_to_word
+        word, no_such_pair = encoding.token_to_word, self._no_such_pair(ids)
 
         def other_word(i: int) -> bool:
             return bool(word(i - 1) != word(i))
 
-        def no_such_pair(i: int) -> bool:
-            return other_word(i) or (self._last[ids[i - 1]] << 32 | self._first[ids[i]]) not in self._pairs
+        def either(i: int) -> bool:
+            return other_word(i) or no_such_pair(i)
 
-        return Coded(text, ids, ends, (other_word, no_such_pair) if self._merges else (other_word,))
+        return Coded(text, ids, ends, (other_word, either) if self._merges else (other_word,))
+
+    def _no_such_pair(self, ids: Ids) -> Apart:
+        return lambda i: (self._last[ids[i - 1]] << 32 | self._first[ids[i]]) not in self._pairs
+
+    @cached_property
+    def _bytes(self) -> BytePieces | None:
+        return BytePieces.of(self.backend, self._names) if self._merges else None
 
     @cached_property
     def _merges(self) -> bool:
@@ -166,6 +213,17 @@ class FastCoder:
             points = [*map(ord, name)]
             found.update(a << 32 | b for a, b in pairwise(points))
         return frozenset(found)
+
+
+def _length(texts: Sequence[str]) -> int:
+    return sum(map(len, texts))
+
+
+def _used_up(encodings: list[Any]) -> Iterator[Any]:
+    """Each in turn, forgotten as soon as the next is asked for: one may take 100 MB."""
+    encodings.reverse()
+    while encodings:
+        yield encodings.pop()
 
 
 def definition(tokenizer: TextTokenizer) -> str | None:

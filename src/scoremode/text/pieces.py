@@ -107,7 +107,7 @@ def find_seam(left: Coded, right: Coded, overlap: int, coder: Coder, sizes: Size
     common = common[(common > 0) & (common < overlap)]
     nearest = common[np.argsort(np.abs(common - overlap // 2), kind="stable")][:TRIED].tolist()
     both = _Pair(left, right, shift, sizes.margin if coder.exact else sizes.checked_margin)
-    for way in range(len(left.apart)):
+    for way in range(max(len(left.apart), len(right.apart))):
         for end in nearest:
             i = skipped + int(np.searchsorted(mine, end, side="right"))
             j = int(np.searchsorted(theirs, end, side="right"))
@@ -138,7 +138,8 @@ class _Pair:
         return self._boundaries(i, j, way, range(-1, -before, -1)) and self._boundaries(i, j, way, range(1, after))
 
     def _apart(self, i: int, j: int, way: int) -> bool:
-        return self.left.apart[way](i) and self.right.apart[way](j)
+        ways = self.left.apart, self.right.apart
+        return all(known[min(way, len(known) - 1)](at) for known, at in zip(ways, (i, j), strict=True))
 
     def _agreement(self, i: int, j: int) -> tuple[int, int]:
         """How many tokens are equal without a gap: directly before the boundary, and directly after it."""
@@ -264,7 +265,11 @@ class PieceEncoder:
     def _seam(self, left: Coded, right: Coded) -> tuple[int, int] | None:
         if self.coder.any_cut:
             return len(left.ids), 0
-        return find_seam(left, right, self.sizes.overlap, self.coder, self.sizes)
+        seam = find_seam(left, right, self.sizes.overlap, self.coder, self.sizes)
+        if seam is not None or (left.in_full and right.in_full):
+            return seam
+        both = self.coder.encode_in_full([left.text, right.text], special=False)
+        return find_seam(*both, self.sizes.overlap, self.coder, self.sizes)
 
     def _widened(self, held: Coded, right: Coded, following: Iterator[Coded], begin: int) -> Coded:
         """One window instead of two or more: at least twice as long, if the text is."""
