@@ -21,7 +21,8 @@ from scoremode.report.html.frame import asset
 from scoremode.report.html.numbers import file_size, written
 from scoremode.report.html.page import render, write
 from scoremode.report.html.provenance import commands_of
-from scoremode.report.html.runs import positions, reading_order, run_name
+from scoremode.report.html.runs import reading_order, run_name
+from scoremode.report.html.series import Positions
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.text import column, page_data
 from scoremode.report.notebook import comparison_html, run_html
@@ -252,7 +253,7 @@ def test_a_token_that_is_scored_twice_is_read_once() -> None:
     facts = dataclasses.replace(run.facts, token=token, window=np.array([0, 0, 0, 1, 1, 1]))
     overlapping = dataclasses.replace(run, facts=facts)
     assert reading_order(overlapping, 100).tolist() == [0, 1, 2, 5]
-    assert positions(overlapping).tolist() == [0, 1, 2, 0, 1, 2]
+    assert np.concatenate(list(Positions(overlapping).blocks())).tolist() == [0, 1, 2, 0, 1, 2]
     page = render([], [], runs=[overlapping])
     assert "2 targets score a token again" in page
 

@@ -86,6 +86,19 @@ def order_statistics(blocks: Blocks, n: int, places: Collection[int]) -> dict[in
     return {place: float(found[cell][at]) for place, (cell, at) in inside.items()}
 
 
+def streamed_quantile(blocks: Blocks, n: int, fraction: float) -> float:
+    """A quantile of n values, 1 or more, to the bit as ``numpy.quantile`` of the whole column.
+
+    >>> streamed_quantile(lambda: [np.array([3.0, 1.0]), np.array([2.0, 4.0])], 4, 0.5)
+    2.5
+    """
+    at = fraction * (n - 1)
+    below = int(at)
+    above = min(below + 1, n - 1)
+    found = order_statistics(blocks, n, {below, above})
+    return float(np.quantile(np.array([found[below], found[above]]), at - below))  # as NumPy goes between two values
+
+
 def _narrowed(
     blocks: Blocks, shift: int, cells: dict[int, int], inside: dict[int, tuple[int, int]]
 ) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:

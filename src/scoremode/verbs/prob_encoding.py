@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,11 +14,10 @@ from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
 from scoremode.text.batches import EncodedTexts, encode_many, ids_with_specials
 from scoremode.text.corpus import is_text
 from scoremode.text.tokenizer import Encoding, TextTokenizer
-from scoremode.values import Ids
+from scoremode.values import Ids, Ints
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPair:
+class EncodedPair(NamedTuple):
     """A prompt and its target as tokens, cut at the boundary."""
 
     prompt: str
@@ -36,6 +36,53 @@ class EncodedPair:
 def longest_of(pairs: Iterable[EncodedPair]) -> int:
     """Tokens of the longest window that scoring these pairs will feed."""
     return max((pair.fed for pair in pairs), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutPairs:
+    """Several pairs as tokens, each cut at its boundary, not yet taken apart."""
+
+    pairs: Sequence[tuple[str, str]]
+    targets: Sequence[str]  # as they are scored
+    found: EncodedTexts
+    fronts: Sequence[Ids]  # special tokens that go first
+    cuts: Ints  # (pairs,) where each prompt ends in the joined text
+    owns: Ints  # (pairs,) the first scored token, among the tokens of all pairs
+    firsts: Ints  # (pairs,) the same, in the ids of its pair
+
+    @property
+    def fed(self) -> Ints:
+        """Tokens that the model is given for each pair: the last one is only scored."""
+        fronts = np.fromiter(map(len, self.fronts), np.int64, len(self.fronts))
+        return np.diff(self.found.bounds) + fronts - 1
+
+    @property
+    def largest(self) -> int:
+        """The largest id."""
+        return max(int(self.found.ids.max(initial=-1)), int(np.concatenate(self.fronts).max(initial=-1)))
+
+    @property
+    def spans(self) -> bool:
+        """Does a token span the end of its prompt anywhere?"""
+        return bool((self.found.touches[self.owns] < self.cuts).any())
+
+    def split(self) -> list[EncodedPair]:
+        """The pairs, one by one."""
+        joined, edges = self.found.joined, self.found.bounds.tolist()
+        begins, ends = self.found.char_start.tolist(), self.found.char_end.tolist()
+        owns, firsts = self.owns.tolist(), self.firsts.tolist()
+        touches, cuts = self.found.touches[self.owns].tolist(), self.cuts.tolist()
+        made = []
+        for i, (prompt, _) in enumerate(self.pairs):
+            own, stop, condition = owns[i], edges[i + 1], joined[touches[i] : cuts[i]]
+            ids = self.found.ids[edges[i] : stop]
+            if len(self.fronts[i]):
+                ids = np.concatenate([self.fronts[i], ids])
+            texts = [joined[a:b] for a, b in zip(begins[own:stop], ends[own:stop], strict=True)]
+            if condition:
+                texts[0] = condition + texts[0][len(condition) :]
+            made.append(EncodedPair(prompt, self.targets[i], ids, tuple(texts), firsts[i], condition))
+        return made
 
 
 class PairEncoder:
@@ -101,6 +148,11 @@ class PairEncoder:
     # ── many pairs ───────────────────────────────────────────────────────────────────────────────────────────────────
     def many(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair] | None:
         """Several pairs, each as ``one`` encodes it; None if ``one`` would refuse a pair, and knows why."""
+        found = self.cut(pairs)
+        return None if found is None else found.split()
+
+    def cut(self, pairs: Sequence[tuple[str, str]]) -> CutPairs | None:
+        """Several pairs in one piece, which is enough to measure them; None as for ``many``."""
         if not all(target for _, target in pairs):
             return None
         targets = [self.as_scored(target) for _, target in pairs]
@@ -116,11 +168,8 @@ class PairEncoder:
         firsts = owns - found.bounds[:-1] + np.fromiter(map(len, fronts), np.int64, len(pairs))
         if (owns >= found.bounds[1:]).any() or (firsts == 0).any():
             return None
-        conditions = [found.joined[a:b] for a, b in zip(found.touches[owns].tolist(), cuts.tolist(), strict=True)]
-        if self.spanning == "refuse" and any(conditions):
-            return None
-        at = {"owns": owns.tolist(), "firsts": firsts.tolist()}
-        return _split(pairs, targets, found, fronts=fronts, conditions=conditions, **at)
+        made = CutPairs(pairs, targets, found, fronts, cuts, owns, firsts)
+        return None if self.spanning == "refuse" and made.spans else made
 
     def _fronts(self, found: EncodedTexts, texts: Sequence[str]) -> list[Ids] | None:
         """Special tokens that go first in each text; None if a text's own tokens change when they are added."""
@@ -157,32 +206,6 @@ class PairEncoder:
                 fix="move the boundary to a whole character or word",
             )
         return allowed
-
-
-def _split(
-    pairs: Sequence[tuple[str, str]],
-    targets: Sequence[str],
-    found: EncodedTexts,
-    *,
-    fronts: Sequence[Ids],
-    owns: Sequence[int],
-    firsts: Sequence[int],
-    conditions: Sequence[str],
-) -> list[EncodedPair]:
-    """The pairs of a batch, one by one."""
-    joined, edges = found.joined, found.bounds.tolist()
-    begins, ends = found.char_start.tolist(), found.char_end.tolist()
-    made = []
-    for i, (prompt, _) in enumerate(pairs):
-        own, stop, condition = owns[i], edges[i + 1], conditions[i]
-        ids = found.ids[edges[i] : stop]
-        if len(fronts[i]):
-            ids = np.concatenate([fronts[i], ids])
-        texts = [joined[a:b] for a, b in zip(begins[own:stop], ends[own:stop], strict=True)]
-        if condition:
-            texts[0] = condition + texts[0][len(condition) :]
-        made.append(EncodedPair(prompt, targets[i], ids, tuple(texts), firsts[i], condition))
-    return made
 
 
 def _front(whole: list[int], own: list[int]) -> int | None:

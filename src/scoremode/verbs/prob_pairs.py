@@ -6,10 +6,10 @@ import hashlib
 import json
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 from scoremode.errors import InputError
 from scoremode.text import json_files
@@ -120,7 +120,7 @@ class PairFile(Sequence[Pair]):
         try:
             row = json_files.parse(line, constants=True)
             targets = row["targets"] if "targets" in row else [row["target"]]
-            good = isinstance(row["prompt"], str) and _are_texts(targets)
+            good = isinstance(row["prompt"], str) and isinstance(targets, list) and set(map(type, targets)) == {str}
         except (ValueError, KeyError, TypeError):
             good = False
         if not good:
@@ -128,13 +128,12 @@ class PairFile(Sequence[Pair]):
         return row["prompt"], targets
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+_quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
 
 
 def as_line(pair: Pair) -> bytes:
-    """A pair as it is hashed."""
-    return json.dumps(pair).encode() + b"\n"
+    """A pair as it is hashed: as ``json.dumps`` writes it, and a line break."""
+    return f"[{_quoted(pair[0])}, {_quoted(pair[1])}]\n".encode()
 
 
 def digest_of(pairs: Pairs) -> str:
@@ -148,7 +147,7 @@ def digest_of(pairs: Pairs) -> str:
 
 
 class EncodedChunks:
-    """Pairs as tokens, some at a time. All are encoded and checked at once, but only the first KEPT are kept."""
+    """Pairs as tokens, some at a time. All are checked and measured at once, but only the first KEPT are kept."""
 
     def __init__(self, lm: SequenceProbability, pairs: Pairs, size: int) -> None:
         self.lm, self.pairs, self.size = lm, pairs, size
@@ -156,11 +155,14 @@ class EncodedChunks:
         self.longest = self.fed = 0
         self._kept: list[list[EncodedPair]] = []
         for number in range(self.count):
-            chunk = self._encode(number)
-            self.longest = max(self.longest, longest_of(chunk))
-            self.fed += sum(pair.fed for pair in chunk)
             if number == 0 or (number + 1) * size <= KEPT:
+                chunk = self._encode(number)
                 self._kept.append(chunk)
+                longest, fed = longest_of(chunk), sum(pair.fed for pair in chunk)
+            else:
+                begin = number * size
+                longest, fed = lm.measure(pairs[begin : begin + size], begin + 1)
+            self.longest, self.fed = max(self.longest, longest), self.fed + fed
 
     def __getitem__(self, number: int) -> list[EncodedPair]:
         return self._kept[number] if number < len(self._kept) else self._encode(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ def score_plan(
 
 
 PER_TARGET = ("logprob", "rank")  # columns of shape (m, k); the others are (m,)
+NOT_NAN = ("logprob", "entropy", "top_logprob")
 
 
 def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
@@ -99,7 +100,7 @@ def check_answers(index: int, source: WindowSource, answers: Answers) -> None:
             raise EngineError(
                 f"window {index} asked for {wanted} {what} and got {found}", fix="this is a fault of the engine"
             )
-    for column in (answers.logprob, answers.entropy, answers.top_logprob):
+    for column in (getattr(answers, name) for name in NOT_NAN):
         if column is None or not column.size or np.maximum.reduce(column, axis=None) < np.inf:
             continue  # the largest of several numbers is NaN if one of them is
         row = int(np.argwhere(np.isnan(column) | (column == np.inf))[0][0])
@@ -107,6 +108,29 @@ def check_answers(index: int, source: WindowSource, answers: Answers) -> None:
             f"the model gives NaN in window {index} at token {int(source.window(index).rows[row]) + 1}",
             fix="try --dtype float32; if it stays, the weights are damaged",
         )
+
+
+def check_all_answers(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
+    """``check_answers`` for several windows."""
+    if len(found) == 1 or not isinstance(source, Plan) or not _all_sound(source, found):
+        for index, answers in found:
+            check_answers(index, source, answers)
+
+
+def _all_sound(plan: Plan, found: Sequence[tuple[int, Answers]]) -> bool:
+    """Does ``check_answers`` accept all of them? The columns of all windows are looked at together."""
+    counts = plan.target_counts[[index for index, _ in found]].tolist()
+    columns = found[0][1].columns if found else ()
+    if column_set_problem(columns) is not None or any(answers.columns != columns for _, answers in found):
+        return False
+    for name in columns:
+        parts = [getattr(answers, name) for _, answers in found]
+        shapes = [(count, 1) for count in counts] if name in PER_TARGET else [(count,) for count in counts]
+        if [part.shape for part in parts] != shapes:
+            return False
+        if name in NOT_NAN and not np.concatenate(parts, axis=None).max(initial=-np.inf) < np.inf:
+            return False
+    return True
 
 
 def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.statistics.estimate import ratio
-from scoremode.values import Floats, Ints
+from scoremode.report.html.series import Column, Series
+from scoremode.statistics.estimate import GroupSums
+from scoremode.statistics.groups import distinct
+from scoremode.values import Estimate, Floats, Ints
 
 SERIES = 8  # colours in the style sheet; further candidates reuse them with a different dash
 DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
@@ -24,6 +26,7 @@ WIDTH, HEIGHT = 380, 244
 LEFT, RIGHT, TOP, BOTTOM = 50, 10, 24, 38  # margins of the plotted area
 BINS = 72
 POSITION_BINS = 24
+SUMS = 1 << 20  # sums that are held at a time: with very many groups, a curve is drawn in several passes
 
 # characters that reorder or hide the text around them; joiners are kept, scripts and emoji need them
 BIDIRECTIONAL = {"\u061c", "\u200e", "\u200f", *map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
@@ -132,16 +135,6 @@ def power_of_ten(power: int) -> str:
     return "10" + "".join("⁻" if c == "-" else "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(c)] for c in str(power))
 
 
-@dataclass(frozen=True)
-class Series:
-    """One candidate: its values per target, and which of them are not independent."""
-
-    name: str
-    values: Floats
-    position: Ints  # of the target in its window
-    groups: Ints
-
-
 def style_of(index: int) -> str:
     """Class and dash of the index-th candidate, as attributes."""
     dash = DASHES[(index + index // SERIES) % len(DASHES)]
@@ -155,30 +148,30 @@ def swatch(index: int) -> str:
 
 
 def kl_distribution(
-    series: Sequence[Series], noise: Floats | None, floor: Sequence[tuple[str, float | None]] = ()
+    series: Sequence[Series], noise: Column | None, floor: Sequence[tuple[str, float | None]] = ()
 ) -> str | None:
     """Share of targets by KL on a logarithmic axis; the noise floor of the baseline is drawn behind the curves."""
-    drawn = [s.values[np.isfinite(s.values)] for s in series]
-    some = np.concatenate([*drawn, *([noise[np.isfinite(noise)]] if noise is not None else [])])
-    positive = some[some > 0]
-    if not len(positive):
+    drawn = [s.finite for s in series]
+    behind = None if noise is None else noise.where(np.isfinite)
+    positive = Column.joined(*drawn, *([behind] if behind else [])).where(lambda values: values > 0)
+    if not positive.count:
         return None
-    low = 10.0 ** math.floor(max(-12.0, math.log10(np.quantile(positive, 0.005))))
-    high = 10.0 ** math.ceil(math.log10(positive.max()) + 1e-9)
+    low = 10.0 ** math.floor(max(-12.0, math.log10(positive.quantile(0.005))))
+    high = 10.0 ** math.ceil(math.log10(positive.largest) + 1e-9)
     axis = logarithmic(low, max(high, low * 10), "KL, nats per token")
     title = "How far predictions moved"
     text = "Share of tokens by KL divergence from the baseline, on a logarithmic axis."
-    return _histogram(title, text, series, drawn, axis, noise=noise, lines=floor, cut_low=low)
+    return _histogram(title, text, series, drawn, axis, noise=behind, lines=floor, cut_low=low)
 
 
 def delta_distribution(series: Sequence[Series]) -> str | None:
     """Share of targets by Δ logprob: linear near zero, logarithmic in the tails."""
-    drawn = [s.values[np.isfinite(s.values)] for s in series]
-    sizes = np.abs(np.concatenate(drawn)) if drawn else np.zeros(0)
-    if not len(sizes) or not sizes.max() > 0:
+    drawn = [s.finite for s in series]
+    sizes = Column.joined(*drawn).absolute()
+    if not sizes.largest > 0:
         return None
-    middle = max(float(np.median(sizes)), float(sizes.max()) * 1e-4)
-    axis = both_ways(10.0 ** math.floor(math.log10(middle)), float(sizes.max()) * 1.05, "Δ logprob, nats")
+    middle = max(sizes.quantile(0.5), sizes.largest * 1e-4)
+    axis = both_ways(10.0 ** math.floor(math.log10(middle)), sizes.largest * 1.05, "Δ logprob, nats")
     title = "How the text's own tokens changed"
     text = "Share of tokens by change in log-probability; left of zero, they became less likely."
     return _histogram(title, text, series, drawn, axis, lines=[("", 0.0)])
@@ -186,8 +179,8 @@ def delta_distribution(series: Sequence[Series]) -> str | None:
 
 def surprise_distribution(series: Sequence[Series]) -> str | None:
     """Share of targets by −logprob, for runs that are not compared with anything."""
-    drawn = [s.values[np.isfinite(s.values)] for s in series]
-    top = max((float(np.quantile(d, 0.9995)) for d in drawn if len(d)), default=0.0)
+    drawn = [s.finite for s in series]
+    top = max((d.quantile(0.9995) for d in drawn if d.count), default=0.0)
     if not top > 0:
         return None
     axis = linear(0, top, "surprise (−logprob), nats")
@@ -198,15 +191,15 @@ def _histogram(
     title: str,
     text: str,
     series: Sequence[Series],
-    drawn: Sequence[Floats],
+    drawn: Sequence[Column],
     axis: Axis,
     *,
-    noise: Floats | None = None,
+    noise: Column | None = None,
     lines: Sequence[tuple[str, float | None]] = (),
     cut_low: float = 0.0,
 ) -> str:
     shares = [_shares(values, axis, cut_low) for values in drawn]
-    noise_shares = _shares(noise[np.isfinite(noise)], axis, cut_low) if noise is not None and len(noise) else None
+    noise_shares = _shares(noise, axis, cut_low) if noise is not None else None
     # a floor with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
     top = max((float(s.max()) for s in shares if len(s)), default=0.0) or 1.0
     up = linear(0, top * 1.06, "share of tokens", count=4, write=lambda v: f"{plain(100 * v)}%")
@@ -223,13 +216,15 @@ def _histogram(
     return _chart(title, text, axis, up, parts, first_sign="≤" if cut_low else "")
 
 
-def _shares(values: Floats, axis: Axis, cut_low: float) -> Floats:
+def _shares(column: Column, axis: Axis, cut_low: float) -> Floats:
     """Share of the values in each bin; values beyond an end count in the outermost bin."""
-    if not len(values):
-        return np.zeros(BINS)
-    within = np.maximum(values, cut_low) if cut_low else values
-    index = np.clip((axis.place(within) * BINS).astype(np.int64), 0, BINS - 1)
-    return np.bincount(index, minlength=BINS) / len(values)
+    counts = np.zeros(BINS, np.int64)
+    for values in column.blocks():
+        within = np.maximum(values, cut_low) if cut_low else values
+        index = np.clip((axis.place(within) * BINS).astype(np.int64), 0, BINS - 1)
+        counts += np.bincount(index, minlength=BINS)
+    shares: Floats = counts / max(1, int(counts.sum()))
+    return shares
 
 
 def _steps(shares: Floats, up: Axis, *, closed: bool = False) -> str:
@@ -244,7 +239,7 @@ def _steps(shares: Floats, up: Axis, *, closed: bool = False) -> str:
 
 def along_the_window(title: str, text: str, series: Sequence[Series], label: str) -> str | None:
     """Mean per stretch of the window, with the standard error over its groups as a band."""
-    last = max((int(s.position.max()) for s in series if len(s.position)), default=0)
+    last = max((int(position.max()) for s in series for position, _ in s.places() if len(position)), default=0)
     if last < 2:
         return None
     bins = min(POSITION_BINS, last + 1)
@@ -270,17 +265,35 @@ def along_the_window(title: str, text: str, series: Sequence[Series], label: str
 
 def _binned(series: Series, edges: Floats) -> tuple[Floats, Floats]:
     """Mean and standard error per bin; NaN if a bin is empty, error 0 if there are too few groups for one."""
-    index = np.clip(np.searchsorted(edges, series.position, side="right") - 1, 0, len(edges) - 2)
-    means, errors = np.full(len(edges) - 1, np.nan), np.zeros(len(edges) - 1)
-    usable = np.isfinite(series.values)
-    for b in range(len(means)):
-        here = (index == b) & usable
-        if not here.any():
-            continue
-        _, groups = np.unique(series.groups[here], return_inverse=True)
-        mean = ratio(series.values[here], np.ones(int(here.sum())), groups.astype(np.int64))
-        means[b], errors[b] = mean.value, mean.stderr or 0.0
+    bins = len(edges) - 1
+    means, errors = np.full(bins, np.nan), np.zeros(bins)
+    groups = distinct(group for _, group in series.places())
+    together = max(1, SUMS // max(1, len(groups)))
+    for begin in range(0, bins, together):
+        wanted = range(begin, min(bins, begin + together))
+        for b, mean in zip(wanted, _means(series, edges, groups, wanted), strict=True):
+            if mean.n:
+                means[b], errors[b] = mean.value, mean.stderr or 0.0
     return means, errors
+
+
+def _means(series: Series, edges: Floats, groups: Ints, wanted: range) -> list[Estimate]:
+    """The means of some bins."""
+    sums = GroupSums(len(wanted) * len(groups))
+    for values, (position, group) in zip(series.values(), series.places(), strict=True):
+        index = np.clip(np.searchsorted(edges, position, side="right") - 1, 0, len(edges) - 2)
+        here = np.isfinite(values) & (index >= wanted.start) & (index < wanted.stop)
+        cell = (index[here] - wanted.start) * len(groups) + np.searchsorted(groups, group[here])
+        sums.add(cell, values[here], np.ones(len(cell)))
+    found = []
+    for number in range(len(wanted)):
+        cells = slice(number * len(groups), (number + 1) * len(groups))
+        there = sums.denominator[cells] > 0  # a group without a value in this bin is none of its groups
+        own = GroupSums(int(there.sum()))
+        own.numerator, own.denominator = sums.numerator[cells][there], sums.denominator[cells][there]
+        own.n = int(own.denominator.sum())
+        found.append(own.estimate())
+    return found
 
 
 def _chart(title: str, text: str, along: Axis, up: Axis, parts: Sequence[str], *, first_sign: str = "") -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from scoremode.report.html.charts import escaped, visible
-from scoremode.report.html.runs import delta_logprob, reading_order, run_name
+from scoremode.report.html.runs import distinct_tokens, reading_order, run_name, taken
+from scoremode.report.html.series import Column, column_of, delta_logprob
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
-from scoremode.values import Floats, Ints
+from scoremode.values import Ints
 
 TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone
 
@@ -37,8 +39,7 @@ class PageData:
         """The text that a run scored, and the order in which its targets are read; one per plan."""
         if run.plan_digest not in self._orders:
             order = reading_order(run, self.limit)
-            facts = run.facts
-            token, document, window = facts.token[order], facts.document[order], facts.window[order]
+            token, document, window, text = taken(run.facts, ("token", "document", "window", "text"), order)
             begins = np.ones(len(order), dtype=np.bool_)
             begins[1:] = (np.diff(token) != 1) | (np.diff(document) != 0)
             enters = np.ones(len(order), dtype=np.bool_)
@@ -46,7 +47,7 @@ class PageData:
             self.texts.append(
                 {
                     "count": len(order),
-                    "word": self._words(facts.text[order]),
+                    "word": self._words(text),
                     # runs of consecutive tokens: where each starts, its first position and its document
                     "begin": column(np.flatnonzero(begins)),
                     "beginToken": column(token[begins]),
@@ -64,14 +65,19 @@ class PageData:
             if known is run:
                 return index
         _, order = self.text_of(run)
-        s = run.scores
+        found = {
+            name: taken(columns, [name], order)[0]
+            for columns, names in ((run.scores, ("logprob", "rank", "top_logprob")), (run.facts, ("top_text",)))
+            for name in names
+            if columns.has(name)
+        }
         self.scores.append(
             {
-                "logprob": column(s.logprob[order]),
+                "logprob": column(found["logprob"]),
                 # null: not measured
-                "rank": None if s.rank is None else column(s.rank[order]),
-                "topLogprob": None if s.top_logprob is None else column(s.top_logprob[order]),
-                "topWord": None if run.facts.top_text is None else self._words(run.facts.top_text[order]),
+                "rank": column(found["rank"]) if "rank" in found else None,
+                "topLogprob": column(found["top_logprob"]) if "top_logprob" in found else None,
+                "topWord": self._words(found["top_text"]) if "top_text" in found else None,
             }
         )
         self._known.append((run, len(self.scores) - 1))
@@ -120,16 +126,16 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
         "scores": made.scores,
         "words": [visible(word) for word in made.words],
         "sensitivity": {
-            "delta": _sensitivity([delta_logprob(c) for c in comparisons]),
-            "kl": _sensitivity([c.kl for c in comparisons if c.kl is not None]),
+            "delta": _sensitivity([Column(partial(delta_logprob, c)) for c in comparisons]),
+            "kl": _sensitivity([column_of(c.kl) for c in comparisons if c.kl is not None]),
         },
     }
 
 
-def _sensitivity(values: Sequence[Floats]) -> int:
+def _sensitivity(values: Sequence[Column]) -> int:
     """1, 10 or 100, so that about one token in a hundred is coloured for the candidate that moved most."""
-    sizes = [np.abs(v[np.isfinite(v)]) for v in values]
-    high = max((float(np.quantile(s, SENSITIVITY_QUANTILE)) for s in sizes if len(s)), default=1.0)
+    sizes = [v.where(np.isfinite).absolute() for v in values]
+    high = max((s.quantile(SENSITIVITY_QUANTILE) for s in sizes if s.count), default=1.0)
     return 1 if high >= FIRST_STEP else 10 if high >= FIRST_STEP / 10 else 100
 
 
@@ -198,7 +204,7 @@ def text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit:
 def _text_notes(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: int) -> list[str]:
     notes: dict[str, None] = {}
     for run in [*(c.baseline for c in comparisons), *alone]:
-        unique = len(np.unique(run.facts.token))
+        unique = distinct_tokens(run)
         if unique > limit:
             notes[f"Only the first {limit:,} of {unique:,} tokens are shown; numbers and charts include all."] = None
         if unique < len(run.scores):

@@ -1,0 +1,122 @@
+"""What charts draw: columns that are read block by block, as often as it takes, and never held whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from scoremode.statistics.comparison import Comparison, array_blocks
+from scoremode.statistics.groups import distinct
+from scoremode.statistics.streams import Blocks, streamed_quantile
+from scoremode.store.run import Run
+from scoremode.values import Bools, Floats, Ints
+
+Places = Callable[[], Iterator[tuple[Ints, Ints]]]
+"""The position in its window and the group of each target: every call reads them from the beginning."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One candidate: its values per target, and which of them are not independent."""
+
+    name: str
+    values: Blocks
+    places: Places
+
+    @property
+    def finite(self) -> Column:
+        """The values that can be drawn."""
+        return Column(self.values).where(np.isfinite)
+
+
+class Column:
+    """Values that are read block by block.
+
+    >>> some = Column(lambda: [np.array([3.0, -1.0]), np.array([2.0])])
+    >>> some.count, some.largest, some.where(lambda v: v > 0).quantile(0.5)
+    (3, 3.0, 2.5)
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+
+    @staticmethod
+    def joined(*columns: Column) -> Column:
+        """All values of several columns."""
+        return Column(lambda: (block for column in columns for block in column.blocks()))
+
+    def where(self, wanted: Callable[[Floats], Bools]) -> Column:
+        """Only those values of which this is true."""
+        return Column(lambda: (block[wanted(block)] for block in self.blocks()))
+
+    def absolute(self) -> Column:
+        return Column(lambda: map(np.abs, self.blocks()))
+
+    @cached_property
+    def _extent(self) -> tuple[int, float]:
+        count, largest = 0, -np.inf
+        for block in self.blocks():
+            count, largest = count + len(block), max(largest, float(block.max(initial=-np.inf)))
+        return count, largest
+
+    @property
+    def count(self) -> int:
+        return self._extent[0]
+
+    @property
+    def largest(self) -> float:
+        """-inf if there are none."""
+        return self._extent[1]
+
+    def quantile(self, fraction: float) -> float:
+        """To the bit as ``numpy.quantile``; there must be a value."""
+        return streamed_quantile(self.blocks, self.count, fraction)
+
+
+def column_of(array: Floats) -> Column:
+    return Column(lambda: array_blocks(array))
+
+
+def delta_logprob(c: Comparison) -> Iterator[Floats]:
+    """Nats by which the text's own token became likelier; NaN if both models give it probability zero."""
+    sides = (run.scores.blocks("logprob") for run in (c.candidate, c.baseline))
+    for (candidate,), (baseline,) in zip(*sides, strict=True):
+        with np.errstate(invalid="ignore"):
+            yield candidate - baseline
+
+
+def surprise(run: Run) -> Iterator[Floats]:
+    """Nats per target."""
+    for (logprob,) in run.scores.blocks("logprob"):
+        yield -logprob
+
+
+class Positions:
+    """The distance of each target from the first token that its window scores, block by block."""
+
+    def __init__(self, run: Run, groups: Ints | None = None) -> None:
+        self.run, self.groups = run, groups
+
+    @cached_property
+    def _first(self) -> Ints:
+        """The first scored token of each window, in the order of ``_windows``."""
+        first = np.full(len(self._windows), np.iinfo(np.int64).max, dtype=np.int64)
+        for window, token in self.run.facts.blocks("window", "token"):
+            np.minimum.at(first, np.searchsorted(self._windows, window), token)
+        return first
+
+    @cached_property
+    def _windows(self) -> Ints:
+        return distinct(window for (window,) in self.run.facts.blocks("window"))
+
+    def blocks(self) -> Iterator[Ints]:
+        for window, token in self.run.facts.blocks("window", "token"):
+            yield token - self._first[np.searchsorted(self._windows, window)]
+
+    def with_groups(self) -> Iterator[tuple[Ints, Ints]]:
+        """Each block with the groups of its targets: those given, or those of the run."""
+        own = (group for (group,) in self.run.facts.blocks("group"))
+        yield from zip(self.blocks(), own if self.groups is None else array_blocks(self.groups), strict=True)
