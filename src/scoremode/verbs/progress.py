@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
 """Called with forward tokens done and forward tokens in all. One that has a method ``phase`` is told in words, before
-the first token, what is being waited for."""
+the first token, what is being waited for; ``detail`` is told what each replica does, and ``say`` prints a line that a
+user should see."""
 
 
 def announce(progress: Progress | None, phase: str) -> None:
