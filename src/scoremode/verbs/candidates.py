@@ -19,9 +19,10 @@ from typing import Generic, TypeVar
 
 from scoremode.errors import ScoremodeError, harmless
 from scoremode.verbs.comparing import short
-from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.progress import Progress, relabel
 
 T = TypeVar("T")
+SHOWN = 2  # candidates that the progress line names
 FAREWELL = 6.0  # seconds for candidates that are being scored to end their replicas
 
 Scored = Callable[[str, Progress], T]
@@ -103,7 +104,7 @@ class _Together(Generic[T]):
             self._running.append(name) if begins else self._running.remove(name)
             failed = f", {len(self._failed)} failed" if self._failed else ""
             done = f"{len(self._found)} of {len(self.names)} candidates scored{failed}"
-            announce(self.progress, f"{done}; now {', '.join(map(short, self._running))}")
+            relabel(self.progress, f"{done}; now {_few([short(one) for one in self._running])}")
 
     def check(self) -> None:
         """Leave what is being done if the comparison was interrupted."""
@@ -135,6 +136,16 @@ class _Together(Generic[T]):
         else:
             _say(f"{name} could not be scored; {others}")
         raise first
+
+
+def _few(names: list[str]) -> str:
+    """``a, b and 6 more``: a line of a terminal has room for two.
+
+    >>> _few(["a", "b", "c"]), _few([])
+    ('a, b and 1 more', 'none')
+    """
+    shown = ", ".join(names[:SHOWN]) or "none"
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
 def _say(line: str) -> None:
