@@ -55,6 +55,10 @@ class _Line:
         self._began = None
         self._bar.reset(self._task, total=None, description=words, speed="", detail="")
 
+    def label(self, words: str) -> None:
+        """Other words for what is under way: what is done, the speed and the time stay."""
+        self._bar.update(self._task, description=words)
+
     def detail(self, words: str) -> None:
         """More about the same: what each of several engines does."""
         self._bar.update(self._task, detail=words)

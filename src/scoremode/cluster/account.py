@@ -19,6 +19,10 @@ FAR = 1e-3  # nats per token, on average over the probe window
 thousandth, which is a tenth of what a good quantization does. Another kind of GPU in 16 bits may be above it."""
 
 
+def say_on_standard_error(line: str) -> None:
+    print(f"scoremode: {harmless(line)}", file=sys.stderr)
+
+
 @dataclass(slots=True)
 class Probe:
     """One window as every replica scored it."""
@@ -83,7 +87,7 @@ class Account:
 
     wanted: int
     address: str | None
-    say: Callable[[str], None] = field(default=lambda line: print(f"scoremode: {harmless(line)}", file=sys.stderr))
+    say: Callable[[str], None] = say_on_standard_error
     members: dict[int, Member] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     more_events: int = 0

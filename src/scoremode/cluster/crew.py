@@ -22,6 +22,8 @@ PAUSE = (0.0, 1.0, 4.0)  # seconds before another start
 NO_ROOM_SECONDS = 15.0  # that a cluster may be without room for a single replica: a node may be on its way back
 WAITING_SECONDS = 10.0  # after which a user is told what is waited for
 FAREWELL = 5.0  # seconds for engines to end what they started
+TELL_SECONDS = 0.25
+SHOWN = 8  # replicas whose rates are shown one by one
 AHEAD = 8  # blocks of a replica that may wait to be read
 RESUME = "what was scored is kept: run the same command again to resume"
 
@@ -96,7 +98,9 @@ class Crew:
         room: Room,
         environment: Mapping[str, str],
         account: Account,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
+        self.tell, self._told = tell, 0.0  # what each replica does, and when that was told
         self.cluster, self.spec, self.room, self.account = cluster, spec, room, account
         self._environment = dict(environment)
         self._ray = cluster.ray
@@ -278,6 +282,7 @@ class Crew:
     def items(self, timeout: float = 0.25) -> Iterator[tuple[Slot, Any]]:
         """What replicas have said since the last time: blocks and last words, probes, and that they are lost."""
         self.tend()
+        self._show()
         asked: dict[Any, Slot] = {}
         for slot in self.slots:
             heads = (slot.placing, slot.opening, slot.probing, slot.leases[0].stream if slot.leases else None)
@@ -295,6 +300,12 @@ class Crew:
             said = self._said(slot, one)
             if said is not None:
                 yield slot, said
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self.tell is not None and now - self._told >= TELL_SECONDS:
+            self._told = now
+            self.tell(words_for(self.slots))
 
     def _said(self, slot: Slot, one: Any) -> Any:
         try:
@@ -358,3 +369,21 @@ def reason(error: Exception) -> str:
     if "worker process has died" in text or "unexpected system error" in text:
         return "its process was killed or crashed"
     return one_line(text)[:200] or type(error).__name__
+
+
+def words_for(slots: list[Slot]) -> str:
+    """``3/4 replicas: 12k 11k 12k –``: tokens per second of each; a dash for one that is not ready.
+
+    >>> words_for([Slot(0), Slot(1)])
+    '0/2 replicas: – –'
+    """
+    ready = sum(slot.is_ready for slot in slots)
+    rates = " ".join(_short(slot) for slot in slots[:SHOWN]) + (" …" if len(slots) > SHOWN else "")
+    return f"{ready}/{len(slots)} replicas: {rates}"
+
+
+def _short(slot: Slot) -> str:
+    rate = slot.pace.rate
+    if not slot.is_ready or rate is None:
+        return "–" if not slot.is_ready else "…"
+    return f"{rate / 1000:.0f}k" if rate >= 10_000 else f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"

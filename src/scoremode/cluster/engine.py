@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.cluster.account import Account, Probe
+from scoremode.cluster.account import Account, Probe, say_on_standard_error
 from scoremode.cluster.crew import Crew
 from scoremode.cluster.ledger import Batches, Ledger
 from scoremode.cluster.parcels import Outline, Parcel, parcel_of
@@ -57,9 +57,11 @@ class ReplicatedEngine(Engine):
         work: Work,
         spread: Spread,
         tokenizer: str | None = None,
+        *,
         tell: Callable[[str], None] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
-        self.tell = tell
+        """``tell`` gets what each replica does, four times a second; ``say`` what a user should see at once."""
         self._batches: tuple[Any, Batches] | None = None  # of the source that was asked about last
         self._probe: Parcel | None = None
         self._is_accounted = False
@@ -68,7 +70,7 @@ class ReplicatedEngine(Engine):
         self._crew: Crew | None = None
         self._cluster = Cluster(spread, room)
         try:
-            self._account = Account(spread.replicas, self._cluster.address)
+            self._account = Account(spread.replicas, self._cluster.address, say or say_on_standard_error)
             spec = Spec.of(chosen, tokenizer, work)
             self._crew = Crew(
                 self._cluster,
@@ -77,6 +79,7 @@ class ReplicatedEngine(Engine):
                 room=room,
                 environment=environment,
                 account=self._account,
+                tell=tell,
             )
             first = self.crew.wait_for_one().opened
         except BaseException:
@@ -104,7 +107,7 @@ class ReplicatedEngine(Engine):
         asked = placed(want)
         ledger = Ledger(self._batches_of(source), done)
         probe = self._probe_of(source)
-        scoring = Scoring(self.crew, source, ledger, want=asked, probe=probe, account=self._account, tell=self.tell)
+        scoring = Scoring(self.crew, source, ledger, want=asked, probe=probe, account=self._account)
         yield from scoring.answers()
         if want.against is not None:  # its kernel is chosen when the first divergence is asked for
             self.facts = self.crew.ask("facts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,6 @@ from scoremode.values import Bools
 
 DEPTH = 2  # leases of a replica: the next is there when one ends
 LATE, GRACE = 1.5, 1.0  # a lease is late after this many times its expected seconds, and a second
-TELL_SECONDS = 0.25
-SHOWN = 8  # replicas whose rates are shown one by one
 
 
 class Scoring:
@@ -37,12 +35,10 @@ class Scoring:
         want: PlacedWant,
         probe: Parcel,
         account: Account,
-        tell: Callable[[str], None] | None,
     ) -> None:
         self.crew, self.source, self.ledger, self.want = crew, source, ledger, want
-        self.probe, self.account, self._tell = probe, account, tell
+        self.probe, self.account = probe, account
         self._doubted: set[int] = set()  # windows that somebody gave NaN for
-        self._told = 0.0
         self._lengths = np.asarray(source.lengths)
 
     def answers(self) -> Iterator[tuple[int, Answers]]:
@@ -52,7 +48,6 @@ class Scoring:
                 for slot, item in self.crew.items():
                     yield from self._heard(slot, item)
                     self._lend_to(slot)  # before others are heard: it may be idle
-                self._show()
         finally:
             self.account.counts["dropped"] += self.ledger.dropped
             self.crew.forget_leases()
@@ -160,7 +155,8 @@ class Scoring:
         lease = slot.leases.popleft()
         slot.pace.measured(lease.tokens, said.seconds)
         self.account.members[slot.number].seconds += said.seconds
-        left = self.ledger.give_back(lease.batches) if not lease.is_copied else []
+        elsewhere = {b for other in self.crew.slots for copy in other.leases for b in copy.batches if lease.is_copied}
+        left = self.ledger.give_back([b for b in lease.batches if b not in elsewhere])
         unanswered = [b for b in left if not self._doubted & set(self.ledger.batches.windows(b).tolist())]
         if unanswered and self.ledger.refused(unanswered, f"{slot.incarnation} {lease.sent}"):
             window = int(self.ledger.batches.windows(unanswered[0])[0])
@@ -209,29 +205,3 @@ class Scoring:
             member.probe_distance = float("nan")
             return
         member.probe_distance = probe.add(found)
-
-    # ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _show(self) -> None:
-        now = time.monotonic()
-        if self._tell is None or now - self._told < TELL_SECONDS:
-            return
-        self._told = now
-        self._tell(words_for(self.crew.slots))
-
-
-def words_for(slots: list[Slot]) -> str:
-    """``3/4 replicas: 12k 11k 12k –``: tokens per second of each; a dash for one that is not ready.
-
-    >>> words_for([Slot(0), Slot(1)])
-    '0/2 replicas: – –'
-    """
-    ready = sum(slot.is_ready for slot in slots)
-    rates = " ".join(_short(slot) for slot in slots[:SHOWN]) + (" …" if len(slots) > SHOWN else "")
-    return f"{ready}/{len(slots)} replicas: {rates}"
-
-
-def _short(slot: Slot) -> str:
-    rate = slot.pace.rate
-    if not slot.is_ready or rate is None:
-        return "–" if not slot.is_ready else "…"
-    return f"{rate / 1000:.0f}k" if rate >= 10_000 else f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"

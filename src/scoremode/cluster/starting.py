@@ -31,6 +31,14 @@ def require_ray() -> None:
         raise OptionError("--replicas and --ray need Ray, which is not installed", fix=INSTALL)
 
 
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as error:  # half installed, or for another Python
+        raise OptionError(f"Ray is installed but cannot be imported ({error})", fix=INSTALL) from None
+    return ray
+
+
 class Cluster:
     """A connection to Ray. What was started here is stopped when it is closed."""
 
@@ -38,12 +46,10 @@ class Cluster:
         require_ray()
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        import ray
-
-        self.ray: Any = ray
+        self.ray: Any = _imported()
         self._folder: str | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self._is_ours = not ray.is_initialized()
+        self._is_ours = not self.ray.is_initialized()
         self.address = spread.ray or os.environ.get("RAY_ADDRESS") or None
         if self._is_ours:
             with _own_signals():

@@ -4,20 +4,26 @@ candidates   a b c d e          two slots
 slot 1       a a a d d d
 slot 2       b b c c c e e      all against one reference, which lies on disk and is read once by each node
 
-A candidate that fails does not stop the others: what they scored is kept, and the error is raised at the end.
+A candidate that fails does not stop the others: what they scored is kept, and the error is raised at the end. If
+several fail, there is a line for each of the others before.
 """
 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from scoremode.errors import ScoremodeError
-from scoremode.verbs.progress import Progress, announce
+from scoremode.errors import ScoremodeError, harmless
+from scoremode.verbs.comparing import short
+from scoremode.verbs.progress import Progress, relabel
 
 T = TypeVar("T")
+SHOWN = 2  # candidates that the progress line names
+FAREWELL = 6.0  # seconds for candidates that are being scored to end their replicas
 
 Scored = Callable[[str, Progress], T]
 """Scores the candidate of that name, and tells how far it is."""
@@ -57,14 +63,20 @@ class _Together(Generic[T]):
     def run(self, slots: int) -> list[T]:
         for name in self.names:
             self._waiting.put(name)
-        for number in range(slots):  # daemons: an interrupted comparison must not wait for an engine that starts
-            threading.Thread(target=self._work, name=f"scoremode-slot-{number}", daemon=True).start()
+        names = [f"scoremode-slot-{number}" for number in range(slots)]
+        # daemons: an interrupted comparison must not wait forever for an engine that starts
+        workers = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        for worker in workers:
+            worker.start()
         try:
             left = slots
             while left:
                 left -= self._ended.get() is None
         except BaseException:
             self.stopped.set()
+            until = time.monotonic() + FAREWELL
+            for worker in workers:  # before Ray ends: whoever asks it something afterwards would start it again
+                worker.join(max(0.0, until - time.monotonic()))
             raise
         self._raise_failures()
         return [self._found[name] for name in self.names]
@@ -90,13 +102,18 @@ class _Together(Generic[T]):
     def _announce(self, name: str, *, begins: bool) -> None:
         with self._lock:
             self._running.append(name) if begins else self._running.remove(name)
-            done = len(self._found) + len(self._failed)
-            announce(self.progress, f"{done} of {len(self.names)} candidates scored; now {', '.join(self._running)}")
+            failed = f", {len(self._failed)} failed" if self._failed else ""
+            done = f"{len(self._found)} of {len(self.names)} candidates scored{failed}"
+            relabel(self.progress, f"{done}; now {_few([short(one) for one in self._running])}")
+
+    def check(self) -> None:
+        """Leave what is being done if the comparison was interrupted."""
+        if self.stopped.is_set():
+            raise _StoppedError
 
     def tell(self, name: str, done: int, total: int) -> None:
         """Candidates that wait count as much as those that are known already: they have the same plan."""
-        if self.stopped.is_set():
-            raise _StoppedError
+        self.check()
         with self._lock:
             self._fed[name] = (done, total)
             if self.progress is not None:
@@ -105,19 +122,34 @@ class _Together(Generic[T]):
                 self.progress(sum(fed for fed, _ in self._fed.values()), whole)
 
     def _raise_failures(self) -> None:
-        """One error for all that failed. Anything but an error of ours is raised as it is."""
-        for error in self._failed.values():
-            if not isinstance(error, ScoremodeError):
-                raise error
-        if not self._failed:
+        """The first error, with the name of its candidate. One that is not ours is raised as it is, before ours."""
+        failed = [(name, self._failed[name]) for name in self.names if name in self._failed]
+        if not failed:
             return
-        name, first = next((name, self._failed[name]) for name in self.names if name in self._failed)
-        assert isinstance(first, ScoremodeError)
-        if len(self.names) > 1:
-            others = f"{len(self._found)} of {len(self.names)} candidates were scored and are kept"
-            more = f", and {len(self._failed) - 1} more failed" if len(self._failed) > 1 else ""
-            first.message = f"{name}: {first.message} ({others}{more})"
+        name, first = next((pair for pair in failed if not isinstance(pair[1], ScoremodeError)), failed[0])
+        for other, error in failed:
+            if error is not first:
+                _say(f"{other}: {error}")
+        others = f"{len(self._found)} of {len(self.names)} candidates were scored and are kept"
+        if isinstance(first, ScoremodeError):
+            first.message = f"{name}: {first.message} ({others})"
+        else:
+            _say(f"{name} could not be scored; {others}")
         raise first
+
+
+def _few(names: list[str]) -> str:
+    """``a, b and 6 more``: a line of a terminal has room for two.
+
+    >>> _few(["a", "b", "c"]), _few([])
+    ('a, b and 1 more', 'none')
+    """
+    shown = ", ".join(names[:SHOWN]) or "none"
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
+
+
+def _say(line: str) -> None:
+    print(f"scoremode: {harmless(' '.join(line.split()))}", file=sys.stderr)
 
 
 class _Turn:
@@ -128,3 +160,14 @@ class _Turn:
 
     def __call__(self, done: int, total: int) -> None:
         self._together.tell(self._name, done, total)
+
+    def phase(self, _: str) -> None:
+        """Others are scored meanwhile: the line says who is, not what each waits for."""
+        self._together.check()
+
+    def detail(self, _: str) -> None:
+        self._together.check()
+
+    def say(self, line: str) -> None:
+        """All candidates have a replica 1."""
+        _say(f"{self._name}: {line}")

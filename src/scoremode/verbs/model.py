@@ -29,7 +29,9 @@ from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, ask, identify
 
-ONE_AT_A_TIME = threading.Lock()  # candidates on a cluster are asked in threads, and a text is cut on all cores anyway
+ONE_AT_A_TIME = threading.RLock()
+"""Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
+two threads at once may be half there for one of them, as transformers is."""
 
 USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer questions may come and a model could take more
 
@@ -98,7 +100,8 @@ class HeldModel:
 
     def settings(self) -> dict[str, Any]:
         """What the engine would use, known before it is opened: a part of a run's identity."""
-        return self.chosen.settings()
+        with ONE_AT_A_TIME:
+            return self.chosen.settings()
 
     def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
         announce(progress, "reading and tokenizing the text")
@@ -124,9 +127,10 @@ class HeldModel:
             if self.spread is None:
                 self._engine = registry.open_engine(self.chosen, work)
             else:
-                self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer)
+                say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
+                self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer, tell=tell, say=say)
         if isinstance(self._engine, ReplicatedEngine):
-            self._engine.tell = getattr(progress, "detail", None)
+            self._engine.crew.tell = getattr(progress, "detail", None)
         return self._engine
 
     @property
@@ -209,7 +213,8 @@ def hold(
     given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
     if not isinstance(engine, Engine):
         spread, given = read_spread(given)
-        chosen = registry.choose(name, engine, given, tokenizer)
+        with ONE_AT_A_TIME:
+            chosen = registry.choose(name, engine, given, tokenizer)
         return HeldModel(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
     for option in given:
         if option != "trust_remote_code":  # that one is for the tokenizer too

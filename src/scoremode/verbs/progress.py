@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Called with forward tokens done and forward tokens in all. One that has a method ``phase`` is told in words, before
-the first token, what is being waited for."""
+"""Called with forward tokens done and forward tokens in all. It may have more methods, which get words: ``phase`` what
+is being waited for before the first token, ``label`` another name of what is under way, ``detail`` what each replica
+does, and ``say`` a line that a user should see."""
 
 
 def announce(progress: Progress | None, phase: str) -> None:
@@ -17,3 +18,13 @@ def announce(progress: Progress | None, phase: str) -> None:
     tell = getattr(progress, "phase", None)
     if tell is not None:
         tell(phase)
+
+
+def relabel(progress: Progress | None, words: str) -> None:
+    """Other words for what is under way; how much is done stays.
+
+    >>> relabel(None, "2 of 3 candidates scored")
+    """
+    tell = getattr(progress, "label", None)
+    if tell is not None:
+        tell(words)
