@@ -11,6 +11,7 @@ from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.places.cache_home import cache_folder
 from scoremode.places.uri import Place
 from scoremode.store.cache import remembered_sha256
 from scoremode.store.kld import KldFile
@@ -70,6 +71,11 @@ def _uri(place: Place | None) -> str | None:
     return None if place is None or place.scheme == "memory" else str(place)
 
 
+def _is_here(path: Path, uri: str | None) -> bool:
+    """May this node read the driver's path? A copy of a URI only if both have one cache: others may remove it."""
+    return path.exists() and (uri is None or path.is_relative_to(cache_folder().resolve()))
+
+
 class OpenBaselines:
     """Baselines that a replica has opened, so that each is checked once."""
 
@@ -89,12 +95,10 @@ class OpenBaselines:
 
     def _reference(self, place: PlacedReference) -> Reference:
         if place.folder not in self._references:
-            if Path(place.folder).is_dir():
-                found = Reference.open(place.folder)
-            elif place.uri is not None:  # one replica of a node fetches it, the others wait for it
-                found = Reference.open(place.uri)
-            else:
+            where = place.folder if _is_here(Path(place.folder), place.uri) else place.uri
+            if where is None:
                 raise RunError(f"this node has no reference in {place.folder}", fix=SHARED)
+            found = Reference.open(where)  # of a URI, one replica of a node fetches a copy, the others wait for it
             if dict(found.manifest) != place.seal:
                 raise RunError(f"this node has another reference in {place.uri or place.folder}", fix=SHARED)
             self._references[place.folder] = found
@@ -102,12 +106,10 @@ class OpenBaselines:
 
     def _file(self, place: PlacedFile) -> KldFile:
         if place.path not in self._files:
-            if Path(place.path).is_file():
-                found = KldFile(place.path)
-            elif place.uri is not None:
-                found = KldFile(place.uri)
-            else:
+            where = place.path if _is_here(Path(place.path), place.uri) else place.uri
+            if where is None:
                 raise RunError(f"this node has no file {place.path}", fix=SHARED)
+            found = KldFile(where)
             if remembered_sha256(found.path) != place.sha256:
                 raise RunError(f"this node has another file in {place.uri or place.path}", fix=SHARED)
             self._files[place.path] = found
