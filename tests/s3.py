@@ -238,7 +238,7 @@ SLOWED = (
 import sys, time
 from scoremode.store import journal, mirror
 from scoremode.store.remote_runs import RemoteClaim
-mirror.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 11
+mirror.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 18
 add = journal.Journal.add
 def slow(self, *given):
     add(self, *given)

@@ -20,8 +20,9 @@ from scoremode.errors import EngineError, InputError, RunError
 from scoremode.store import cache
 from scoremode.store.files import file_sha256
 from scoremode.store.reference import Reference, estimate_bytes, require_comparable
+from scoremode.store.reference_folder import discard, is_reference
 from scoremode.store.reference_format import DATA_START, HEAD, PARTIAL, RAW_DTYPES, REFERENCE, ROWS, shard_name
-from scoremode.store.reference_writer import StatesWriter, discard, is_reference
+from scoremode.store.reference_writer import StatesWriter
 from scoremode.store.sealed import sealed
 
 IDENTITY = {"model": "m" * 64, "plan": "p" * 64, "engine": "table", "settings": {"dtype": "float32"}}

@@ -60,7 +60,7 @@ def test_results_are_found_again_and_foreign_files_are_kept(bucket: Bucket, else
 
 def test_reports(bucket: Bucket, elsewhere: Move) -> None:
     run = sm.ppl("table:uniform", text="any text at all", out=bucket.uri("run"))
-    sm.report(bucket.uri("page.html"), run)
+    assert sm.report(bucket.uri("page.html"), run) == bucket.uri("page.html")
     assert bucket.objects()["page.html"].startswith(b"<!")
     check_report(bucket.uri("page.html"))
     bucket.put("mine.html", b"<p>mine")

@@ -94,7 +94,7 @@ def test_killed_again_and_again_on_changing_machines(bucket: Bucket, tmp_path: P
     uri, chance = bucket.uri("one"), random.Random(15)
     command = ["ppl", "table:uniform", *FLAGS, "--out", uri]
     cache, kills, resumed = tmp_path / "first", 0, 0
-    while kills < 10:
+    while kills < 5:
         process = start(command, cache)
         before = len(bucket.names("one/partial/"))
         wait_until(lambda: len(bucket.names("one/partial/")) > before or process.poll() is not None)  # noqa: B023
@@ -112,7 +112,7 @@ def test_killed_again_and_again_on_changing_machines(bucket: Bucket, tmp_path: P
     bucket.remove_flags()
     out, complaints = process.communicate(timeout=60)
     assert process.returncode == 0, complaints
-    assert resumed >= 3
+    assert resumed >= 2
     expected = sm.ppl("table:uniform", out=tmp_path / "undisturbed", **QUESTION)
     assert json.loads(out)["perplexity"] == expected.perplexity.value
     elsewhere()
@@ -153,7 +153,7 @@ def test_a_silent_writer_is_taken_over_and_stops(
     same_numbers(sm.load(uri), made)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_cut_connections_change_no_number(
     bucket: Bucket, elsewhere: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
 ) -> None:

@@ -21,6 +21,7 @@ from scoremode.cluster.spread import Spread, room_for
 from scoremode.cluster.starting import Cluster, require_ray
 from scoremode.cluster.wants import placed, placed_baseline
 from scoremode.engines.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
+from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import EngineError, OptionError
@@ -154,7 +155,9 @@ class ReplicatedEngine(Engine):
         return found
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        place, batches = placed_baseline(baseline), self._batches_of(source)
+        # a reference that is being written to a URI cannot be read by others yet
+        unread = isinstance(baseline, StoredBaseline) and baseline.stored.read_elsewhere is not None
+        place, batches = None if unread else placed_baseline(baseline), self._batches_of(source)
         wanted = [b for b in range(len(batches)) if not done[batches.windows(b)].all()]
         parcel = parcel_of(source, [batches.windows(b) for b in wanted])
         found: NoiseFloor = self.crew.ask("noise_floor", place, parcel, done[parcel.indices])

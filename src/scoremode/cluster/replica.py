@@ -18,6 +18,7 @@ from scoremode import __version__
 from scoremode.cluster.parcels import Block, Collector, Outline, Parcel
 from scoremode.cluster.wants import OpenBaselines, PlacedFile, PlacedReference, PlacedWant, Refusal
 from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
+from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
 from scoremode.errors import EngineError
@@ -183,9 +184,16 @@ class Replica:
         except Exception as error:
             return Refusal.of(error)
 
-    def noise_floor(self, place: PlacedReference | PlacedFile, parcel: Parcel, done: Bools) -> NoiseFloor | Refusal:
+    def noise_floor(
+        self, place: PlacedReference | PlacedFile | None, parcel: Parcel, done: Bools
+    ) -> NoiseFloor | Refusal:
+        """Against a baseline; None: against states that this replica computes now, because none can be read here."""
         try:
-            return self.engine.noise_floor(self._baselines.baseline(place, parcel), parcel, done)
+            if place is None:
+                baseline: Any = HeldBaseline(self.engine, parcel, done)
+            else:
+                baseline = self._baselines.baseline(place, parcel)
+            return self.engine.noise_floor(baseline, parcel, done)
         except Exception as error:
             return Refusal.of(error)
 

@@ -11,6 +11,8 @@ from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.places.cache_home import cache_folder
+from scoremode.places.uri import Place
 from scoremode.store.cache import remembered_sha256
 from scoremode.store.kld import KldFile
 from scoremode.store.reference import Reference
@@ -24,6 +26,7 @@ class PlacedReference:
 
     folder: str
     seal: dict[str, Any]
+    uri: str | None = None  # where every node may fetch a copy of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class PlacedFile:
 
     path: str
     sha256: str
+    uri: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,25 @@ def placed(want: Want) -> PlacedWant:
 
 def placed_baseline(baseline: Baseline | StoredDistributions) -> PlacedReference | PlacedFile:
     if isinstance(baseline, StoredBaseline):
-        return PlacedReference(str(baseline.stored.folder.resolve()), dict(baseline.stored.manifest))
+        stored = baseline.stored
+        return PlacedReference(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
     if isinstance(baseline, FileBaseline):
         path = baseline.file.path.resolve()
-        return PlacedFile(str(path), remembered_sha256(path))
+        return PlacedFile(str(path), remembered_sha256(path), _uri(baseline.file.place))
     raise EngineError(
         "replicas cannot be compared with a baseline that runs beside them",
         fix="make a reference of the baseline first: scoremode reference MODEL --out ref/",
     )
+
+
+def _uri(place: Place | None) -> str | None:
+    """What other machines may read: memory:// is of this process alone."""
+    return None if place is None or place.scheme == "memory" else str(place)
+
+
+def _is_here(path: Path, uri: str | None) -> bool:
+    """May this node read the driver's path? A copy of a URI only if both have one cache: others may remove it."""
+    return path.exists() and (uri is None or path.is_relative_to(cache_folder().resolve()))
 
 
 class OpenBaselines:
@@ -80,21 +95,24 @@ class OpenBaselines:
 
     def _reference(self, place: PlacedReference) -> Reference:
         if place.folder not in self._references:
-            if not Path(place.folder).is_dir():
+            where = place.folder if _is_here(Path(place.folder), place.uri) else place.uri
+            if where is None:
                 raise RunError(f"this node has no reference in {place.folder}", fix=SHARED)
-            found = Reference.open(place.folder)
+            found = Reference.open(where)  # of a URI, one replica of a node fetches a copy, the others wait for it
             if dict(found.manifest) != place.seal:
-                raise RunError(f"this node has another reference in {place.folder}", fix=SHARED)
+                raise RunError(f"this node has another reference in {place.uri or place.folder}", fix=SHARED)
             self._references[place.folder] = found
         return self._references[place.folder]
 
     def _file(self, place: PlacedFile) -> KldFile:
         if place.path not in self._files:
-            if not Path(place.path).is_file():
+            where = place.path if _is_here(Path(place.path), place.uri) else place.uri
+            if where is None:
                 raise RunError(f"this node has no file {place.path}", fix=SHARED)
-            if remembered_sha256(Path(place.path)) != place.sha256:
-                raise RunError(f"this node has another file in {place.path}", fix=SHARED)
-            self._files[place.path] = KldFile(place.path)
+            found = KldFile(where)
+            if remembered_sha256(found.path) != place.sha256:
+                raise RunError(f"this node has another file in {place.uri or place.path}", fix=SHARED)
+            self._files[place.path] = found
         return self._files[place.path]
 
 

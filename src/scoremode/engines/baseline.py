@@ -84,7 +84,8 @@ class StoredBaseline:
         assert (plan is None) != (offsets is None), "a plan has its own offsets"
         self.offsets: Ints = offsets if plan is None else plan.target_offsets  # type: ignore[assignment]
         self.stored, self.dtype = stored, stored.dtype
-        self.place = (str(stored.folder.resolve()), self.offsets)
+        # a reference that is not all here cannot be opened by others
+        self.place = (str(stored.folder.resolve()), self.offsets) if stored.read_elsewhere is None else None
         self.head = StoredHead(
             weight=stored.head_weight(),
             bias=stored.head_bias(),

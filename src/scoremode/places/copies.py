@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scoremode.errors import StorageError
+from scoremode.errors import StorageError, call
 from scoremode.places.cache_home import cache_folder
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place
@@ -46,6 +46,7 @@ def copy_of_file(place: Place) -> Path:
                 if not (folder / MARK).exists():
                     _fetch(objects, name, version, copy)
         _hold(folder)
+        call(str(copy), str(place))
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be written ({error.strerror})", fix="free some space, or set SCOREMODE_CACHE"

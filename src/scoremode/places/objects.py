@@ -6,6 +6,7 @@ name first. Files are sent and fetched in pieces, so memory does not grow with t
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import time
@@ -144,6 +145,36 @@ class Objects:
             return self._attempt(name, "be read", work)
         except FileNotFoundError:
             return None
+
+    def read_at(self, name: str, offset: int, size: int) -> bytes:
+        """Some bytes of a file."""
+
+        def work() -> bytes:
+            with self._system.arrow.open_input_file(self._path(name)) as source:
+                data = bytes(source.read_at(size, offset))
+            if len(data) != size:
+                raise OSError("unexpected end of the file")
+            return data
+
+        try:
+            return self._attempt(name, "be read", work)
+        except FileNotFoundError as error:
+            raise refusal(self._place(name), "be read", error) from None
+
+    def sha256(self, name: str) -> str:
+        """The hash of what lies there now: all of it is read."""
+
+        def work() -> str:
+            hasher = hashlib.sha256()
+            with self._system.arrow.open_input_stream(self._path(name)) as stream:
+                while piece := stream.read(PIECE):
+                    hasher.update(piece)
+            return hasher.hexdigest()
+
+        try:
+            return self._attempt(name, "be read", work)
+        except FileNotFoundError as error:
+            raise refusal(self._place(name), "be read", error) from None
 
     def fetch(self, name: str, to: Path, *, size: int, told: Callable[[int], None] | None = None) -> None:
         """Append to ``to`` what it lacks of a file of this size. A cut connection goes on where it was cut.

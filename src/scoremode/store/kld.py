@@ -97,6 +97,7 @@ class KldFile:
 
     def __init__(self, path: str | Path) -> None:
         where = located(path) if isinstance(path, str) and may_be_stored(path) else Path(path)
+        self.place = where if isinstance(where, Place) else None
         self.path = copy_of_file(where) if isinstance(where, Place) else where
         try:
             with self.path.open("rb") as file:

@@ -4,10 +4,11 @@ FOLDER/wants-000002-4f2a9c….json    a flag of somebody who wants to write: gen
 FOLDER/writer-000002-4f2a9c….json   the flag of the writer, written again every few seconds
 
 Who wants to write raises a flag first and looks for others afterwards. Listings of object stores show every object that
-was written before, so of two that begin at once at least one sees the other, and whoever sees another live flag takes
-the own one down. A flag is live until it was not renewed for as long as it promises, by the server's own clock. Flags
-that are no longer live are removed by the next writer, whose generation is higher. A writer whose flag is gone, or who
-finds a writer of a higher generation, has lost the folder.
+was written before, so of two that begin at once at least one sees the other. Nobody begins while another live flag is
+there: the one with the lowest id waits for the others, which take theirs down. A flag is live until it was not renewed
+for as long as it promises, by the server's own clock. Flags that are no longer live are removed by the next writer,
+whose generation is higher. A writer whose flag is gone, or who finds a writer of a higher generation, has lost the
+folder.
 
 Between a writer's last look and the end of its own upload, another one may take over, if the first one was silent for
 so long. What is uploaded in such a moment has the first one's id in its name, except for a finished run's files; their
@@ -37,6 +38,7 @@ SECONDS = 120.0  # for which a flag counts after it was last renewed
 SHORTEST, LONGEST = 2.0, 86_400.0
 LARGEST_FLAG = 1 << 16
 ATTEMPTS = 4
+LOOKS, BETWEEN_LOOKS = 20, 0.15  # seconds
 
 
 class LeaseLostError(RunError):
@@ -52,6 +54,9 @@ class Flag:
     generation: int
     holder: str
     renewed: float | None  # by the server's clock
+
+
+Other = tuple[Flag, dict[str, Any], float | None]  # a flag, what it says, and for how many seconds it was quiet
 
 
 def lease_seconds() -> float:
@@ -80,21 +85,34 @@ class Lease:
     def acquire(self) -> None:
         """Take the folder; RunError if another live writer has it."""
         for attempt in range(ATTEMPTS):
-            others = self._raise_flag()
-            live = [(flag, about) for flag, about, quiet in others if quiet is None or quiet < _promise(about)]
+            self._raise_flag()
+            others = self._others()
+            live = _live(others)
+            for _ in range(LOOKS if self._goes_first(live) else 0):
+                time.sleep(BETWEEN_LOOKS)  # they see this flag, and take theirs down
+                others = self._others()
+                live = _live(others)
+                if not self._goes_first(live):
+                    break
             if not live:
                 self._take_over(others)
                 return
             self._objects.remove(self._name("wants"))
             writing = [one for one in live if one[0].writes]
             if writing or attempt == ATTEMPTS - 1:
-                raise self._refusal(*(writing or live)[0])
-            time.sleep(random.uniform(0.2, 1.5))  # both began at once: not both wait equally long
+                raise self._refusal(*(writing or live)[0][:2])
+            time.sleep(random.uniform(0.5, 1.5))
 
-    def _raise_flag(self) -> list[tuple[Flag, dict[str, Any], float | None]]:
-        """Raise the flag; then the flags of others, what they say, and for how many seconds they were quiet."""
+    def _goes_first(self, live: list[Other]) -> bool:
+        """Of several that began at once and want to write, the one with the lowest id need not take its flag down."""
+        return bool(live) and all(not flag.writes and self.holder < flag.holder for flag, _, _ in live)
+
+    def _raise_flag(self) -> None:
         self.generation = 1 + max((flag.generation for flag in self._flags()), default=0)
         self._write("wants")
+
+    def _others(self) -> list[Other]:
+        """The flags of others, what they say, and for how many seconds they were quiet."""
         flags = self._flags()
         now = next((flag.renewed for flag in flags if flag.name == self._name("wants")), None)
         found = []
@@ -105,7 +123,7 @@ class Lease:
                     found.append((flag, about, _quiet(flag, about, now)))
         return found
 
-    def _take_over(self, others: list[tuple[Flag, dict[str, Any], float | None]]) -> None:
+    def _take_over(self, others: list[Other]) -> None:
         """Become the writer; remove the flags of those that are no longer live, and older ones of this writer."""
         self._write("writer")
         for flag, about, quiet in others:
@@ -175,6 +193,10 @@ class Lease:
 def _flag(found: Found) -> Flag | None:
     match = FLAG.fullmatch(found.name)
     return Flag(found.name, match[1] == "writer", int(match[2]), match[3], found.modified) if match else None
+
+
+def _live(others: list[Other]) -> list[Other]:
+    return [one for one in others if one[2] is None or one[2] < _promise(one[1])]
 
 
 def _quiet(flag: Flag, about: dict[str, Any], now: float | None) -> float | None:

@@ -25,7 +25,7 @@ from scoremode.places.objects import Objects
 from scoremode.places.uri import SERVERS, Place, is_uri, located
 from scoremode.store import runs
 from scoremode.store.files import write_atomically
-from scoremode.store.reference_writer import is_reference
+from scoremode.store.reference_folder import is_reference
 from scoremode.store.segments import PARTIAL_FOLDER
 from scoremode.text.json_files import read_object
 
@@ -48,6 +48,13 @@ class Output:
 
     def __str__(self) -> str:
         return f"{self.name} (a link to {self.path})" if self.is_link else self.name
+
+    @property
+    def where(self) -> Path | str:
+        """Where it lies: a path, or the URI as text."""
+        if self.place is not None:
+            return str(self.place)
+        return self.path if is_uri(self.name) else Path(self.name)
 
     @property
     def exists(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,14 @@ from scoremode.store.reference_format import (
     remake_fix,
     shard_name,
 )
-from scoremode.store.remote_copies import copy_of, stored_at, under_the_name_of
+from scoremode.store.remote_copies import copy_of, stored_at
 from scoremode.values import Raw
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the total bytes."""
+
+ReadElsewhere = Callable[[str, int, memoryview], None]
+"""Fills memory with bytes of a file that is not here: its name, and the offset of the first byte."""
 
 CHUNK = 1 << 20
 
@@ -40,11 +43,14 @@ def bytes_of(rows: Raw) -> memoryview:
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
 
-def read_rows(folder: Path, layout: ShardLayout, first: int, count: int) -> Raw:
+def read_rows(folder: Path, layout: ShardLayout, first: int, count: int, elsewhere: ReadElsewhere | None = None) -> Raw:
     """Rows as a new array. They are read, not mapped: truncating a mapped file would kill the process."""
     rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype])
     for shard, offset, before, n in layout.pieces(first, count):
         path = folder / shard_name(shard)
+        if elsewhere is not None and not path.exists():
+            elsewhere(path.name, offset, bytes_of(rows[before : before + n]))
+            continue
         try:
             with path.open("rb", buffering=0) as file:
                 file.seek(offset)
@@ -80,6 +86,8 @@ class Reference:
     folder: Path
     manifest: Mapping[str, Any]
     layout: ShardLayout
+    place: Place | None = None  # where it lies, if the folder is a copy
+    read_elsewhere: ReadElsewhere | None = None  # for shards that are no longer here, while it is made
 
     @staticmethod
     def open(folder: str | Path | Place, verify: bool = True, progress: Progress | None = None) -> Reference:
@@ -89,7 +97,10 @@ class Reference:
         """
         where = stored_at(folder)
         if isinstance(where, Place):
-            return under_the_name_of(where, copy_of(where), lambda copy: Reference._open(copy, verify, progress))
+            found = Reference._open(copy_of(where), verify, progress)
+            placed = replace(found, place=where)
+            hold_entry(found.folder, placed)
+            return placed
         return Reference._open(where, verify, progress)
 
     @staticmethod
@@ -162,7 +173,7 @@ class Reference:
         """The raw states (count, width) of consecutive targets, as a new array."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
-        return read_rows(self.folder, self.layout, first, count)
+        return read_rows(self.folder, self.layout, first, count, self.read_elsewhere)
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.

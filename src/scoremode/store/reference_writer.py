@@ -4,7 +4,7 @@ DIR/states-00000.safetensors, …   tensor "states" (rows, width) of consecutive
 DIR/head.safetensors              tensor "weight" (padded vocabulary, width), and "bias" if the model has one
 DIR/reference.json                the manifest with the sha256 of every file; written last, so it means complete
 DIR/partial.reference.json        while unfinished: the identity of the run, and the layout of the shards
-DIR/partial.rows                  while unfinished: which rows are written, with a checksum per write
+DIR/partial.rows                  while unfinished: which rows are written (reference_rows.py)
 
 Rows are raw: float16 and float32 as in NumPy, bfloat16 as uint16 bit patterns.
 """
@@ -12,22 +12,20 @@ Rows are raw: float16 and float32 as in NumPy, bfloat16 as uint16 bit patterns.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
-import shutil
-import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from scoremode.errors import EngineError, InputError, RunError, harmless
 from scoremode.store.files import write_atomically
-from scoremode.store.reference import CHUNK, Progress, Reference, bytes_of, read_rows
+from scoremode.store.reference import Progress, ReadElsewhere, Reference, bytes_of
+from scoremode.store.reference_files import disk_errors, hash_files, make_shard, write_at
+from scoremode.store.reference_folder import discard, require_free
 from scoremode.store.reference_format import (
     DATA_START,
     FORMAT,
@@ -45,22 +43,33 @@ from scoremode.store.reference_format import (
     head_fits,
     head_header,
     head_problem,
-    identity_in,
-    is_own_name,
     manifest_problem,
     read_partial,
     shard_name,
 )
+from scoremode.store.reference_rows import checksum_of, packed, records_in
 from scoremode.store.sealed import sealed
 from scoremode.values import Bools, Ints, Raw
 
 SHARD_BYTES = 1 << 30
 
-RECORD = struct.Struct("<QQII")  # first row, rows, crc32 of the rows, crc32 of the three before
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+class Elsewhere(Protocol):
+    """Where complete shards go, so that they need not stay here."""
 
-NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+    def complete(self, name: str) -> None:
+        """All rows of this shard are there, and recorded."""
+
+    def needed(self, name: str) -> None:
+        """This shard is about to be written: bring it back if it is no longer here."""
+
+    def sha256(self, name: str) -> str | None:
+        """The hash of a shard that is there; None of any other."""
+
+    def settle(self) -> None:
+        """Take no more shards: those that are here now stay."""
+
+    read: ReadElsewhere
 
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -81,9 +90,9 @@ class StatesWriter:
         identity: Mapping[str, Any],
         shard_bytes: int = SHARD_BYTES,
         progress: Progress | None = None,
-        completed: Callable[[str], None] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        """``completed`` is told the name of each shard whose rows are all there, after they were recorded."""
+        """``elsewhere`` takes complete shards; without it, space for all of them is allocated here at once."""
         if dtype not in RAW_DTYPES:
             raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
         assert 0 <= targets <= MOST_ROWS, "targets out of range"
@@ -96,10 +105,10 @@ class StatesWriter:
         self.head: dict[str, Any] | None = None  # what write_head stored; read from disk after a resume
         self.resumed = False
         self._pending: list[bytes] = []
-        self._completed, self._written = completed, set[int]()
+        self._elsewhere, self._written = elsewhere, set[int]()
         self._shard: tuple[int, BinaryIO] | None = None  # the last shard stays open: most often the next write is there
-        with _disk_errors(self.folder):
-            _require_free(self.folder)
+        with disk_errors(self.folder):
+            require_free(self.folder)
             self._require_same_if_finished()
             self.folder.mkdir(parents=True, exist_ok=True)
             self._rows = (self.folder / ROWS).open("a+b", buffering=0)
@@ -111,6 +120,9 @@ class StatesWriter:
 
     def _require_same_if_finished(self) -> None:
         if not (self.folder / REFERENCE).exists():
+            return
+        if self._elsewhere is not None and (self.folder / ROWS).exists():
+            (self.folder / REFERENCE).unlink()  # it was killed before its run was saved, and all rows are recorded
             return
         found = Reference.open(self.folder)
         if found.manifest["identity"] != self.identity or found.layout != self.layout:
@@ -130,9 +142,9 @@ class StatesWriter:
         self._rows.truncate(0)
         for shard in range(self.layout.shards):
             first, count = shard * self.layout.rows_per_shard, self.layout.shard_rows(shard)
-            self._record(first, count, self._checksum(first, count))
+            self._record(first, count, checksum_of(self.folder, self.layout, first, count))
         self.flush()
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             self._write_partial(ready=True)
             (self.folder / REFERENCE).unlink()
         self.resumed = True
@@ -156,6 +168,8 @@ class StatesWriter:
             )
         for shard in range(self.layout.shards):
             path = self.folder / shard_name(shard)
+            if self._elsewhere is not None and not path.exists():
+                continue
             reason = file_problem(path, self.layout.shard_size(shard), self.layout.shard_header(shard))
             if reason:
                 raise RunError(f"{path} {reason}", fix="start again with --fresh")
@@ -171,16 +185,19 @@ class StatesWriter:
                 path.unlink()
         needed = sum(self.layout.shard_size(shard) for shard in range(self.layout.shards))
         try:
-            with _disk_errors(self.folder, needed):
+            with disk_errors(self.folder, needed):
                 self._rows.truncate(0)
                 self._write_partial(ready=False)
-                for shard in range(self.layout.shards):
-                    path = self.folder / shard_name(shard)
-                    make_shard(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
+                for shard in range(self.layout.shards if self._elsewhere is None else 0):
+                    self._make(shard)
                 self._write_partial(ready=True)
         except BaseException:
             discard(self.folder)
             raise
+
+    def _make(self, shard: int) -> None:
+        path = self.folder / shard_name(shard)
+        make_shard(path, self.layout.shard_header(shard), self.layout.shard_size(shard))
 
     def _write_partial(self, *, ready: bool) -> None:
         known = {"format": FORMAT, "ready": ready, "identity": self.identity, "layout": self.layout.as_json()}
@@ -190,27 +207,23 @@ class StatesWriter:
         """Find out which rows are written: those whose bytes still match their checksum."""
         self._rows.seek(0)
         data = self._rows.read() or b""
-        records, at = [], 0
-        while at + RECORD.size <= len(data):
-            first, count, checksum, own = RECORD.unpack_from(data, at)
-            if own != zlib.crc32(data[at : at + RECORD.size - 4]) or first + count > self.layout.targets:
-                break  # incomplete because of a kill, so it is the last record
-            records.append((first, count, checksum))
-            at += RECORD.size
-        self._rows.truncate(at)
+        records, end = records_in(data, self.layout)
+        self._rows.truncate(end)
         total, done = sum(count for _, count, _ in records) * self.layout.row_bytes, 0
-        for first, count, checksum in records:  # a later write of the same rows overrides an earlier one
-            self.present[first : first + count] = self._checksum(first, count) == checksum
+        for first, count, checksum in records:
+            self._read_record(first, count, checksum)
             done += count * self.layout.row_bytes
             if progress:
                 progress(done, total)
 
-    def _checksum(self, first: int, count: int) -> int:
-        checksum, step = 0, max(1, CHUNK // self.layout.row_bytes)
-        for at in range(first, first + count, step):
-            rows = read_rows(self.folder, self.layout, at, min(step, first + count - at))
-            checksum = zlib.crc32(bytes_of(rows), checksum)
-        return checksum
+    def _read_record(self, first: int, count: int, checksum: int) -> None:
+        pieces = list(self.layout.pieces(first, count))
+        if all((self.folder / shard_name(shard)).exists() for shard, *_ in pieces):
+            self.present[first : first + count] = checksum_of(self.folder, self.layout, first, count) == checksum
+            return
+        for shard, _, before, n in pieces:
+            is_there = self._elsewhere is not None and self._elsewhere.sha256(shard_name(shard)) is not None
+            self.present[first + before : first + before + n] = is_there
 
     def has(self, first: int, count: int) -> bool:
         """Are these rows written?"""
@@ -236,28 +249,33 @@ class StatesWriter:
                 fix="this is a fault of the engine",
             )
         data = bytes_of(rows)
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             for shard, offset, before, n in layout.pieces(first_target, len(rows)):
                 begin = before * layout.row_bytes
-                _write_at(self._opened(shard), data[begin : begin + n * layout.row_bytes], offset)
+                part = data[begin : begin + n * layout.row_bytes]
+                write_at(self._opened(shard), part, offset)
                 self._written.add(shard)
-        self._record(first_target, len(rows), zlib.crc32(data))
+                self._record(first_target + before, n, zlib.crc32(part))
 
     def _record(self, first: int, count: int, checksum: int) -> None:
-        body = RECORD.pack(first, count, checksum, 0)[:-4]
-        self._pending.append(body + struct.pack("<I", zlib.crc32(body)))
+        self._pending.append(packed(first, count, checksum))
         self.present[first : first + count] = True
 
     def _opened(self, shard: int) -> int:
         if self._shard is None or self._shard[0] != shard:
             self._close_shard()
-            self._shard = (shard, (self.folder / shard_name(shard)).open("r+b", buffering=0))
+            path = self.folder / shard_name(shard)
+            if self._elsewhere is not None:
+                self._elsewhere.needed(path.name)
+                if not path.exists():
+                    self._make(shard)
+            self._shard = (shard, path.open("r+b", buffering=0))
         return self._shard[1].fileno()
 
     def flush(self) -> None:
         """Record what was written. The operating system already has the rows: a kill after this loses none of them."""
         records = b"".join(self._pending)
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             end = self._rows.seek(0, os.SEEK_END)
             if self._rows.write(records) != len(records):
                 self._rows.truncate(end)  # an incomplete record would hide all records after it
@@ -267,10 +285,12 @@ class StatesWriter:
 
     def _tell_completed(self) -> None:
         written, self._written = self._written, set()
-        for shard in sorted(written if self._completed is not None else ()):
+        for shard in sorted(written if self._elsewhere is not None else ()):
             if self.has(shard * self.layout.rows_per_shard, self.layout.shard_rows(shard)):
-                assert self._completed is not None
-                self._completed(shard_name(shard))
+                assert self._elsewhere is not None
+                if self._shard is not None and self._shard[0] == shard:
+                    self._close_shard()  # what is written to it later asks for it again
+                self._elsewhere.complete(shard_name(shard))
 
     def write_head(
         self,
@@ -285,7 +305,7 @@ class StatesWriter:
         making = self.folder / PARTIAL_HEAD
         blocks = [weight] if isinstance(weight, np.ndarray) else weight
         try:
-            with _disk_errors(self.folder), making.open("wb", buffering=0) as file:
+            with disk_errors(self.folder), making.open("wb", buffering=0) as file:
                 head = self._write_blocks(file.fileno(), blocks, bias)
                 head |= {"vocabulary": int(vocabulary), "scale": float(scale), "softcap": softcap and float(softcap)}
                 assert head_problem(head) is None, f"an invalid head: {head_problem(head)}"
@@ -303,15 +323,15 @@ class StatesWriter:
             dtype = dtype or _dtype_of(block)
             assert block.shape == (len(block), self.layout.width), "a head must be as wide as the states"
             assert _dtype_of(block) == dtype, "a head must have one dtype"
-            _write_at(file, bytes_of(block), at)
+            write_at(file, bytes_of(block), at)
             rows, at = rows + len(block), at + block.nbytes
         assert rows, "a head without rows"
         if bias is not None:
             assert bias.shape == (rows,), "a bias must have one number per row"
-            _write_at(file, bytes_of(bias), at)
+            write_at(file, bytes_of(bias), at)
         bias_dtype = None if bias is None else _dtype_of(bias)
         head = {"file": HEAD, "rows": rows, "dtype": dtype, "has_bias": bias is not None, "bias_dtype": bias_dtype}
-        _write_at(file, memoryview(head_header(head, self.layout.width)), 0)
+        write_at(file, memoryview(head_header(head, self.layout.width)), 0)
         return head
 
     def finish(self, manifest: Mapping[str, Any], progress: Progress | None = None) -> Reference:
@@ -329,16 +349,24 @@ class StatesWriter:
             )
         assert self.head is not None, "write_head must be called before finish"
         self._close_shard()
-        names = [*map(shard_name, range(self.layout.shards)), HEAD]
-        with _disk_errors(self.folder):
-            hashes = _hash_files([self.folder / name for name in names], progress)
-            complete = self._complete(manifest, hashes)
+        with disk_errors(self.folder):
+            complete = self._complete(manifest, self._hashes(progress))
             assert manifest_problem(complete) is None, f"an invalid manifest: {manifest_problem(complete)}"
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
-            for name in (ROWS, PARTIAL):
+            for name in (ROWS, PARTIAL) if self._elsewhere is None else ():
                 (self.folder / name).unlink(missing_ok=True)
+        if self._elsewhere is not None:
+            return Reference(self.folder, complete, self.layout, read_elsewhere=self._elsewhere.read)
         return Reference.open(self.folder, verify=False)
+
+    def _hashes(self, progress: Progress | None) -> dict[str, str]:
+        """The sha256 of every file, by name."""
+        names, known = [*map(shard_name, range(self.layout.shards)), HEAD], dict[str, str]()
+        if self._elsewhere is not None:
+            self._elsewhere.settle()
+            known = {name: sha256 for name in names if (sha256 := self._elsewhere.sha256(name)) is not None}
+        return known | hash_files([self.folder / name for name in names if name not in known], progress)
 
     def _complete(self, manifest: Mapping[str, Any], hashes: dict[str, str]) -> dict[str, Any]:
         assert self.head is not None
@@ -374,104 +402,8 @@ class StatesWriter:
         self.close()
 
 
-def is_reference(folder: Path) -> bool:
-    """Does the folder contain a reference, finished or not, with a readable identity?"""
-    return identity_in(folder) is not None
-
-
-def discard(folder: Path) -> None:
-    """Remove a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
-
-    First, partial.reference.json is replaced by one that says that no rows are written; it is removed last. So after a
-    kill the remaining files are still known to be ours, and the next writer starts from the beginning.
-    """
-    if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
-        return
-    nothing = {"format": FORMAT, "ready": False, "identity": identity_in(folder) or {}, "layout": {}}
-    with suppress(OSError):  # a full disk must not prevent the removal
-        write_atomically(folder / PARTIAL, json.dumps(sealed(nothing)).encode())
-    for name in (REFERENCE, ROWS):
-        (folder / name).unlink(missing_ok=True)
-    for path in sorted(folder.iterdir(), key=lambda p: p.name == PARTIAL):
-        if is_own_name(path.name):
-            path.unlink(missing_ok=True)
-
-
-def discard_others(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Remove the reference of another run, which a killed process left while it replaced that run."""
-    if identity_in(folder) != identity:
-        discard(folder)
-
-
-def _require_free(folder: Path) -> None:
-    """Refuse a path that is a file, and a folder with files that have our names but are not ours."""
-    if not folder.is_dir():
-        if folder.exists():
-            raise RunError(f"{folder} is a file", fix="give a folder to --out")
-        return
-    foreign = sorted(p.name for p in folder.iterdir() if p.name == HEAD or SHARD_NAME.fullmatch(p.name))
-    if foreign and not any((folder / name).exists() for name in (REFERENCE, PARTIAL)):
-        raise RunError(
-            f"{folder} is not a reference: it contains {foreign[0]}", fix="give a new or empty folder to --out"
-        )
-
-
-def make_shard(path: Path, header: bytes, size: int) -> None:
-    """Create a file of this size with all its space allocated, so that a later write cannot find the disk full."""
-    with path.open("wb", buffering=0) as file:
-        _write_at(file.fileno(), memoryview(header), 0)
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-        except (AttributeError, OSError) as error:  # not supported everywhere; a full disk is then detected later
-            if isinstance(error, OSError) and error.errno not in NO_PREALLOCATION:
-                raise
-            file.truncate(size)
-        os.fsync(file.fileno())
-
-
-def _write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``. Not mapped: with a mapping, a full disk would kill the process instead of raising."""
-    at = 0
-    while at < len(data):
-        at += os.pwrite(descriptor, data[at : at + (1 << 30)], offset + at)
-
-
 def _dtype_of(rows: Raw) -> str:
     for name, raw in RAW_DTYPES.items():
         if rows.dtype == raw:
             return name
     raise EngineError(f"the engine gave a head of {rows.dtype}", fix="this is a fault of the engine")
-
-
-def _hash_files(paths: list[Path], progress: Progress | None) -> dict[str, str]:
-    """The sha256 of each file, by name; each file is flushed to disk before it is hashed."""
-    total, done, hashes = sum(path.stat().st_size for path in paths), 0, {}
-    for path in paths:
-        hasher = hashlib.sha256()
-        with path.open("rb", buffering=0) as file:
-            os.fsync(file.fileno())
-            while chunk := file.read(CHUNK):
-                hasher.update(chunk)
-                done += len(chunk)
-                if progress:
-                    progress(done, total)
-        hashes[path.name] = hasher.hexdigest()
-    return hashes
-
-
-@contextmanager
-def _disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn OSError into RunError with a message of one line."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise RunError(
-                f"{folder} cannot be written ({error.strerror or error})", fix="give another --out"
-            ) from None
-        sizes = ""
-        with suppress(OSError):
-            free = f"{shutil.disk_usage(folder).free / 1e9:.2f} GB free"
-            sizes = f" ({free})" if needed is None else f" (the states take {needed / 1e9:.2f} GB, {free})"
-        fix = "free some space and run the same command again to resume, or give another --out"
-        raise RunError(f"the disk of {folder} is full{sizes}", fix=fix) from None

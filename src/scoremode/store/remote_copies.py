@@ -11,12 +11,12 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.errors import RunError, StorageError, harmless
+from scoremode.errors import RunError, StorageError, call, harmless
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place, located, may_be_stored
 from scoremode.store.cache import cache_folder, cache_limit, make_room, mark_used
@@ -40,15 +40,6 @@ def stored_at(given: str | os.PathLike[str] | Place) -> Path | Place:
     return located(given) if not isinstance(given, str) or may_be_stored(given) else Path(given)
 
 
-def under_the_name_of(place: Place, copy: Path, open_folder: Callable[[Path], T]) -> T:
-    """Open the copy of a place; messages name the place, because nobody knows the copy."""
-    try:
-        return open_folder(copy)
-    except RunError as error:
-        message, fix = (text.replace(str(copy), str(place)) for text in (error.message, error.fix))
-        raise RunError(message, fix=fix) from None
-
-
 def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
     """Does a folder, here or elsewhere, contain a file of that name?"""
     where = stored_at(given)
@@ -61,10 +52,27 @@ def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
 def copy_of(place: Place) -> Path:
     """The copy of a finished run or reference; fetched if it is not here yet."""
     objects = Objects(place)
+    return _copy(objects, _finished_manifests(objects))
+
+
+def copy_of_run(place: Place) -> Path:
+    """The same without the hidden states of a reference, unless they are here anyway."""
+    objects = Objects(place)
+    manifests = _finished_manifests(objects)
+    if not (copy_folder(manifests) / MANIFEST).exists():
+        manifests.pop(REFERENCE, None)
+    return _copy(objects, manifests)
+
+
+def _finished_manifests(objects: Objects) -> dict[str, bytes]:
     manifests = read_manifests(objects)
     if MANIFEST not in manifests:
         raise not_finished(objects)
-    folder = copy_folder(manifests)
+    return manifests
+
+
+def _copy(objects: Objects, manifests: dict[str, bytes]) -> Path:
+    place, folder = objects.place, copy_folder(manifests)
     if not (folder / MANIFEST).exists():
         cache_limit()  # raises if the limit is invalid
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +82,7 @@ def copy_of(place: Place) -> Path:
                 _fetch_all(objects, manifests, folder)
         make_room(folder)
     mark_used(folder)
+    call(str(folder), str(place))
     return folder
 
 
@@ -95,6 +104,15 @@ def not_finished(objects: Objects) -> RunError:
     if objects.listed(PARTIAL_FOLDER, deep=True):
         return RunError(f"{objects.place} contains an unfinished run", fix="run the same command again to resume")
     return RunError(f"{objects.place} is not a run", fix="give a folder that was written with --out; check the URI")
+
+
+def check_files(place: Place) -> None:
+    """RunError if a file of a finished reference elsewhere is missing. Nothing is fetched but manifests."""
+    objects = Objects(place)
+    present = {found.name for found in objects.listed()}
+    for name, _ in _files_of(place, read_manifests(objects)):
+        if name not in present:
+            raise StorageError(f"{place / name} is missing", fix=AGAIN)
 
 
 def _fetch_all(objects: Objects, manifests: dict[str, bytes], folder: Path) -> None:

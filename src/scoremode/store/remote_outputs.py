@@ -24,7 +24,8 @@ from scoremode.places.uri import Place
 from scoremode.store.leases import Lease
 from scoremode.store.mirror import Mirror
 from scoremode.store.outputs import Output
-from scoremode.store.remote_runs import FIRST_CONTACT, NOTED, Note
+from scoremode.store.remote_note import Note
+from scoremode.store.remote_runs import FIRST_CONTACT, NOTED
 from scoremode.store.runs import lock_folder
 from scoremode.store.segments import PARTIAL_FOLDER, Sender, cut_to_sound, fetch_chain, length_of, longest, read_chains
 

@@ -15,11 +15,10 @@ run, or pieces of the run that is being scored.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,13 @@ from scoremode.places.uri import SERVERS, Place
 from scoremode.store import journal, runs
 from scoremode.store.cache import cache_folder, cache_limit
 from scoremode.store.entries import LOCK, PLACE
-from scoremode.store.files import write_atomically
-from scoremode.store.leases import FLAG, Lease, new_holder
+from scoremode.store.leases import FLAG, Lease
 from scoremode.store.locks import Lock
 from scoremode.store.mirror import Mirror
 from scoremode.store.reference_format import PARTIAL, REFERENCE, ROWS, is_own_name
-from scoremode.store.remote_copies import copy_folder, read_manifests
-from scoremode.store.remote_reference import ShardSender, fetch_unfinished
+from scoremode.store.remote_copies import check_files, copy_folder, read_manifests
+from scoremode.store.remote_note import Note
+from scoremode.store.remote_reference import SentShards, fetch_unfinished
 from scoremode.store.run import Run
 from scoremode.store.run_format import JOURNAL, MANIFEST, SCORES
 from scoremode.store.segments import (
@@ -50,7 +49,7 @@ from scoremode.store.segments import (
     read_chains,
     whole_until,
 )
-from scoremode.text.json_files import parse, read_object
+from scoremode.text.json_files import parse
 
 FIRST_CONTACT = 10.0  # seconds for which the first requests are tried again
 SHORTLY = 2.0  # seconds for which the last ones are, of a process that is interrupted
@@ -72,15 +71,26 @@ def claimed_at(
     cache_limit()  # raises if the limit is invalid, before anything is scored
     objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
     found = _existing_run(objects, identity, fresh=fresh)  # raises before anything is written
-    claim = _finished(place, identity, found) if found is not None else _take(objects, identity, fresh=fresh, kind=kind)
+    claim = (
+        FinishedElsewhere(place, identity, found)
+        if found is not None
+        else _take(objects, identity, fresh=fresh, kind=kind)
+    )
     try:
         yield claim
     finally:
         claim.release()
 
 
-def _finished(place: Place, identity: dict[str, Any], found: Run) -> runs.Claim:
-    return runs.Claim(copy_folder(read_manifests(Objects(place))), identity, found)
+class FinishedElsewhere(runs.Claim):
+    """The finished run of a folder elsewhere."""
+
+    def __init__(self, place: Place, identity: dict[str, Any], finished: Run) -> None:
+        super().__init__(work_folder(place, "runs"), identity, finished)
+        self.place = place
+
+    def check_reference(self) -> None:
+        check_files(self.place)  # their content is checked when they are fetched
 
 
 # ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,34 +174,7 @@ def _take(objects: Objects, identity: dict[str, Any], *, fresh: bool, kind: str)
     if found is None:
         return claim
     claim.release()
-    return _finished(place, identity, found)
-
-
-@dataclass
-class Note:
-    """What a work folder knows about itself: where its run goes, under whose id, and which files were sent."""
-
-    folder: Path
-    place: Place
-    holder: str
-    is_new: bool = True
-    sent: dict[str, str] = field(default_factory=dict)  # sha256 by name
-
-    @staticmethod
-    def read(folder: Path, place: Place) -> Note:
-        """The note in a folder. Without a usable one, what lies in the folder does not count."""
-        with suppress(OSError, ValueError):
-            known = read_object(folder / PLACE)
-            holder, sent = known.get("holder"), known.get("sent")
-            usable = isinstance(holder, str) and FLAG.fullmatch(f"writer-000000-{holder}.json")
-            if known.get("place") == str(place) and usable and isinstance(sent, dict):
-                return Note(folder, place, str(holder), False, {str(k): str(v) for k, v in sent.items()})
-        return Note(folder, place, new_holder())
-
-    def write(self) -> None:
-        known = {"place": str(self.place), "holder": self.holder, "sent": self.sent}
-        write_atomically(self.folder / PLACE, json.dumps(known).encode())
-        self.is_new = False
+    return FinishedElsewhere(place, identity, found)
 
 
 class RemoteClaim(runs.Claim):
@@ -221,13 +204,9 @@ class RemoteClaim(runs.Claim):
         self._old_writers: set[str] = set()  # whose pieces are replaced by this writer's
         self._old_files: set[str] = set()  # that are replaced by this run's
         self._complete = False
-        self._shards = ShardSender(Objects(self.place, seconds=0.0), folder, lease.check, self._note_sent)
+        self._shards = SentShards(self.place, folder, lease.check, note)
 
-    def _note_sent(self, name: str, sha256: str) -> None:
-        self._note.sent[name] = sha256
-        self._note.write()
-
-    def shards_sent_to(self) -> Callable[[str], None]:
+    def shards_go_to(self) -> SentShards:
         return self._shards
 
     def prepare(self) -> Run | None:
@@ -238,18 +217,22 @@ class RemoteClaim(runs.Claim):
         self._old_files = {found.name for found in self._objects.listed() if not found.is_folder}
         if self._note.is_new or (chains and not self._chain):  # others wrote there since
             self._clear()
-        self._note.write()
+        self._note.keep_only(self._old_files)
         if self._replaces:
             return None
         if (self.folder / MANIFEST).exists():
             with suppress(RunError):
-                return self.kept(runs.finished_in(self.folder, self.identity))
+                found = runs.finished_in(self.folder, self.identity)
+                if all(
+                    self._note.sent.get(n) == h or (self.folder / n).exists() for n, h in files_of(self.folder, found)
+                ):
+                    return self.kept(found)
             self._clear()
         here, best = whole_until(self.folder / JOURNAL), longest(chains)
         if best is not None and length_of(chains[best]) > here:
             self._clear()
             fetch_chain(self._objects, chains[best], self.folder / JOURNAL)
-            fetch_unfinished(Objects(self.place), self.folder)
+            fetch_unfinished(Objects(self.place), self.folder, self._note)
             self._sent = length_of(self._chain) if best == self._note.holder else 0
         else:
             self._sent = min(length_of(self._chain), here)
@@ -269,6 +252,8 @@ class RemoteClaim(runs.Claim):
         path = self.folder / JOURNAL
         same = not self._fresh and journal.inspect_journal(path).identity == self.identity
         super().begin()
+        if not same:
+            self._note.forget()
         whole = cut_to_sound(path)
         sent = min(self._sent, whole) if same else 0
         self._sender = Sender(Objects(self.place, seconds=0.0), self._note.holder, path, self._chain, sent)
@@ -299,14 +284,14 @@ class RemoteClaim(runs.Claim):
         """Send the finished run: the manifest last."""
         self._mirror.check()
         self._mirror.send_from_now(None)
-        self._shards.stop()
+        self._shards.settle()
         patient = Objects(self.place)
         try:
-            for name, sha256 in _files_to_send(self.folder, run):
+            for name, sha256 in files_of(self.folder, run):
                 if self._note.sent.get(name) != sha256:
                     self._lease.check()
                     patient.send(name, self.folder / name)
-                    self._note_sent(name, sha256)
+                    self._note.add(name, sha256)
             self._lease.check()
             patient.send(MANIFEST, self.folder / MANIFEST)
             self._complete = True
@@ -322,7 +307,7 @@ class RemoteClaim(runs.Claim):
     def release(self) -> None:
         if self._lock is None:
             return
-        self._shards.stop()
+        self._shards.settle()
         self._mirror.stop()
         with suppress(StorageError, OSError, RunError):
             if self._sender is not None and not self._complete:
@@ -334,11 +319,16 @@ class RemoteClaim(runs.Claim):
         super().release()
 
     def _become_copy(self) -> None:
-        """Give the work folder the name of a copy, so that the run is not fetched when it is read here."""
+        """Give the work folder the name of a copy, so that the run is not fetched when it is read here.
+
+        Shards of a reference that were removed are fetched then: without its manifest, a copy is not complete.
+        """
         manifests = {n: (self.folder / n).read_bytes() for n in (MANIFEST, REFERENCE) if (self.folder / n).exists()}
         copy = copy_folder(manifests)
         with suppress(OSError):  # it is there already, or not empty: then this one goes when the cache is full
-            (self.folder / PLACE).unlink(missing_ok=True)
+            whole = all((self.folder / name).exists() for name, _ in files_of(self.folder))
+            for name in (PLACE, ROWS, PARTIAL, *(() if whole else (MANIFEST,))):
+                (self.folder / name).unlink(missing_ok=True)
             os.rename(self.folder, copy)
             (copy / LOCK).unlink(missing_ok=True)
 
@@ -360,12 +350,13 @@ class _Watched:
             tell(words)
 
 
-def _files_to_send(folder: Path, run: Run) -> Iterator[tuple[str, str]]:
+def files_of(folder: Path, run: Run | None = None) -> Iterator[tuple[str, str]]:
     """Names and hashes of a finished run's files but the manifest, in the order in which they are sent."""
+    manifest = run.manifest if run is not None else parse((folder / MANIFEST).read_bytes())
     if (folder / REFERENCE).exists():
         data = (folder / REFERENCE).read_bytes()
         known = parse(data)
         for entry in (*known["shards"], known["head"]):
             yield str(entry["file"]), str(entry["sha256"])
         yield REFERENCE, hashlib.sha256(data).hexdigest()
-    yield SCORES, str(run.manifest["scores_sha256"])
+    yield SCORES, str(manifest["scores_sha256"])

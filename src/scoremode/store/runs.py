@@ -29,9 +29,11 @@ from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_roo
 from scoremode.store.entries import LOCK
 from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
 from scoremode.store.locks import Lock
+from scoremode.store.reference import Reference
+from scoremode.store.reference_folder import discard, discard_others, is_reference
 from scoremode.store.reference_format import is_own_name
-from scoremode.store.reference_writer import SHARD_BYTES, discard, discard_others, is_reference
-from scoremode.store.remote_copies import copy_of, is_there, stored_at, under_the_name_of
+from scoremode.store.reference_writer import SHARD_BYTES, Elsewhere
+from scoremode.store.remote_copies import copy_of_run, is_there, stored_at
 from scoremode.store.run import Run
 from scoremode.store.run_format import (
     FIELDS,
@@ -98,9 +100,13 @@ class Claim:
         for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
             left.unlink(missing_ok=True)
 
-    def shards_sent_to(self) -> Callable[[str], None] | None:
-        """Who is told the name of each complete file of a reference; None if nobody wants to know."""
+    def shards_go_to(self) -> Elsewhere | None:
+        """Who takes each complete file of a reference; None if they stay here."""
         return None
+
+    def check_reference(self) -> None:
+        """RunError if files of the finished reference were cut or edited since."""
+        Reference.open(self.folder)
 
     def watched(self, progress: Progress | None) -> Progress | None:
         """The progress to report to, which may raise where another process took the folder over."""
@@ -322,7 +328,7 @@ def load(folder: str | Path | Place) -> Run:
     """
     where = stored_at(folder)
     if isinstance(where, Place):
-        return replace(under_the_name_of(where, copy_of(where), _load), path=str(where))
+        return replace(_load(copy_of_run(where)), path=str(where))
     return _load(where)
 
 

@@ -15,7 +15,6 @@ from scoremode.errors import InputError
 from scoremode.places.uri import Place
 from scoremode.plan.plan import Plan
 from scoremode.store import runs
-from scoremode.store.reference import Reference
 from scoremode.store.reference_writer import StatesWriter
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
@@ -91,7 +90,7 @@ def _reference_folder(
     with held.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
         if claim.finished is not None:
             announce(progress, "checking the files of the reference")
-            Reference.open(claim.folder)  # refuses files that were cut or edited since
+            claim.check_reference()
             return claim.finished
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
         repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
@@ -112,7 +111,7 @@ def _score_and_keep(
         dtype=dtype,
         identity=claim.identity,
         shard_bytes=claim.shard_bytes,
-        completed=claim.shards_sent_to(),
+        elsewhere=claim.shards_go_to(),
     ) as writer:
 
         def complete(manifest: dict[str, Any]) -> None:

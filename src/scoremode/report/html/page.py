@@ -67,18 +67,20 @@ def write(
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
     flag: str = "-o",
-) -> Path:
+) -> Path | str:
     """Write the page to a file, all of it or nothing. An older report is replaced; any other file is refused.
 
     ``flag`` is the option that named the file, for error messages.
     """
     output = check_report(path, flag)
     output.write(render(comparisons, statistics, runs=runs, text_targets=text_targets).encode())
-    return Path(path)
+    return output.where
 
 
-def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path:
+def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str:
     """Comparisons, or runs, as one HTML page; comparisons on tasks have a page of their own.
+
+    Gives where it lies: a path, or the URI as text.
 
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP

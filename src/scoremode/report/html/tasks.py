@@ -49,10 +49,11 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
     return frame(title, _lead(found), sections, body, skip=("flips", "the documents that flipped"))
 
 
-def write_tasks(path: str | Path, found: Sequence[TasksComparison], *, flag: str = "-o") -> Path:
+def write_tasks(path: str | Path, found: Sequence[TasksComparison], *, flag: str = "-o") -> Path | str:
     """Write the page to a file, all of it or nothing; only an older report is replaced."""
-    check_report(path, flag).write(render_tasks(found).encode())
-    return Path(path)
+    output = check_report(path, flag)
+    output.write(render_tasks(found).encode())
+    return output.where
 
 
 def _listed(names: Sequence[str]) -> str:
