@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scoremode.statistics import streams
-from scoremode.statistics.streams import order_statistics, streamed_mean, streamed_sum
+from scoremode.statistics.streams import order_statistics, streamed_mean, streamed_quantile, streamed_sum
 from scoremode.values import Floats
 
 LENGTHS = [1, 7, 8, 127, 128, 129, 1000, 1024, 1031, 16_384, 65_537, 300_007]
@@ -56,3 +56,12 @@ def test_order_statistics_are_those_of_a_sort(monkeypatch: pytest.MonkeyPatch, n
     places = {0, n - 1, n // 2, n // 3, int(n * 0.99)}
     found = order_statistics(lambda: cut(values, 777), n, places)
     assert found == {place: float(np.sort(values)[place]) for place in sorted(places)}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 101, 5000, 100_003])
+def test_a_quantile_in_blocks_has_the_bits_of_numpy(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    monkeypatch.setattr(streams, "MOST", 100)
+    values = values_of(n)
+    for fraction in (0.0, 0.005, 0.3, 0.5, 0.99, 0.9995, 1.0):
+        assert streamed_quantile(lambda: cut(values, 777), n, fraction) == float(np.quantile(values, fraction))
+    assert streamed_quantile(lambda: cut(values, 777), n, 0.5) == float(np.median(values))

@@ -22,6 +22,11 @@ from scoremode.text.json_files import DEEPEST, LARGEST, parse, read_object
         (b"\xff\xfe", "not UTF-8"),
         ("", "Expecting value"),
         ("9" * 5000, "limit"),
+        ('{"a": 1} {"b": 2}', "Extra data"),
+        ('{"a": 1}\u00a0', "Extra data"),
+        ('{"a": 1', "Expecting"),
+        ('{"a": }', "Expecting value"),
+        (b'\xef\xbb\xbf\xef\xbb\xbf{"a": 1}', "Expecting value"),
     ],
 )
 def test_what_is_no_json_says_why(data: bytes | str, reason: str) -> None:
@@ -51,3 +56,8 @@ def test_a_file_that_holds_no_object_says_why(tmp_path: Path, data: str, reason:
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a file"):
         read_object(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b'{"a": 1}', b'{"a": 1}\r\n', b' {"a": 1} \t', b'\xef\xbb\xbf{"a": 1}\n', '{"a": 1}'])
+def test_blanks_and_one_mark_around_an_object_do_not_count(data: bytes | str) -> None:
+    assert parse(data) == parse(data, constants=True) == {"a": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, ModelError
+from scoremode.plan.making import plan_of_pairs
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.values import Bools
-from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
+from scoremode.verbs.likelihoods import Continuation, Likelihood, answered_once, likelihoods
 from tests.partial_engine import LOGITS, PartialEngine
 
 ASKED = [Continuation(np.array([1, 2, 3, 4], np.int32), 2), Continuation(np.array([1, 2, 9], np.int32), 2)]
@@ -66,6 +68,13 @@ class Faulty(TableEngine):
         for index, answers in super().score(source, done, want):
             if self.fault == "nan":
                 yield index, Answers(np.full_like(answers.logprob, np.nan))
+            elif self.fault == "entropy" and index == 1:
+                assert answers.entropy is not None
+                yield index, replace(answers, entropy=np.full_like(answers.entropy, np.inf))
+            elif self.fault == "short" and index == 1:
+                yield index, replace(answers, logprob=answers.logprob[1:])
+            elif self.fault in ("entropy", "short"):
+                yield index, answers
             elif self.fault == "twice":
                 yield index, answers
                 yield index, answers
@@ -75,11 +84,19 @@ class Faulty(TableEngine):
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("twice", "answered twice"), ("missing", "1 of 2 windows without an answer"), ("nan", "NaN")],
+    [
+        ("twice", "answered twice"),
+        ("missing", "1 of 2 windows without an answer"),
+        ("nan", "NaN in window 0"),
+        ("entropy", "NaN in window 1"),
+        ("short", "window 1 asked for"),
+    ],
 )
-def test_faults_of_engines_are_errors(fault: str, words: str) -> None:
+@pytest.mark.parametrize("together", [1, 2, 256])
+def test_faults_of_engines_are_errors(fault: str, words: str, together: int) -> None:
+    plan = plan_of_pairs([(one.ids, one.first) for one in ASKED], GROUPS)
     with pytest.raises(EngineError, match=words):
-        list(likelihoods(Faulty(fault), ASKED, GROUPS))
+        list(answered_once(Faulty(fault), plan, together=together))
 
 
 def test_certain_is_the_most() -> None:

@@ -89,9 +89,12 @@ def test_pairs_encoded_together_are_those_encoded_alone(
         assert pair.ids.dtype == alone.ids.dtype
         for field in ("prompt", "target", "texts", "first", "condition"):
             assert getattr(pair, field) == getattr(alone, field), field
+    assert lm.measure(ODD) == (max(pair.fed for pair in together), sum(pair.fed for pair in together))
 
 
-def test_a_refused_pair_is_named_by_its_number_in_the_whole_file() -> None:
+@pytest.mark.parametrize("kept", [0, prob_pairs.KEPT])
+def test_a_refused_pair_is_named_by_its_number_in_the_whole_file(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prob_pairs, "KEPT", kept)
     lm = SequenceProbability("table:uniform")
     pairs = [*ODD, ("no target", ""), *ODD]
     with pytest.raises(InputError, match=f"^pair {len(ODD) + 1}: a target is empty"):
@@ -109,7 +112,9 @@ def test_a_spanning_token_may_begin_with_any_piece(tiny: Path) -> None:
         encoder.beginning_with("no piece begins like this", 0)
 
 
-def test_chunks_are_encoded_again_as_they_were() -> None:
+@pytest.mark.parametrize("kept", [0, prob_pairs.KEPT])
+def test_chunks_are_encoded_again_as_they_were(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prob_pairs, "KEPT", kept)
     lm = SequenceProbability("table:uniform")
     chunks = EncodedChunks(lm, ODD, 4)
     assert chunks.longest == max(pair.fed for pair in lm.encode(ODD))

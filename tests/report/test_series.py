@@ -1,0 +1,72 @@
+"""The page is made from columns that are read block by block: whatever the block, it is the same page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scoremode.report.html import charts, runs
+from scoremode.report.html.page import render, write
+from scoremode.report.html.runs import distinct_tokens, reading_order, taken
+from scoremode.statistics import streams
+from scoremode.store.run import Run
+from scoremode.store.runs import load
+from scoremode.values import Ints
+from scoremode.verbs.ppl import ppl
+from tests.report.demo import make_baseline, make_demo
+from tests.verbs.test_memory import in_blocks_of, peak_of
+
+
+def with_tokens(token: Ints) -> Run:
+    run = make_baseline(len(token))
+    return dataclasses.replace(run, facts=dataclasses.replace(run.facts, token=token))
+
+
+def test_the_page_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparisons, statistics = make_demo(700)
+    pages: list[Callable[[], str]] = [
+        lambda: render(comparisons, statistics, text_targets=100),
+        lambda: render([], [], runs=[comparisons[0].baseline]),
+    ]
+    at_once = [page() for page in pages]
+    in_blocks_of(13, monkeypatch)
+    monkeypatch.setattr(charts, "SUMS", 1)  # a pass for each point of a curve
+    assert [page() for page in pages] == at_once
+
+
+@pytest.mark.parametrize("limit", [1, 10, 500])
+def test_the_order_of_reading_is_that_of_the_whole_column(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_blocks_of(13, monkeypatch)
+    run = with_tokens(np.random.default_rng(1).integers(0, 90, 200))
+    expected = np.unique(run.facts.token, return_index=True)[1][:limit]
+    assert reading_order(run, limit).tolist() == expected.tolist()
+    for name in ("token", "text"):
+        (found,) = taken(run.facts, [name], expected)
+        assert found.tolist() == getattr(run.facts, name)[expected].tolist()
+
+
+@pytest.mark.parametrize("most", [0, runs.MOST_BETWEEN])
+@pytest.mark.parametrize("token", [np.arange(50), np.arange(50) // 2 + 7, np.arange(50)[::-1] * 3])
+def test_distinct_tokens_are_counted(token: Ints, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_blocks_of(13, monkeypatch)
+    monkeypatch.setattr(runs, "MOST_BETWEEN", most)
+    assert distinct_tokens(with_tokens(token)) == len(set(token.tolist()))
+
+
+def test_a_target_more_takes_hardly_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns alone would take 100 bytes for each."""
+    in_blocks_of(512, monkeypatch)
+    monkeypatch.setattr(streams, "MOST", 1000)
+    few, many = 4000, 24_000
+    found = []
+    for targets in (1000, few, many):  # what is loaded on first use is not counted
+        folder, page = tmp_path / str(targets), tmp_path / f"{targets}.html"
+        ppl("table:uniform", text="some text " * (targets // 10), context_length=256, stride=256, out=folder)
+        run = load(folder)
+        found.append(peak_of(partial(write, page, [], [], runs=[run], text_targets=500)))
+    assert (found[2] - found[1]) / (many - few) < 10
