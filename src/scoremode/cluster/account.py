@@ -113,7 +113,7 @@ class Account:
 
     # ── for the manifest ─────────────────────────────────────────────────────────────────────────────────────────────
     def as_json(self) -> dict[str, Any]:
-        started = [m for m in self.members.values() if m.starts]
+        started = self._started()
         probe = self.probe
         return {
             "wanted": self.wanted,
@@ -153,7 +153,7 @@ class Account:
 
     def notes(self) -> list[str]:
         """The same in a few lines."""
-        started = [m for m in self.members.values() if m.starts]
+        started = self._started()
         hosts = {m.host for m in started}
         found = [f"scored by {_many(len(started), 'replica')} on {_many(len(hosts), 'node')}{self._agreement()}"]
         found += [
@@ -168,6 +168,10 @@ class Account:
         if self.counts["left out"]:
             found.append(f"{_many(self.counts['left out'], 'replica')} left out: {self._last_reason()}")
         return found
+
+    def _started(self) -> list[Member]:
+        """In the order of their names, not of who was open first."""
+        return [self.members[number] for number in sorted(self.members) if self.members[number].starts]
 
     def _last_reason(self) -> str:
         return next((line for line in reversed(self.events) if "left out" in line), "see the manifest")

@@ -140,19 +140,22 @@ class Crew:
     def wait_for_one(self) -> Slot:
         """A replica that is open; the one with the least to do."""
         while not self.ready:
-            for slot, item in self.items():
-                if isinstance(item, Lost):
-                    self.lost(slot, item.why)
+            self._hear()
         return min(self.ready, key=lambda slot: len(slot.leases))
 
     def wait_for_all(self, seconds: float) -> int:
         """Wait until all are open or left out; how many are open."""
         until = time.monotonic() + seconds
         while not all(slot.is_ready or slot.is_left_out for slot in self.slots) and time.monotonic() < until:
-            for slot, item in self.items():
-                if isinstance(item, Lost):
-                    self.lost(slot, item.why)
+            self._hear()
         return len(self.ready)
+
+    def _hear(self) -> None:
+        """While nothing is scored: who is open, and who is gone before that."""
+        for slot, item in self.items():
+            if isinstance(item, Lost):
+                self.account.event(f"{slot.name} was gone before it scored anything ({item.why})", aloud=False)
+                self.lost(slot, item.why)
 
     def tend(self) -> None:
         """Start what should run and does not; say what is waited for; give up if nobody is left."""
@@ -173,8 +176,8 @@ class Crew:
             )
         if waited > WAITING_SECONDS and not self._told_waiting and all(slot.placing is not None for slot in self.slots):
             self._told_waiting = True
-            have = self.cluster.offers()
-            self.account.event(f"waiting for {self.room.words} to become free; the cluster has {have}")
+            have = f"the cluster has {self.cluster.offers()}"
+            self.account.event(f"waiting for {self.room.words} to become free, or for Ray to start a process; {have}")
 
     def _nobody(self) -> ScoremodeError:
         if self._first_refusal is not None:
