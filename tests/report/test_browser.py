@@ -426,7 +426,8 @@ def test_what_was_not_measured_is_said_and_never_drawn_as_a_number(browser: Brow
 
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("formats") / "report.html", *make_formats(1500))
+    comparisons, statistics = make_formats(1500)
+    return write(tmp_path_factory.mktemp("formats") / "report.html", comparisons, statistics)
 
 
 SHOWN = "[...document.querySelectorAll('#quality svg')].filter((e) => e.checkVisibility({checkVisibilityCSS: true}))"

@@ -50,9 +50,7 @@ def test_a_server_that_accepts_and_never_answers(
     ]
     for ask in asked:
         began = time.monotonic()
-        with pytest.raises(
-            (StorageError, CorpusError), match="cannot be (listed|read): it cannot be reached"
-        ) as raised:
+        with pytest.raises(StorageError, match=r"cannot be (listed|read): it cannot be reached") as raised:
             ask()
         assert "\n" not in str(raised.value)
         assert time.monotonic() - began < 8

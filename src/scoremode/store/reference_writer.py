@@ -23,7 +23,7 @@ import numpy as np
 
 from scoremode.errors import EngineError, InputError, RunError, harmless
 from scoremode.store.files import write_atomically
-from scoremode.store.reference import Progress, ReadElsewhere, Reference, bytes_of
+from scoremode.store.reference import Progress, Reference, bytes_of
 from scoremode.store.reference_files import disk_errors, hash_files, make_shard, write_at
 from scoremode.store.reference_folder import discard, require_free
 from scoremode.store.reference_format import (
@@ -69,7 +69,8 @@ class Elsewhere(Protocol):
     def settle(self) -> None:
         """Take no more shards: those that are here now stay."""
 
-    read: ReadElsewhere
+    def read(self, name: str, offset: int, place: memoryview) -> None:
+        """Fill memory with bytes of a shard that is there."""
 
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -32,6 +32,7 @@ from scoremode.store.leases import FLAG, Lease
 from scoremode.store.locks import Lock
 from scoremode.store.mirror import Mirror
 from scoremode.store.reference_format import PARTIAL, REFERENCE, ROWS, is_own_name
+from scoremode.store.reference_writer import Elsewhere
 from scoremode.store.remote_copies import check_files, copy_folder, read_manifests
 from scoremode.store.remote_note import Note
 from scoremode.store.remote_reference import SentShards, fetch_unfinished
@@ -206,7 +207,7 @@ class RemoteClaim(runs.Claim):
         self._complete = False
         self._shards = SentShards(self.place, folder, lease.check, note)
 
-    def shards_go_to(self) -> SentShards:
+    def shards_go_to(self) -> Elsewhere:
         return self._shards
 
     def prepare(self) -> Run | None:

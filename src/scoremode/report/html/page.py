@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import overload
 
 from scoremode.errors import InputError
 from scoremode.harness.results import TasksComparison
@@ -59,6 +60,26 @@ def render(
     return frame(title, lead, {**sections, "provenance": "Provenance"}, body, data=data, skip=("text", "the text"))
 
 
+@overload
+def write(
+    path: Path,
+    comparisons: Sequence[Comparison],
+    statistics: Sequence[Statistics],
+    *,
+    runs: Sequence[Run] = (),
+    text_targets: int = TEXT_TARGETS,
+    flag: str = "-o",
+) -> Path: ...
+@overload
+def write(
+    path: str | Path,
+    comparisons: Sequence[Comparison],
+    statistics: Sequence[Statistics],
+    *,
+    runs: Sequence[Run] = (),
+    text_targets: int = TEXT_TARGETS,
+    flag: str = "-o",
+) -> Path | str: ...
 def write(
     path: str | Path,
     comparisons: Sequence[Comparison],
@@ -77,6 +98,10 @@ def write(
     return output.where
 
 
+@overload
+def report(path: Path, *found: Comparison | Run | TasksComparison) -> Path: ...
+@overload
+def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str: ...
 def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str:
     """Comparisons, or runs, as one HTML page; comparisons on tasks have a page of their own.
 
