@@ -115,7 +115,7 @@ def print_simulation(arguments: argparse.Namespace) -> None:
     )
     print(f"measured: {json.dumps(asdict(measured))}")
     print(f"{arguments.seeds} runs each")
-    for case in cases():
+    for case in (case for case in cases() if arguments.only in case.title):
         print(f"\n### {case.title}\n\nassumed: {json.dumps(asdict(case.assumed))}\n")
         print(f"{line(COLUMNS)}\n|{'---|' * len(COLUMNS)}")
         for replicas in arguments.replicas:
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--block-seconds", type=float, default=0.0014, help="of the driver, for each block of answers")
     parser.add_argument("--block-seconds-per-replica", type=float, default=0.0, help="more for each replica")
     parser.add_argument("--replicas", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--only", default="", metavar="WORDS", help="only tables with these words in their title")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     if not (arguments.simulate or arguments.measure):
