@@ -106,7 +106,8 @@ def find_seam(left: Coded, right: Coded, overlap: int, coder: Coder, sizes: Size
     common = np.intersect1d(mine, theirs)
     common = common[(common > 0) & (common < overlap)]
     nearest = common[np.argsort(np.abs(common - overlap // 2), kind="stable")][:TRIED].tolist()
-    both = _Pair(left, right, shift, sizes.margin if coder.exact else sizes.checked_margin)
+    exact = coder.exact and left.in_full and right.in_full  # else the words of a pre-tokenizer are not known
+    both = _Pair(left, right, shift, sizes.margin if exact else sizes.checked_margin)
     for way in range(max(len(left.apart), len(right.apart))):
         for end in nearest:
             i = skipped + int(np.searchsorted(mine, end, side="right"))
