@@ -220,7 +220,7 @@ def _length(texts: Sequence[str]) -> int:
 
 
 def _used_up(encodings: list[Any]) -> Iterator[Any]:
-    """Each in turn, forgotten as soon as the next is asked for: one may take 100 MB."""
+    """Each in turn, forgotten as soon as the next is asked for: one may take tens of megabytes."""
     encodings.reverse()
     while encodings:
         yield encodings.pop()

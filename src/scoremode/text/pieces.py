@@ -30,12 +30,12 @@ from scoremode.text.coders import SAMPLE, Coded, Coder, coder_for
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Bools, Ids, Ints
 
-STEP, OVERLAP = 1 << 17, 1 << 11  # characters
+STEP, OVERLAP = 1 << 16, 1 << 11  # characters; longer windows take more memory, shorter ones more time
 MARGIN = OVERLAP // 8  # characters of agreement on either side of a seam
 CHECKED_MARGIN = OVERLAP // 4  # the same where nothing but agreement speaks for a seam
 WORDS = 2  # more boundaries that are apart, on either side of a seam
 TRIED = 256  # boundaries that are tried in one overlap
-MOST_WINDOWS, MOST_TEXTS = 16, 1024  # that are encoded in one call; each takes about 10 MB meanwhile
+MOST_WINDOWS, MOST_TEXTS = 16, 1024  # that are encoded in one call; each window takes 5 to 25 MB meanwhile
 NOTED = 1 << 20  # characters; a longer stretch without a seam is noted
 
 
@@ -106,7 +106,8 @@ def find_seam(left: Coded, right: Coded, overlap: int, coder: Coder, sizes: Size
     common = np.intersect1d(mine, theirs)
     common = common[(common > 0) & (common < overlap)]
     nearest = common[np.argsort(np.abs(common - overlap // 2), kind="stable")][:TRIED].tolist()
-    both = _Pair(left, right, shift, sizes.margin if coder.exact else sizes.checked_margin)
+    exact = coder.exact and left.in_full and right.in_full  # else the words of a pre-tokenizer are not known
+    both = _Pair(left, right, shift, sizes.margin if exact else sizes.checked_margin)
     for way in range(max(len(left.apart), len(right.apart))):
         for end in nearest:
             i = skipped + int(np.searchsorted(mine, end, side="right"))
@@ -268,8 +269,8 @@ class PieceEncoder:
         seam = find_seam(left, right, self.sizes.overlap, self.coder, self.sizes)
         if seam is not None or (left.in_full and right.in_full):
             return seam
-        both = self.coder.encode_in_full([left.text, right.text], special=False)
-        return find_seam(*both, self.sizes.overlap, self.coder, self.sizes)
+        left, right = self.coder.encode_in_full([left.text, right.text], special=False)
+        return find_seam(left, right, self.sizes.overlap, self.coder, self.sizes)
 
     def _widened(self, held: Coded, right: Coded, following: Iterator[Coded], begin: int) -> Coded:
         """One window instead of two or more: at least twice as long, if the text is."""
