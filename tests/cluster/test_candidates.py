@@ -93,7 +93,7 @@ def test_a_killed_driver_resumes(
     asked = ["compare", reference, *candidates, "--out", str(out), "--batch-tokens", str(BATCH)]
     nowhere = subprocess.DEVNULL
     started = subprocess.Popen(command(*asked, "--replicas", "2"), env=environment, cwd=ROOT, stdout=nowhere)
-    wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 60)
+    wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 120)
     family = family_of(started)
     started.kill()
     started.wait()
