@@ -93,10 +93,12 @@ def test_a_killed_driver_resumes(
     asked = ["compare", reference, *candidates, "--out", str(out), "--batch-tokens", str(BATCH)]
     nowhere = subprocess.DEVNULL
     started = subprocess.Popen(command(*asked, "--replicas", "2"), env=environment, cwd=ROOT, stdout=nowhere)
-    wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 60)
-    family = family_of(started)
-    started.kill()
-    started.wait()
+    try:
+        wait_until(lambda: any(path.stat().st_size > 3000 for path in out.glob(f"*/{JOURNAL}")), 120)
+        family = family_of(started)
+    finally:
+        started.kill()
+        started.wait()
     wait_until(lambda: not left_of(family), 30)
     done = scoremode(environment, *asked, "--json")
     assert done.returncode == 0, done.stderr

@@ -53,11 +53,13 @@ def started(cache: dict[str, str], text: Path, tmp_path: Path) -> Iterator[subpr
         command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     journal = tmp_path / "run" / JOURNAL
-    wait_until(lambda: journal.exists() and journal.stat().st_size > 3000, 60)
-    yield made
-    if made.poll() is None:
-        made.kill()
-    made.communicate()
+    try:
+        wait_until(lambda: journal.exists() and journal.stat().st_size > 3000, 120)
+        yield made
+    finally:
+        if made.poll() is None:
+            made.kill()
+        made.communicate()
 
 
 def resumed(cache: dict[str, str], text: Path, tmp_path: Path, *more: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ thousandth, which is a tenth of what a good quantization does. Another kind of G
 
 
 def say_on_standard_error(line: str) -> None:
-    print(f"scoremode: {harmless(line)}", file=sys.stderr)
+    print(f"scoremode: {harmless(line)}\n", end="", file=sys.stderr)  # at once: another thread may print too
 
 
 @dataclass(slots=True)

@@ -149,7 +149,7 @@ def _few(names: list[str]) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"scoremode: {harmless(' '.join(line.split()))}", file=sys.stderr)
+    print(f"scoremode: {harmless(' '.join(line.split()))}\n", end="", file=sys.stderr)  # at once: others print too
 
 
 class _Turn:
