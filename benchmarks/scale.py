@@ -43,13 +43,13 @@ class Case:
 def cases() -> list[Case]:
     usual = Assumptions()
     quiet = replace(usual, failures_per_gpu_hour=0.0, slow_share=0.0, jitter=0.0)
-    often = replace(usual, failures_per_gpu_hour=30 * usual.failures_per_gpu_hour)
+    often = replace(usual, failures_per_gpu_hour=1000 * usual.failures_per_gpu_hour)
     large = replace(usual, gpus_per_replica=4, start_median=300.0)
     return [
         Case("8B, one corpus of 10 billion tokens", H200_8B, usual, 1e10),
         Case("8B, ten minutes of work for each replica", H200_8B, usual),
         Case("8B, ten minutes each, nothing but starts: no failures, no slow replicas", H200_8B, quiet),
-        Case("8B, one hour each, failures 30 times as often", H200_8B, often, seconds=3600.0),
+        Case("8B, one hour each, failures 1,000 times as often", H200_8B, often, seconds=3600.0),
         Case(
             "70B on four GPUs, one hour each; rate: the 8B's by weights (assumed)",
             4 * H200_8B * 8 / 70,

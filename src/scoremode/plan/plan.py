@@ -182,6 +182,7 @@ class Plan:
             token = self._tokens_of(slice(at, stop))
             window = np.repeat(np.arange(at, stop, dtype=np.int64), self.target_counts[at:stop])
             yield TargetBlock(int(offsets[at]), int(offsets[stop]), window, token, self._documents_of(token))
+            let_go(self.ids)
             at = stop
 
     @cached_property

@@ -41,6 +41,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
             more.setdefault(name, GroupSums(groups.count)).add(index, values, ones)
         if texts:
             texts.add(block, loss)
+        tokens.let_go()
     mean = nll.estimate()
     return {
         "perplexity": texts.estimate() if texts else exponential(mean),
