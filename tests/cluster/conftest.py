@@ -87,7 +87,8 @@ def nodes(plugged: None) -> Iterator[Nodes]:
     made.add()
     made.add()
     starting._silence()
-    ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
+    with starting._own_signals():  # what others fork later must end by SIGTERM
+        ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
     yield made
     ray.shutdown()
     made.stop()

@@ -28,7 +28,8 @@ def machines(plugged: None, bucket: Bucket, elsewhere: Move, tmp_path: Path) -> 
     for cache in caches:
         made.add(environment={"SCOREMODE_CACHE": str(cache)})
     starting._silence()
-    ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
+    with starting._own_signals():  # what others fork later must end by SIGTERM
+        ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
     yield made, caches
     ray.shutdown()
     made.stop()
