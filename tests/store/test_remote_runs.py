@@ -149,7 +149,8 @@ def test_a_silent_writer_is_taken_over_and_stops(
     _, complaints = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "was taken over" in complaints.splitlines()[-1]
-    assert bucket.objects() == before
+    # a request that was under way when it was stopped may still arrive, in the old writer's own folder
+    assert {name: data for name, data in bucket.objects().items() if "/partial/" not in name} == before
     same_numbers(sm.load(uri), made)
 
 

@@ -66,9 +66,9 @@ class _Together(Generic[T]):
         names = [f"scoremode-slot-{number}" for number in range(slots)]
         # daemons: an interrupted comparison must not wait forever for an engine that starts
         workers = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
-        for worker in workers:
-            worker.start()
         try:
+            for worker in workers:
+                worker.start()
             left = slots
             while left:
                 left -= self._ended.get() is None
@@ -76,7 +76,8 @@ class _Together(Generic[T]):
             self.stopped.set()
             until = time.monotonic() + FAREWELL
             for worker in workers:  # before Ray ends: whoever asks it something afterwards would start it again
-                worker.join(max(0.0, until - time.monotonic()))
+                if worker.ident is not None:
+                    worker.join(max(0.0, until - time.monotonic()))
             raise
         self._raise_failures()
         return [self._found[name] for name in self.names]
