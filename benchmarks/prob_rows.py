@@ -18,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from free_engine import FreeEngine
 
 WORDS = (
     "the",
@@ -84,45 +84,24 @@ def driver_rate(targets_per_window: int, windows: int, folder: Path | None = Non
     from scoremode.store.journal import Journal
     from scoremode.verbs.scoring import score_plan
 
-    plan = _plan(targets_per_window, windows)
-    engine: Any = _Ready(targets_per_window)
+    plan = plan_of(windows, targets_per_window)
+    engine, identity = FreeEngine(), {"benchmark": "driver"}
+    ids = engine.facts.vocabulary
     with tempfile.TemporaryDirectory(prefix="scoremode-", dir=folder) as kept:
         path, targets = Path(kept) / "journal", plan.targets / 1e6
-        journal = Journal(path, {"benchmark": "driver"}, plan, vocabulary=VOCABULARY)
+        journal = Journal(path, identity, plan, vocabulary=ids)
         scored = _seconds(lambda: score_plan(plan, engine, journal))
         journal.close()
         again: list[Journal] = []
-        resumed = _seconds(lambda: again.append(Journal(path, {"benchmark": "driver"}, plan, vocabulary=VOCABULARY)))
+        resumed = _seconds(lambda: again.append(Journal(path, identity, plan, vocabulary=ids)))
         assert again[0].done.all()
         read = _seconds(lambda: [len(again[0].rows(block.begin, block.end)) for block in plan.blocks()])
         again[0].close()
     return Rate(targets / scored, targets / resumed, targets / read)
 
 
-VOCABULARY = 50_000
-
-
-class _Ready:
-    """An engine that gives the same answers again and again."""
-
-    def __init__(self, targets: int) -> None:
-        from scoremode.plan.windows import Answers
-
-        some = np.random.default_rng(1)
-        self.answers = Answers(
-            -9 * some.random((targets, 1)),
-            some.integers(1, VOCABULARY, (targets, 1)),
-            some.random(targets),
-            some.integers(0, VOCABULARY, targets).astype(np.int32),
-            -some.random(targets),
-        )
-
-    def score(self, source: Any, done: Any, want: Any = None) -> Iterator[tuple[int, Any]]:
-        for index in np.flatnonzero(~done).tolist():
-            yield index, self.answers
-
-
-def _plan(targets: int, windows: int) -> Any:
+def plan_of(windows: int, targets: int) -> Any:
+    """Windows of so many targets, over one text."""
     from scoremode.plan.plan import Plan
 
     starts, n = np.arange(windows, dtype=np.int64) * targets, targets * windows + 1

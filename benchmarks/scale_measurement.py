@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import free_engine
-import numpy as np
+from prob_rows import plan_of
 
 from scoremode.cluster.engine import ReplicatedEngine
 from scoremode.cluster.spread import Spread
@@ -23,24 +23,6 @@ from scoremode.verbs.scoring import score_plan
 
 HERE = Path(__file__).resolve().parent
 LARGE, SMALL = 4 << 20, 1 << 17  # bytes of a block
-
-
-def plan_of(windows: int, targets: int) -> Plan:
-    """Windows that do not overlap, over a text of bytes."""
-    starts = np.arange(windows, dtype=np.int64) * (targets + 1)
-    ids = (np.arange(windows * (targets + 1), dtype=np.int64) % 251).astype(np.int32)
-    ends = starts + targets + 1
-    return Plan(
-        method="gptq",
-        settings=(),
-        ids=ids,
-        doc_starts=np.array([0, len(ids)], np.int64),
-        start=starts,
-        stop=ends,
-        first=starts + 1,
-        last=ends,
-        lead=np.full(windows, -1, np.int32),
-    )
 
 
 def taken(engine: Engine, plan: Plan) -> dict[str, float]:

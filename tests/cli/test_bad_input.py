@@ -333,3 +333,13 @@ def test_a_long_text_is_cut_into_tokens_in_little_memory(tiny: Path, tmp_path: P
     (tmp_path / "a.txt").write_text("The quick brown fox jumps over the lazy dog, and 12345 more.\n" * 70_000)
     done = limited(0.7, "plan", tiny, "--corpus", tmp_path / "a.txt")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(resource, "RLIMIT_AS"), reason="needs Linux's /proc")
+def test_a_prompt_too_large_for_the_tokenizer_is_refused_before_it_is_cut(tiny: Path, tmp_path: Path) -> None:
+    """The tokenizer's library aborts the process when memory runs out: nothing could be said then."""
+    prompt = "The quick brown fox jumps over the lazy dog, and 12345 more. " * 70_000
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": prompt, "target": " yes"}) + "\n")
+    done = limited(0.7, "prob", tiny, "--file", tmp_path / "a.jsonl")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert "splitting a text of 4 MB into tokens needs about" in done.stderr

@@ -21,7 +21,7 @@ from scoremode.store.token_store import TokenFiles, kept_tokens
 from scoremode.text.documents import document
 from scoremode.text.reading import ReadAgain
 from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.text.tokens import Document, Tokens, TokenSink, tokenize
+from scoremode.text.tokens import Document, KnownAtTheEnd, Tokens, TokenSink, tokenize
 from scoremode.values import MappedFile, let_go
 from scoremode.verbs.cache import list_cache, prune_cache
 from scoremode.verbs.model import hold
@@ -282,8 +282,6 @@ def test_columns_grow_into_larger_types(tmp_path: Path, together: int, monkeypat
         some: Any = np.array([largest], np.int64)
         files.add(ids=np.array([1], np.int32), char_end=some, byte_len=some, word_starts=some, mask=None)
     one = np.array([0, 5], np.int64)
-    tokens = files.finish(
-        doc_starts=one, doc_bytes=one[1:], doc_words=one[1:], joined_at=None, tokenizer=BYTES.facts, notes=("seen",)
-    )
+    tokens = files.finish(KnownAtTheEnd(one, one[1:], one[1:], None, BYTES.facts, ("seen",)))
     assert tokens.char_end.tolist() == [1, 255, 256, 70_000, 1 << 33]
     assert tokens.notes == ("seen",)

@@ -33,7 +33,7 @@ from scoremode.store.files import write_atomically
 from scoremode.store.locks import Lock
 from scoremode.text.json_files import read_object
 from scoremode.text.tokenizer import TokenizerFacts
-from scoremode.text.tokens import Tokens, TokenSink
+from scoremode.text.tokens import KnownAtTheEnd, Tokens, TokenSink
 from scoremode.values import Bools, Ids, Ints, MappedFile, frozen
 
 FORMAT = 1
@@ -252,26 +252,17 @@ class TokenFiles:
         self._without_mask = self._without_mask or mask is None
         self._add("mask", np.zeros(0, np.uint8) if mask is None else mask.view(np.uint8), "u1")
 
-    def finish(
-        self,
-        *,
-        doc_starts: Ints,
-        doc_bytes: Ints,
-        doc_words: Ints,
-        joined_at: Ints | None,
-        tokenizer: TokenizerFacts,
-        notes: tuple[str, ...],
-    ) -> Tokens:
+    def finish(self, known: KnownAtTheEnd) -> Tokens:
         none = np.zeros(0, np.int32)  # so that every column has its file
         ends, mask = none.astype(np.int64), none.astype(np.bool_)
         self.add(ids=none, char_end=ends, byte_len=none, word_starts=none, mask=mask)
-        whole = {"doc_starts": doc_starts, "doc_bytes": doc_bytes, "doc_words": doc_words, "joined_at": joined_at}
-        for name, numbers in whole.items():
+        for name in WHOLE:
+            numbers = getattr(known, name)
             if numbers is not None:
                 self._add(name, numbers)
         with _writing():
-            self._finish(notes)
-            return read_tokens(self.folder, self.key, tokenizer)
+            self._finish(known.notes)
+            return read_tokens(self.folder, self.key, known.tokenizer)
 
     def _finish(self, notes: tuple[str, ...]) -> None:
         if self._without_mask or not self._columns["mask"].count:

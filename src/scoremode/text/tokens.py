@@ -148,7 +148,7 @@ def tokenize(
         doc_bytes.append(document.opened.source_bytes)
         doc_words.append(document.opened.source_words)
         joined_at.extend(document.joined_at())
-    return sink.finish(
+    known = KnownAtTheEnd(
         doc_starts=np.concatenate([[0], np.frombuffer(doc_ends, np.int64)]).astype(np.int64),
         doc_bytes=np.array(doc_bytes, np.int64),
         doc_words=np.array(doc_words, np.int64),
@@ -156,6 +156,7 @@ def tokenize(
         tokenizer=tokenizer.facts,
         notes=encoder.notes,
     )
+    return sink.finish(known)
 
 
 class _Tokenized:
@@ -196,21 +197,24 @@ class _Tokenized:
         return self._joined
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownAtTheEnd:
+    """What is known of documents when the last of them is read."""
+
+    doc_starts: Ints
+    doc_bytes: Ints
+    doc_words: Ints
+    joined_at: Ints | None
+    tokenizer: TokenizerFacts
+    notes: tuple[str, ...]
+
+
 class TokenSink(Protocol):
     """Where the columns of tokens go while a text is read."""
 
     def add(self, *, ids: Ids, char_end: Ints, byte_len: Ids, word_starts: Ids, mask: Bools | None) -> None: ...
 
-    def finish(
-        self,
-        *,
-        doc_starts: Ints,
-        doc_bytes: Ints,
-        doc_words: Ints,
-        joined_at: Ints | None,
-        tokenizer: TokenizerFacts,
-        notes: tuple[str, ...],
-    ) -> Tokens: ...
+    def finish(self, known: KnownAtTheEnd) -> Tokens: ...
 
 
 class TokensInMemory:
@@ -227,30 +231,21 @@ class TokensInMemory:
         self._word_starts.append(word_starts)
         self._masks.append(mask)
 
-    def finish(
-        self,
-        *,
-        doc_starts: Ints,
-        doc_bytes: Ints,
-        doc_words: Ints,
-        joined_at: Ints | None,
-        tokenizer: TokenizerFacts,
-        notes: tuple[str, ...],
-    ) -> Tokens:
+    def finish(self, known: KnownAtTheEnd) -> Tokens:
         masks = [mask for mask in self._masks if mask is not None]
         masked = bool(self._masks) and len(masks) == len(self._masks)
         return Tokens(
             ids=frozen(_joined(self._ids, np.int32)),
-            doc_starts=frozen(doc_starts),
+            doc_starts=frozen(known.doc_starts),
             char_end=frozen(_joined(self._ends, np.int64)),
             byte_len=frozen(_joined(self._byte_len, np.int32)),
             word_starts=frozen(_joined(self._word_starts, np.int32)),
-            doc_bytes=frozen(doc_bytes),
-            doc_words=frozen(doc_words),
-            tokenizer=tokenizer,
+            doc_bytes=frozen(known.doc_bytes),
+            doc_words=frozen(known.doc_words),
+            tokenizer=known.tokenizer,
             target_mask=frozen(np.concatenate(masks)) if masked else None,
-            joined_at=None if joined_at is None else frozen(joined_at),
-            notes=notes,
+            joined_at=None if known.joined_at is None else frozen(known.joined_at),
+            notes=known.notes,
         )
 
 
