@@ -251,7 +251,7 @@ def edges_of(head: Head) -> list[int]:
     """Ids next to the boundaries of tiles and of spans of tiles."""
     tiles = tiles_for(head.weight)
     spans = fused.Spans.of(head.vocabulary, tiles)
-    cuts = {0, 1, 2, spans.span, spans.long * spans.span, spans.tiles - 1}
+    cuts = {0, 1, 2, tiles.span, spans.long * tiles.span, spans.tiles - 1}
     near = {cut * tiles.columns + step for cut in cuts for step in (-1, 0, 1)} | {head.vocabulary - 1}
     return sorted(id_ for id_ in near if 0 <= id_ < head.vocabulary)
 
@@ -746,6 +746,8 @@ PAIRS = [
 ]
 if ON_GPU:
     PAIRS += [(replace(p, rows=129, vocabulary=50021), replace(q, rows=129, vocabulary=50021)) for p, q in PAIRS[:6]]
+    DEEP = Case(rows=300, depth=2000, vocabulary=50021, dtype=torch.bfloat16)  # tiles of two units
+    PAIRS += [(DEEP, DEEP), (DEEP, replace(DEEP, targets=3, bias=True, depth=1601)), (replace(DEEP, depth=64), DEEP)]
 
 
 @pytest.mark.parametrize(("case_p", "case_q"), PAIRS, ids=str)

@@ -121,15 +121,19 @@ def replace_blocked(monkeypatch: pytest.MonkeyPatch, spoilt: Kernel) -> None:
     monkeypatch.setattr(kernels, "_kernel", lambda name: spoilt if name == "blocked" else honest(name))
 
 
-def off_by(nats: float) -> Kernel:
-    """The plain kernel with wrong targets' logits."""
+def off_by(nats: float, compared: bool = True) -> Kernel:
+    """The plain kernel with wrong targets' logits; without ``compared``, only if a model is scored alone."""
     plain = kernels._kernel("plain")
 
     def reduce(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
         part, at_target = plain.reduce(hidden, head, targets, share)
         return part, at_target + nats
 
-    return Kernel("blocked", reduce, plain.diverge)
+    def diverge(*sides: Any, **options: Any) -> Any:
+        part, at_q = plain.diverge(*sides, **options)
+        return part, at_q + nats
+
+    return Kernel("blocked", reduce, diverge if compared else plain.diverge)
 
 
 def misranking() -> Kernel:
@@ -207,6 +211,10 @@ BROKEN: dict[str, tuple[Callable[[], Kernel], str]] = {
     "off by 0.01 nats": (lambda: off_by(1e-2), "off by 0.01 nats on the probe"),
     "not a number": (lambda: off_by(float("nan")), "off by nan nats on the probe"),
     "a divergence that is off": (lambda: diverging_by(1e-2), "off by 0.01 nats on the probe"),
+    "other bits when compared": (
+        lambda: off_by(1e-5, compared=False),
+        "a model's scores differ between scoring and comparing it",
+    ),
     "ties the wrong way": (misranking, "wrong ranks on the probe"),
     "raises": (lambda: raising("no compiler here\nand a second line"), "RuntimeError: no compiler here"),
     "raises without a word": (lambda: raising(""), "RuntimeError"),

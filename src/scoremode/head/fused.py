@@ -1,14 +1,17 @@
 """Scores from hidden states in one pass over the head's weights, in Triton; logits are never stored.
 
 A program multiplies a block of rows with one tile of the vocabulary after the other, and reduces each tile while it is
-still in registers. It stores five numbers per row for a span of tiles; a second kernel joins the spans.
+still in registers. It stores five numbers per row for a span of tiles; a second kernel joins the spans. A divergence
+multiplies both models' rows in the same program, and stores three more numbers.
 
     hidden, weight ──write_target_logits──▶ the targets' logits
     hidden, weight, targets' logits ──reduce_spans──▶ (span, row) largest, where, total, weighted, before
                                     ──join_spans───▶ Partials
 
 Three things make the result the same bits on every run, however the rows are batched: spans depend only on the
-vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours.
+vocabulary, every sum has one fixed order, and a row's products never depend on its neighbours. A divergence needs
+smaller tiles than scores do. So both add up the same units of a tile in the same order, and divide the vocabulary into
+the same spans: a model has the same scores, to the bit, whether it is scored alone or compared.
 """
 
 from __future__ import annotations
@@ -24,11 +27,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
 from scoremode.head.divergence import DivergencePartials, empty_sums
 from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_spans, reduce_spans, write_target_logits
-from scoremode.head.matrix import Head
+from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.partials import Partials, empty_partials
 
 WORKSPACE = 48 << 20  # most bytes of partials per launch
-SHALLOW = 1536  # up to this depth two programs run per processor: one reduces its tile while the other multiplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,11 @@ class Tiles:
     stages: int
     span: int  # tiles that share one set of partials
     descriptors: bool  # the device has a copy engine for tiles (from Hopper on)
+    unit: int  # columns that are added up together: a whole tile, or half of one
+    copy_warps: bool = False  # extra warps copy tiles while the others multiply
+    short: int = 1  # tiles of the short spans at the end
     group: int = 16  # row blocks that go through the vocabulary together, so that its tiles stay in the L2 cache
-    singles: int = 12  # the last 1/singles of the tiles are spans of one tile: programs end at about the same time
+    shorts: int = 12  # the last 1/shorts of the vocabulary has short spans: programs end at about the same time
 
     def fits(self, *tensors: Tensor) -> bool:
         """Can the copy engine read these matrices? Their rows must start at multiples of 16 bytes."""
@@ -53,37 +58,43 @@ class Tiles:
 
 
 def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
+    """The tiles for one product, or for the two of a divergence: their units and spans are the same."""
     if weight.device.type != "cuda":  # Triton's interpreter
-        return Tiles(16, 32, 16, 4, 1, span=4, descriptors=True)
-    modern = torch.cuda.get_device_capability(weight.device) >= (9, 0)
+        one = Tiles(16, 32, 16, 4, 1, span=4, descriptors=True, unit=16)
+        return _halved(one) if two_products else one
+    capability = torch.cuda.get_device_capability(weight.device)
+    modern, hopper = capability >= (9, 0), capability[0] == 9  # copying warps were tried on Hopper only
     if weight.dtype == torch.float32:
-        return Tiles(64, 64, 32, 4, 2, span=16, descriptors=modern)
-    shallow = weight.shape[1] <= SHALLOW
-    if not modern:
-        return Tiles(64 if two_products else 128, 128, 32, 8, 3, span=16, descriptors=False)
-    if two_products:
-        return Tiles(128, 128, 64, 8, 4, span=32, descriptors=True, group=32 if shallow else 16, singles=24)
-    if shallow:
-        return Tiles(128, 128, 64, 4, 3, span=16, descriptors=True, group=32, singles=24)
-    return Tiles(128, 256, 64, 8, 3, span=8, descriptors=True)
+        return Tiles(64, 64, 32, 4, 2, span=16, descriptors=modern, unit=64)
+    if not modern:  # 64 rows with 4 warps are added up in the same order as 128 rows with 8
+        one = Tiles(128, 128, 32, 8, 3, span=16, descriptors=False, unit=128)
+        return replace(one, rows=64, warps=4) if two_products else one
+    if weight.shape[1] <= SHALLOW:  # two programs run per processor: one reduces its tile while the other multiplies
+        one = Tiles(128, 128, 64, 4, 3, span=32, descriptors=True, unit=128, copy_warps=hopper, group=32, shorts=24)
+        return replace(one, warps=8, stages=5, copy_warps=False) if two_products else one
+    one = Tiles(128, 256, 64, 8, 3, span=8, descriptors=True, unit=128, copy_warps=hopper)
+    return replace(_halved(one), stages=4) if two_products else one
+
+
+def _halved(tiles: Tiles) -> Tiles:
+    """Tiles of half the columns, with the same spans."""
+    return replace(tiles, columns=tiles.columns // 2, span=2 * tiles.span, short=2 * tiles.short)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How a vocabulary is divided: ``long`` spans of ``span`` tiles, then single tiles. Depends only on its width."""
+    """How a vocabulary is divided: ``long`` spans, then short ones. In columns, this depends only on its width."""
 
     tiles: int
     long: int
-    span: int
+    count: int
 
     @staticmethod
     def of(columns: int, tiles: Tiles) -> Spans:
-        count = -(-columns // tiles.columns)
-        return Spans(count, (count - count // tiles.singles) // tiles.span, tiles.span)
-
-    @property
-    def count(self) -> int:
-        return self.long + self.tiles - self.long * self.span
+        shorts = -(-columns // (tiles.columns * tiles.short))  # as if all spans were short
+        each = tiles.span // tiles.short
+        long = (shorts - shorts // tiles.shorts) // each
+        return Spans(-(-columns // tiles.columns), long, long + shorts - long * each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,23 +202,35 @@ def _reduce(side: KernelOperands, targets: Tensor, share: Share) -> tuple[Partia
         side.hidden.shape[1],
     )
     shape = (head.first_id, head.scale, head.softcap or 1.0, spans.tiles, spans.long, spans.count, k)
-    options = {"span": spans.span, "group": tiles.group, "one_target": k == 1, **side.shape_options()}
     launch: Any = reduce_spans[(row_blocks * spans.count,)]
     launch(
         *side.matrices(),
         *arguments,
         *side.strides(),
         *shape,
-        tile_rows=tiles.rows,
-        tile_columns=tiles.columns,
-        depth=tiles.depth,
+        unit=tiles.unit,
         descriptors=side.descriptors,
-        compare=not head.weight.is_cuda,  # Triton's interpreter cannot run GPU instructions
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-        **options,
+        **side.shape_options(),
+        **_launch_options(tiles, targets),
     )
     return _joined(floats, ints, head.first_id), at_target
+
+
+def _launch_options(tiles: Tiles, targets: Tensor) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    return {
+        "span": tiles.span,
+        "short": tiles.short,
+        "group": tiles.group,
+        "tile_rows": tiles.rows,
+        "tile_columns": tiles.columns,
+        "depth": tiles.depth,
+        "copy_warps": tiles.copy_warps,
+        "one_target": targets.shape[1] == 1,
+        "compare": not targets.is_cuda,  # Triton's interpreter cannot run GPU instructions
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
 
 
 def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
@@ -272,68 +295,78 @@ def _absent(targets: Tensor) -> Tensor:
     return torch.full(targets.shape, float("-inf"), device=targets.device)
 
 
-def _diverge(p: KernelOperands, q: KernelOperands) -> Tensor:
-    """The sums of the divergence of two heads, (5, n), in the order of ``DivergencePartials.sums``."""
-    n, device, tiles, columns = len(p.hidden), p.hidden.device, p.tiles, p.head.vocabulary
-    spans = Spans.of(columns, tiles)
-    floats = torch.empty(5, spans.count, n, dtype=torch.float32, device=device)
-    launch: Any = diverge_spans[(triton.cdiv(n, tiles.rows) * spans.count,)]
+def _diverge(p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share) -> tuple[DivergencePartials, Tensor]:
+    n, k = targets.shape
+    head, tiles, device = q.head, q.tiles, targets.device
+    spans = Spans.of(head.vocabulary, tiles)
+    row_blocks = triton.cdiv(n, tiles.rows)
+    touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
+    at_target = share(find_target_logits(q, targets, touched, spans))
+    floats = torch.empty(6, spans.count, n, dtype=torch.float32, device=device)
+    ints = torch.empty(1 + k, spans.count, n, dtype=torch.int32, device=device)
+    launch: Any = diverge_spans[(row_blocks * spans.count,)]
     launch(
         *p.matrices(),
         p.bias(),
         *q.matrices(),
         q.bias(),
+        targets,
+        at_target,
+        touched,
         floats,
+        ints,
         n,
-        columns,
+        head.vocabulary,
         p.hidden.shape[1],
         q.hidden.shape[1],
         *p.strides(),
         *q.strides(),
+        head.first_id,
         p.head.scale,
-        q.head.scale,
+        head.scale,
         p.head.softcap or 1.0,
-        q.head.softcap or 1.0,
+        head.softcap or 1.0,
         spans.tiles,
         spans.long,
         spans.count,
-        span=spans.span,
-        group=tiles.group,
-        tile_rows=tiles.rows,
-        tile_columns=tiles.columns,
-        depth=tiles.depth,
+        k,
         descriptors_p=p.descriptors,
         descriptors_q=q.descriptors,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
         **{f"{name}_p": value for name, value in p.shape_options().items()},
         **{f"{name}_q": value for name, value in q.shape_options().items()},
+        **_launch_options(tiles, targets),
     )
-    out = torch.empty(5, n, dtype=torch.float32, device=device)
+    sums = torch.empty(5, n, dtype=torch.float32, device=device)
     join: Any = join_divergences[(triton.cdiv(n, 32),)]
-    join(floats, out, n, spans.count, block_rows=32, block_spans=32, num_warps=4)
-    return out
+    join(floats, sums, n, spans.count, block_rows=32, block_spans=32, num_warps=4)
+    return DivergencePartials(_joined(floats[:3], ints, head.first_id), *sums), at_target
 
 
 def diverge_fused(
     hidden_p: Tensor, head_p: Head, hidden_q: Tensor, head_q: Head, targets: Tensor, share: Share = keep_own
 ) -> tuple[DivergencePartials, Tensor]:
-    """Partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge.
-
-    The kernel with two products divides the vocabulary into other tiles than the kernel with one, so its sums would
-    differ in the last bits. Therefore q is scored by the kernel with one product, and the kernel with two products
-    computes only the divergence.
-    """
-    own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
-    if hidden_p.dtype != head_p.weight.dtype or hidden_q.dtype != head_q.weight.dtype:
-        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
+    """Partials of the same slice of two heads, and the targets' logits of q. See kernels.Diverge."""
+    if not _fit_together((hidden_p, head_p), (hidden_q, head_q)):  # three products
+        own_q, at_q = reduce_fused(hidden_q, head_q, targets, share)
+        made, _ = diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets)
         return replace(made, q=own_q), at_q
-    if head_p.vocabulary == 0 or len(targets) == 0:
-        return DivergencePartials(own_q, *empty_sums(hidden_q, torch.float32)), at_q
-    tiles = tiles_for(head_p.weight if head_p.weight.dtype == torch.float32 else head_q.weight, two_products=True)
-    words = 5 * Spans.of(head_p.vocabulary, tiles).count
-    sums = [
-        _diverge(KernelOperands.of(hidden_p[rows], head_p, tiles), KernelOperands.of(hidden_q[rows], head_q, tiles))
-        for rows in launches(len(targets), words, tiles)
-    ]
-    return DivergencePartials(own_q, *torch.cat(sums, dim=1)), at_q
+    tiles = tiles_for(head_q.weight, two_products=True)
+    targets = targets.contiguous()
+    words = Spans.of(head_q.weight.shape[0], tiles).count * (7 + targets.shape[1])  # padded: equal on all ranks
+    parts, logits = [], []
+    for rows in launches(len(targets), words, tiles):
+        if head_q.vocabulary == 0 or len(targets) == 0:
+            own_q, at_target = empty_partials(hidden_q[rows], targets[rows]), share(_absent(targets[rows]))
+            part = DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32))
+        else:
+            p, q = (KernelOperands.of(h[rows], head, tiles) for h, head in ((hidden_p, head_p), (hidden_q, head_q)))
+            part, at_target = _diverge(p, q, targets[rows], share)
+        parts.append(part)
+        logits.append(at_target)
+    return DivergencePartials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
+
+
+def _fit_together(*sides: tuple[Tensor, Head]) -> bool:
+    """Can one kernel multiply both sides? Matrix units need equal dtypes, and float32 needs smaller tiles."""
+    equal = all(hidden.dtype == head.weight.dtype for hidden, head in sides)
+    return equal and len({hidden.dtype == torch.float32 for hidden, _ in sides}) == 1

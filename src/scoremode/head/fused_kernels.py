@@ -40,12 +40,13 @@ def _product(
     tile_columns: tl.constexpr,
     depth: tl.constexpr,
     descriptors: tl.constexpr,
+    copy_warps: tl.constexpr,
     precision: tl.constexpr,
 ):
     """A tile of ``hidden @ weight.T`` in float32. Elements outside the matrices count as 0."""
     acc = tl.zeros((tile_rows, tile_columns), tl.float32)
     if descriptors:
-        for step in range(0, tl.cdiv(width, depth)):
+        for step in tl.range(0, tl.cdiv(width, depth), warp_specialize=copy_warps):
             a = hidden.load([first_row, step * depth])
             b = weight.load([first_column, step * depth])
             if precision == "ieee":
@@ -229,11 +230,11 @@ def _place_and_counts(
 
 
 @triton.jit
-def _span(index, tiles, long_spans, span: tl.constexpr):
-    """(first tile, end tile) of a span: long spans come first, then single tiles."""
+def _span(index, tiles, long_spans, span: tl.constexpr, short: tl.constexpr):
+    """(first tile, end tile) of a span: those of ``span`` tiles come first, then those of ``short`` tiles."""
     long = index < long_spans
-    first = tl.where(long, index * span, long_spans * span + index - long_spans)
-    return first, tl.minimum(first + tl.where(long, span, 1), tiles)
+    first = tl.where(long, index * span, long_spans * span + (index - long_spans) * short)
+    return first, tl.minimum(first + tl.where(long, span, short), tiles)
 
 
 @triton.jit
@@ -244,6 +245,37 @@ def _place(program, row_blocks, spans, group: tl.constexpr):
     size = tl.minimum(row_blocks - first, group)
     rest = program % in_group
     return first + rest % size, rest // size
+
+
+@triton.jit
+def _exponentials(x, unit_largest, largest):
+    """(New largest logit, old c - new c, z, exp₂(z)) for a unit of logits, and the largest logit before it."""
+    new = tl.maximum(largest, unit_largest)
+    c = tl.ceil(new * LOG2_E)
+    z = tl.fma(x, LOG2_E, -c[:, None])
+    return new, tl.ceil(largest * LOG2_E) - c, z, tl.exp2(z)
+
+
+@triton.jit
+def _add_unit(x, unit_largest, largest, total, weighted):
+    """Add a unit of logits to the sums of a span: (largest, total, weighted, and ``drop`` and z of the unit).
+
+    ``reduce_spans`` and ``diverge_spans`` both add unit by unit, in the order of the ids. So a model has the same
+    scores, to the bit, whether it is scored alone or compared.
+    """
+    largest, drop, z, e = _exponentials(x, unit_largest, largest)
+    moved = tl.exp2(drop)
+    weighted = moved * (weighted + drop * total) + tl.sum(e * z, 1)
+    total = moved * total + tl.sum(e, 1)
+    return largest, total, weighted, drop, z
+
+
+@triton.jit
+def _halves(x):
+    """The left and the right half of a tile."""
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    return tl.split(tl.permute(tl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
 
 
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -329,10 +361,13 @@ def reduce_spans(
     spans,
     k,
     span: tl.constexpr,
+    short: tl.constexpr,
     group: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     depth: tl.constexpr,
+    unit: tl.constexpr,
+    copy_warps: tl.constexpr,
     one_target: tl.constexpr,
     has_bias: tl.constexpr,
     has_scale: tl.constexpr,
@@ -342,7 +377,7 @@ def reduce_spans(
     compare: tl.constexpr,
 ):
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
-    first_tile, end_tile = _span(span_index, tiles, long_spans, span)
+    first_tile, end_tile = _span(span_index, tiles, long_spans, span, short)
     row = row_block * tile_rows + tl.arange(0, tile_rows)
     real_row = row < rows
     at = span_index.to(tl.int64) * rows + row  # where this span's numbers are stored
@@ -370,11 +405,17 @@ def reduce_spans(
             tile_columns,
             depth,
             descriptors,
+            copy_warps,
             precision,
         )
         x = _to_logits(x, bias, first_column, columns, scale, cap, has_bias, has_scale, has_cap)
         has_target = tl.load(touched + row_block * tiles + tile) != 0
-        tile_largest = tl.max(x, 1)
+        if unit == tile_columns:
+            tile_largest = tl.max(x, 1)
+        else:
+            left, right = _halves(x)
+            left_largest, right_largest = tl.max(left, 1), tl.max(right, 1)
+            tile_largest = tl.maximum(left_largest, right_largest)
         if one_target:
             tile_where, count = _place_and_count(x, tile_largest, value, target, first_column, has_target, compare)
             before += count
@@ -385,14 +426,11 @@ def reduce_spans(
                 has_target, tile == first_tile, plane, compare,
             )  # fmt: skip
         where = tl.where(tile_largest > largest, tile_where, where)
-        new = tl.maximum(largest, tile_largest)
-        c_old, c = tl.ceil(largest * LOG2_E), tl.ceil(new * LOG2_E)
-        z = tl.fma(x, LOG2_E, -c[:, None])
-        p = tl.exp2(z)
-        moved = tl.exp2(c_old - c)
-        weighted = moved * (weighted + (c_old - c) * total) + tl.sum(p * z, 1)
-        total = moved * total + tl.sum(p, 1)
-        largest = new
+        if unit == tile_columns:
+            largest, total, weighted, _, _ = _add_unit(x, tile_largest, largest, total, weighted)
+        else:
+            largest, total, weighted, _, _ = _add_unit(left, left_largest, largest, total, weighted)
+            largest, total, weighted, _, _ = _add_unit(right, right_largest, largest, total, weighted)
     tl.store(floats + at, largest, mask=real_row)
     tl.store(floats + plane + at, total, mask=real_row)
     tl.store(floats + 2 * plane + at, weighted, mask=real_row)
@@ -409,7 +447,11 @@ def diverge_spans(
     hidden_q,
     weight_q,
     bias_q,
+    targets,
+    at_target,
+    touched,
     floats,
+    ints,
     rows,
     columns,
     width_p,
@@ -418,6 +460,7 @@ def diverge_spans(
     weight_stride_p,
     hidden_stride_q,
     weight_stride_q,
+    first_id,
     scale_p,
     scale_q,
     cap_p,
@@ -425,11 +468,15 @@ def diverge_spans(
     tiles,
     long_spans,
     spans,
+    k,
     span: tl.constexpr,
+    short: tl.constexpr,
     group: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     depth: tl.constexpr,
+    copy_warps: tl.constexpr,
+    one_target: tl.constexpr,
     has_bias_p: tl.constexpr,
     has_bias_q: tl.constexpr,
     has_scale_p: tl.constexpr,
@@ -440,13 +487,14 @@ def diverge_spans(
     descriptors_q: tl.constexpr,
     precision_p: tl.constexpr,
     precision_q: tl.constexpr,
+    compare: tl.constexpr,
 ):
-    """For two heads at once: largest logits, Σ exp₂(z) of both, and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
+    """As ``reduce_spans`` for q, with p's largest logit, Σ exp₂(z_p), and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
 
-    ``reduce_spans`` scores the targets.
+    A tile is one unit.
     """
     row_block, span_index = _place(tl.program_id(0), tl.cdiv(rows, tile_rows), spans, group)
-    first_tile, end_tile = _span(span_index, tiles, long_spans, span)
+    first_tile, end_tile = _span(span_index, tiles, long_spans, span, short)
     row = row_block * tile_rows + tl.arange(0, tile_rows)
     real_row = row < rows
     at = span_index.to(tl.int64) * rows + row
@@ -455,41 +503,57 @@ def diverge_spans(
     largest_q = tl.full((tile_rows,), 2.0 * MASKED, tl.float32)
     total_p = tl.zeros((tile_rows,), tl.float32)
     total_q = tl.zeros((tile_rows,), tl.float32)
+    weighted_q = tl.zeros((tile_rows,), tl.float32)
     cross = tl.zeros((tile_rows,), tl.float32)
+    where = tl.zeros((tile_rows,), tl.int32)
+    before = tl.zeros((tile_rows,), tl.int32)
+    if one_target:
+        target, value = _target(targets, at_target, row, real_row, columns, first_id, 0, k)
     for tile in range(first_tile, end_tile):
         first_column = tile * tile_columns
         first_row = row_block * tile_rows
         x_p = _product(
             hidden_p, weight_p, first_row, first_column, rows, columns, width_p, hidden_stride_p, weight_stride_p,
-            tile_rows, tile_columns, depth, descriptors_p, precision_p,
+            tile_rows, tile_columns, depth, descriptors_p, copy_warps, precision_p,
         )  # fmt: skip
         x_q = _product(
             hidden_q, weight_q, first_row, first_column, rows, columns, width_q, hidden_stride_q, weight_stride_q,
-            tile_rows, tile_columns, depth, descriptors_q, precision_q,
+            tile_rows, tile_columns, depth, descriptors_q, copy_warps, precision_q,
         )  # fmt: skip
         x_p = _to_logits(x_p, bias_p, first_column, columns, scale_p, cap_p, has_bias_p, has_scale_p, has_cap_p)
         x_q = _to_logits(x_q, bias_q, first_column, columns, scale_q, cap_q, has_bias_q, has_scale_q, has_cap_q)
-        new_p, new_q = tl.maximum(largest_p, tl.max(x_p, 1)), tl.maximum(largest_q, tl.max(x_q, 1))
-        c_p, c_q = tl.ceil(new_p * LOG2_E), tl.ceil(new_q * LOG2_E)
-        drop_p, drop_q = tl.ceil(largest_p * LOG2_E) - c_p, tl.ceil(largest_q * LOG2_E) - c_q
-        z_p, z_q = tl.fma(x_p, LOG2_E, -c_p[:, None]), tl.fma(x_q, LOG2_E, -c_q[:, None])
-        e_p, e_q = tl.exp2(z_p), tl.exp2(z_q)
+        has_target = tl.load(touched + row_block * tiles + tile) != 0
+        top_p, top_q = tl.max(x_p, 1), tl.max(x_q, 1)
+        if one_target:
+            tile_where, count = _place_and_count(x_q, top_q, value, target, first_column, has_target, compare)
+            before += count
+        else:
+            tile_where = _place_and_counts(
+                x_q, top_q, targets, at_target, ints + plane + at, row, real_row,
+                columns, first_id, k, first_column,
+                has_target, tile == first_tile, plane, compare,
+            )  # fmt: skip
+        where = tl.where(top_q > largest_q, tile_where, where)
+        largest_q, total_q, weighted_q, drop_q, z_q = _add_unit(x_q, top_q, largest_q, total_q, weighted_q)
+        largest_p, drop_p, z_p, e_p = _exponentials(x_p, top_p, largest_p)
         apart = z_p - z_q
         if has_bias_q:  # an id that only q forbids makes KL infinite; an id that p forbids adds 0
             apart = tl.where(x_q <= MASKED, float("inf"), apart)
             terms = tl.where((e_p > 0.0) & (x_p > MASKED), e_p * apart, 0.0)
         else:
             terms = e_p * apart
-        moved_p, moved_q = tl.exp2(drop_p), tl.exp2(drop_q)
+        moved_p = tl.exp2(drop_p)
         cross = tl.where(moved_p > 0.0, moved_p * (cross + (drop_p - drop_q) * total_p), 0.0) + tl.sum(terms, 1)
         total_p = moved_p * total_p + tl.sum(e_p, 1)
-        total_q = moved_q * total_q + tl.sum(e_q, 1)
-        largest_p, largest_q = new_p, new_q
-    tl.store(floats + at, largest_p, mask=real_row)
-    tl.store(floats + plane + at, largest_q, mask=real_row)
-    tl.store(floats + 2 * plane + at, total_p, mask=real_row)
-    tl.store(floats + 3 * plane + at, total_q, mask=real_row)
-    tl.store(floats + 4 * plane + at, cross, mask=real_row)
+    tl.store(floats + at, largest_q, mask=real_row)
+    tl.store(floats + plane + at, total_q, mask=real_row)
+    tl.store(floats + 2 * plane + at, weighted_q, mask=real_row)
+    tl.store(floats + 3 * plane + at, largest_p, mask=real_row)
+    tl.store(floats + 4 * plane + at, total_p, mask=real_row)
+    tl.store(floats + 5 * plane + at, cross, mask=real_row)
+    tl.store(ints + at, where, mask=real_row)
+    if one_target:
+        tl.store(ints + plane + at, before, mask=real_row)
 
 
 @triton.jit
@@ -587,8 +651,8 @@ def join_divergences(
     best_q = tl.full((block_rows,), float("-inf"), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        best_p = tl.maximum(best_p, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
-        best_q = tl.maximum(best_q, tl.max(tl.load(floats + plane + at, mask=real, other=float("-inf")), 0))
+        best_p = tl.maximum(best_p, tl.max(tl.load(floats + 3 * plane + at, mask=real, other=float("-inf")), 0))
+        best_q = tl.maximum(best_q, tl.max(tl.load(floats + at, mask=real, other=float("-inf")), 0))
     highest_p, highest_q = tl.maximum(best_p, MASKED), tl.maximum(best_q, MASKED)
     c_p, c_q = tl.ceil(highest_p * LOG2_E), tl.ceil(highest_q * LOG2_E)
     cross = tl.zeros((block_rows,), tl.float32)
@@ -596,11 +660,11 @@ def join_divergences(
     total_q = tl.zeros((block_rows,), tl.float32)
     for begin in range(0, spans, block_spans):
         at, real = _lines(begin + index, spans, row, rows)
-        drop_p = tl.ceil(tl.load(floats + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
-        drop_q = tl.ceil(tl.load(floats + plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
-        own_p = tl.load(floats + 2 * plane + at, mask=real, other=0.0)
-        own_q = tl.load(floats + 3 * plane + at, mask=real, other=0.0)
-        own_cross = tl.load(floats + 4 * plane + at, mask=real, other=0.0)
+        drop_p = tl.ceil(tl.load(floats + 3 * plane + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_p[None, :]
+        drop_q = tl.ceil(tl.load(floats + at, mask=real, other=2.0 * MASKED) * LOG2_E) - c_q[None, :]
+        own_p = tl.load(floats + 4 * plane + at, mask=real, other=0.0)
+        own_q = tl.load(floats + plane + at, mask=real, other=0.0)
+        own_cross = tl.load(floats + 5 * plane + at, mask=real, other=0.0)
         share = tl.exp2(drop_p)
         moved = share * (own_cross + (drop_p - drop_q) * own_p)
         cross += tl.sum(tl.where(share > 0.0, moved, 0.0), 0)

@@ -19,7 +19,7 @@ from scoremode.head.budget import check_kernel_name
 from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
 from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.divergence import Divergence, DivergencePartials, define_divergence, finish_divergence
-from scoremode.head.matrix import Head
+from scoremode.head.matrix import SHALLOW, Head
 from scoremode.head.partials import Partials, finish
 from scoremode.head.precision import full_float32
 
@@ -168,12 +168,14 @@ class HeadKind:
     has_scale: bool
     softcap: float | None
     aligned: bool  # rows start at multiples of 16 bytes
+    shallow: bool = True
 
 
 def _kind(head: Head) -> HeadKind:
     weight = head.weight
     aligned = weight.stride(0) * weight.element_size() % 16 == 0 and weight.data_ptr() % 16 == 0
-    return HeadKind(weight.device, weight.dtype, head.bias is not None, head.scale != 1.0, head.softcap, aligned)
+    shaped = (head.bias is not None, head.scale != 1.0, head.softcap)
+    return HeadKind(weight.device, weight.dtype, *shaped, aligned, weight.shape[1] <= SHALLOW)
 
 
 PROBE_ROWS, PROBE_VOCABULARY = 37, 5003
@@ -208,7 +210,11 @@ def _wrong_divergence(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None
     found = kernel.divergence(hidden, head, other_hidden, other_head, targets)
     truth = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets)
     gap = float((found.kl - truth.kl).abs().max())
-    return _difference(found.q, truth.q, exact=_is_exact(kind, make), gap=gap)
+    problem = _difference(found.q, truth.q, exact=_is_exact(kind, make), gap=gap)
+    alone = kernel.score(other_hidden, other_head, targets)
+    if problem is None and not all(torch.equal(getattr(found.q, n), getattr(alone, n)) for n in Columns.__slots__):
+        return "a model's scores differ between scoring and comparing it"
+    return problem
 
 
 def _is_exact(kind: HeadKind, make: Probe) -> bool:
@@ -243,13 +249,15 @@ def probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
 def fine_probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
     """As ``probe``, with numbers that use every bit of their dtype: detects TF32 or bfloat16 in place of float32."""
     random = torch.Generator().manual_seed(seed)
-    return _made_of(kind, lambda *shape: torch.randn(shape, generator=random), random, weight_size=0.5)
+    return _made_of(
+        kind, lambda *shape: torch.randn(shape, generator=random), random, weight_size=0.5 if kind.shallow else 0.1
+    )
 
 
 def _made_of(
     kind: HeadKind, numbers: Callable[..., Tensor], random: torch.Generator, weight_size: float
 ) -> tuple[Tensor, Head, Tensor]:
-    depth = 64 if kind.aligned else 61
+    depth = (64 if kind.shallow else SHALLOW + 64) - (0 if kind.aligned else 3)
     bias = numbers(PROBE_VOCABULARY) if kind.has_bias else None
     head = Head(
         (numbers(PROBE_VOCABULARY, depth) * weight_size).to(kind.device, kind.dtype),

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from scoremode.head.precision import full_float32
 
+SHALLOW = 1536  # up to this width, reducing a tile of logits takes about as long as computing it
+
 
 @dataclass(frozen=True, slots=True)
 class Head:

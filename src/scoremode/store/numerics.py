@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NUMERICS = 1
+NUMERICS = 2
 """Part of every run's identity: a stored run is reused only if this number is the same.
 
 Increase it with every change after which the same model, text, settings and library versions may give a different
