@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.heads import HeadFile, heads_folder
-from scoremode.engines.tensors import from_raw
+from scoremode.engines.tensors import from_raw, send
 from scoremode.head.matrix import Head
 from scoremode.store.reference import Reference
 from scoremode.values import Ints, Raw
@@ -42,7 +42,7 @@ class StoredStates:
         """States of these rows of the reference (n, d): consecutive rows are read together."""
         cuts = np.flatnonzero(np.diff(which) != 1) + 1
         runs = [self._stored.rows(int(run[0]), len(run)) for run in np.split(which, cuts) if len(run)]
-        return from_raw(np.concatenate(runs), self._stored.dtype).to(device)
+        return send(from_raw(np.concatenate(runs), self._stored.dtype), device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head:
         """Cached, because the ids are always the same."""
@@ -71,7 +71,7 @@ class SentStates:
         self._head: Head | None = None
 
     def rows(self, which: Raw, device: torch.device) -> Tensor:
-        return from_raw(which, self._dtype).to(device)
+        return send(from_raw(which, self._dtype), device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
         if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
