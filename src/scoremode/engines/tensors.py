@@ -33,11 +33,6 @@ def from_raw(raw: Raw, dtype: str) -> Tensor:
     return x.view(torch.bfloat16) if dtype == "bfloat16" else x
 
 
-def send(x: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, from pinned memory: the host does not wait for the work that the device still has."""
-    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
-
-
 def store_head(head: Head) -> StoredHead:
     dtype, bias_dtype = (str(t.dtype).removeprefix("torch.") for t in (head.weight, head.weight))
     bias = None
@@ -71,7 +66,7 @@ class Against:
     def states(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's hidden states for the rows of these windows, concatenated."""
         raw = [self.baseline.states(index, window) for index, window in windows]
-        return torch.cat([send(from_raw(own, self.baseline.dtype), self.device) for own in raw])
+        return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
 
 
 def require_one_vocabulary(baseline: int, candidate: int) -> None:

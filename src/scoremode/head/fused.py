@@ -45,7 +45,6 @@ class Tiles:
     span: int  # tiles that share one set of partials
     descriptors: bool  # the device has a copy engine for tiles (from Hopper on)
     unit: int  # columns that are added up together: a whole tile, or half of one
-    copy_warps: bool = False  # extra warps copy tiles while the others multiply
     short: int = 1  # tiles of the short spans at the end
     group: int = 16  # row blocks that go through the vocabulary together, so that its tiles stay in the L2 cache
     shorts: int = 12  # the last 1/shorts of the vocabulary has short spans: programs end at about the same time
@@ -62,17 +61,16 @@ def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
     if weight.device.type != "cuda":  # Triton's interpreter
         one = Tiles(16, 32, 16, 4, 1, span=4, descriptors=True, unit=16)
         return _halved(one) if two_products else one
-    capability = torch.cuda.get_device_capability(weight.device)
-    modern, hopper = capability >= (9, 0), capability[0] == 9  # copying warps were tried on Hopper only
+    modern = torch.cuda.get_device_capability(weight.device) >= (9, 0)
     if weight.dtype == torch.float32:
         return Tiles(64, 64, 32, 4, 2, span=16, descriptors=modern, unit=64)
     if not modern:  # 64 rows with 4 warps are added up in the same order as 128 rows with 8
         one = Tiles(128, 128, 32, 8, 3, span=16, descriptors=False, unit=128)
         return replace(one, rows=64, warps=4) if two_products else one
     if weight.shape[1] <= SHALLOW:  # two programs run per processor: one reduces its tile while the other multiplies
-        one = Tiles(128, 128, 64, 4, 3, span=32, descriptors=True, unit=128, copy_warps=hopper, group=32, shorts=24)
-        return replace(one, warps=8, stages=5, copy_warps=False) if two_products else one
-    one = Tiles(128, 256, 64, 8, 3, span=8, descriptors=True, unit=128, copy_warps=hopper)
+        one = Tiles(128, 128, 64, 4, 3, span=16, descriptors=True, unit=128, group=32, shorts=24)
+        return replace(one, warps=8, stages=4) if two_products else one
+    one = Tiles(128, 256, 64, 8, 3, span=8, descriptors=True, unit=128)
     return replace(_halved(one), stages=4) if two_products else one
 
 
@@ -225,7 +223,6 @@ def _launch_options(tiles: Tiles, targets: Tensor) -> dict[str, Any]:
         "tile_rows": tiles.rows,
         "tile_columns": tiles.columns,
         "depth": tiles.depth,
-        "copy_warps": tiles.copy_warps,
         "one_target": targets.shape[1] == 1,
         "compare": not targets.is_cuda,  # Triton's interpreter cannot run GPU instructions
         "num_warps": tiles.warps,

@@ -40,13 +40,12 @@ def _product(
     tile_columns: tl.constexpr,
     depth: tl.constexpr,
     descriptors: tl.constexpr,
-    copy_warps: tl.constexpr,
     precision: tl.constexpr,
 ):
     """A tile of ``hidden @ weight.T`` in float32. Elements outside the matrices count as 0."""
     acc = tl.zeros((tile_rows, tile_columns), tl.float32)
     if descriptors:
-        for step in tl.range(0, tl.cdiv(width, depth), warp_specialize=copy_warps):
+        for step in range(0, tl.cdiv(width, depth)):
             a = hidden.load([first_row, step * depth])
             b = weight.load([first_column, step * depth])
             if precision == "ieee":
@@ -367,7 +366,6 @@ def reduce_spans(
     tile_columns: tl.constexpr,
     depth: tl.constexpr,
     unit: tl.constexpr,
-    copy_warps: tl.constexpr,
     one_target: tl.constexpr,
     has_bias: tl.constexpr,
     has_scale: tl.constexpr,
@@ -405,7 +403,6 @@ def reduce_spans(
             tile_columns,
             depth,
             descriptors,
-            copy_warps,
             precision,
         )
         x = _to_logits(x, bias, first_column, columns, scale, cap, has_bias, has_scale, has_cap)
@@ -475,7 +472,6 @@ def diverge_spans(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     depth: tl.constexpr,
-    copy_warps: tl.constexpr,
     one_target: tl.constexpr,
     has_bias_p: tl.constexpr,
     has_bias_q: tl.constexpr,
@@ -514,11 +510,11 @@ def diverge_spans(
         first_row = row_block * tile_rows
         x_p = _product(
             hidden_p, weight_p, first_row, first_column, rows, columns, width_p, hidden_stride_p, weight_stride_p,
-            tile_rows, tile_columns, depth, descriptors_p, copy_warps, precision_p,
+            tile_rows, tile_columns, depth, descriptors_p, precision_p,
         )  # fmt: skip
         x_q = _product(
             hidden_q, weight_q, first_row, first_column, rows, columns, width_q, hidden_stride_q, weight_stride_q,
-            tile_rows, tile_columns, depth, descriptors_q, copy_warps, precision_q,
+            tile_rows, tile_columns, depth, descriptors_q, precision_q,
         )  # fmt: skip
         x_p = _to_logits(x_p, bias_p, first_column, columns, scale_p, cap_p, has_bias_p, has_scale_p, has_cap_p)
         x_q = _to_logits(x_q, bias_q, first_column, columns, scale_q, cap_q, has_bias_q, has_scale_q, has_cap_q)

@@ -43,9 +43,17 @@ def bytes_of(rows: Raw) -> memoryview:
     return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
 
 
-def read_rows(folder: Path, layout: ShardLayout, first: int, count: int, elsewhere: ReadElsewhere | None = None) -> Raw:
-    """Rows as a new array. They are read, not mapped: truncating a mapped file would kill the process."""
-    rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype])
+def read_rows(
+    folder: Path,
+    layout: ShardLayout,
+    first: int,
+    count: int,
+    elsewhere: ReadElsewhere | None = None,
+    *,
+    into: Raw | None = None,
+) -> Raw:
+    """Rows as a new array, or in the one given. They are read, not mapped: truncating a mapped file would kill us."""
+    rows = np.empty((count, layout.width), RAW_DTYPES[layout.dtype]) if into is None else into
     for shard, offset, before, n in layout.pieces(first, count):
         path = folder / shard_name(shard)
         if elsewhere is not None and not path.exists():
@@ -169,11 +177,11 @@ class Reference:
         cap = self.manifest["head"]["softcap"]
         return None if cap is None else float(cap)
 
-    def rows(self, first: int, count: int) -> Raw:
-        """The raw states (count, width) of consecutive targets, as a new array."""
+    def rows(self, first: int, count: int, into: Raw | None = None) -> Raw:
+        """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
-        return read_rows(self.folder, self.layout, first, count, self.read_elsewhere)
+        return read_rows(self.folder, self.layout, first, count, self.read_elsewhere, into=into)
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.

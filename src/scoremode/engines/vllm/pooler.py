@@ -18,7 +18,6 @@ from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
 from scoremode.engines.lines import KL_WORDS, width
-from scoremode.engines.tensors import send
 from scoremode.engines.vllm.ranks import (
     across_ranks,
     any_rank,
@@ -144,9 +143,8 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         """Lines for the rows of parts of one kind, concatenated: int32 (rows, words)."""
         kind = parts[0].kind
         rows = np.concatenate([p.index for p in parts])
-        index = send(torch.from_numpy(rows), hidden_states.device)
-        ids = np.concatenate([p.targets for p in parts]).astype(np.int64)
-        targets = send(torch.from_numpy(ids), hidden_states.device)
+        index = to_device(rows, hidden_states.device)
+        targets = to_device(np.concatenate([p.targets for p in parts]).astype(np.int64), hidden_states.device)
         stored = np.concatenate([p.baseline_rows for p in parts])
         if len(rows) == 0:
             return torch.empty(0, self._words(kind, hidden_states), dtype=torch.int32, device=hidden_states.device)
@@ -370,6 +368,13 @@ def keep(kept: list[Any], part: Part, lines: Tensor) -> Tensor | None:
             break
         run.append((first, old))
     return torch.cat([piece for _, piece in reversed(run)]) if len(run) > 1 else lines
+
+
+def to_device(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)  # pinned memory, so that the host does not wait
 
 
 def bits(floats: Tensor) -> Tensor:

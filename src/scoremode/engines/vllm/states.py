@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.heads import HeadFile, heads_folder
-from scoremode.engines.tensors import from_raw, send
+from scoremode.engines.tensors import from_raw
 from scoremode.head.matrix import Head
 from scoremode.store.reference import Reference
+from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import Ints, Raw
 
 logger = logging.getLogger("vllm.scoremode")
@@ -30,6 +32,39 @@ class Baseline(Protocol):
         """The ids ``first_id … first_id + width`` of the head; None if it cannot be loaded."""
 
 
+class PinnedBuffers:
+    """Two buffers, used in turn, from which states go to a device while it still computes the layers.
+
+    A copy from other memory would wait for the layers, and pinning new memory for each batch would take as long.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._sent: list[Any] = [None] * 2  # when the copy from each buffer is done
+        self._turn = 0
+
+    def rows(self, count: int, width: int, dtype: str, device: torch.device) -> Raw:
+        """Room for raw states (count, width), to be filled and then sent."""
+        raw = RAW_DTYPES[dtype]
+        if device.type != "cuda":
+            return np.empty((count, width), raw)
+        self._turn = 1 - self._turn
+        if self._sent[self._turn] is not None:
+            self._sent[self._turn].synchronize()
+        size = count * width * raw.itemsize
+        if self._buffers[self._turn].numel() < size:
+            self._buffers[self._turn] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        room: Raw = self._buffers[self._turn][:size].numpy().view(raw).reshape(count, width)
+        return room
+
+    def send(self, rows: Raw, dtype: str, device: torch.device) -> Tensor:
+        """The filled rows on the device."""
+        found = from_raw(rows, dtype).to(device, non_blocking=True)
+        if device.type == "cuda":
+            self._sent[self._turn] = torch.cuda.current_stream(device).record_event()
+        return found
+
+
 class StoredStates:
     """A reference in a folder: rows by their numbers."""
 
@@ -37,12 +72,17 @@ class StoredStates:
         self.name = folder
         self._stored = Reference.open(folder, verify=False)  # already verified before its path is sent to a worker
         self._head: Head | None = None
+        self._buffers = PinnedBuffers()
 
     def rows(self, which: Ints, device: torch.device) -> Tensor:
         """States of these rows of the reference (n, d): consecutive rows are read together."""
-        cuts = np.flatnonzero(np.diff(which) != 1) + 1
-        runs = [self._stored.rows(int(run[0]), len(run)) for run in np.split(which, cuts) if len(run)]
-        return send(from_raw(np.concatenate(runs), self._stored.dtype), device)
+        stored = self._stored
+        rows = self._buffers.rows(len(which), stored.width, stored.dtype, device)
+        cuts = [0, *(np.flatnonzero(np.diff(which) != 1) + 1).tolist(), len(which)]
+        for begin, end in pairwise(cuts):
+            if begin < end:
+                stored.rows(int(which[begin]), end - begin, into=rows[begin:end])
+        return self._buffers.send(rows, stored.dtype, device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head:
         """Cached, because the ids are always the same."""
@@ -69,9 +109,12 @@ class SentStates:
     def __init__(self, digest: str, dtype: str) -> None:
         self.name, self._digest, self._dtype = f"{digest} {dtype}", digest, dtype
         self._head: Head | None = None
+        self._buffers = PinnedBuffers()
 
     def rows(self, which: Raw, device: torch.device) -> Tensor:
-        return send(from_raw(which, self._dtype), device)
+        rows = self._buffers.rows(*which.shape, self._dtype, device)
+        rows[:] = which
+        return self._buffers.send(rows, self._dtype, device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
         if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
