@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.text.tokenizers_at_hand import KINDS, wrapped
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from scoremode.text.token_text import joined, owned, spelled
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from tests.text.tokenizers_at_hand import KINDS, wrapped
 
 PIECES = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁upon", "upon", "Once", "▁Once", "▁a", "a"]
 TEXT = "Once upon a 東 time"
