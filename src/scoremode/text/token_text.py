@@ -30,6 +30,11 @@ def spelled(piece: bytes) -> str:
         return _LONE.sub(lambda lone: f"<0x{ord(lone[0]) - 0xDC00:02X}>", piece.decode("utf-8", "surrogateescape"))
 
 
+def unnamed(token: int) -> str:
+    """The text of an id that the tokenizer does not have, as in a head that is larger than the vocabulary."""
+    return f"<id {token}>"
+
+
 def _bytes_of(text: str) -> bytes:
     escaped = _NAMES.sub(lambda name: chr(0xDC00 + int(name[1], 16)), text)
     return escaped.encode("utf-8", "surrogateescape")

@@ -23,7 +23,7 @@ import numpy as np
 from scoremode.errors import CorpusError, ModelError
 from scoremode.text import memory
 from scoremode.text.corpus import Message
-from scoremode.text.token_text import spelled
+from scoremode.text.token_text import spelled, unnamed
 from scoremode.values import Ids, Ints
 
 
@@ -190,7 +190,7 @@ class HuggingFaceTokenizer:
 
     def token_text(self, token: int) -> str:
         name = self.hf.convert_ids_to_tokens(token)
-        return f"<id {token}>" if name is None else spelled(self._piece(token, name))
+        return unnamed(token) if name is None else spelled(self._piece(token, name))
 
     def _piece(self, token: int, name: str) -> bytes:
         """The bytes of a token. The name of one that was added to the vocabulary is plain text."""
@@ -239,7 +239,7 @@ class ByteTokenizer:
         return [bytes([value]) for value in range(256)]
 
     def token_text(self, token: int) -> str:
-        return spelled(bytes([token]))
+        return spelled(bytes([token])) if token < 256 else unnamed(token)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
