@@ -151,6 +151,32 @@ def test_a_context_is_computed_once_for_its_choices(tiny: Path) -> None:
     assert isinstance(engine.model, torch.nn.Module)
 
 
+def test_choices_that_lost_different_parts_of_their_context_fill_batches(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They begin with different tokens, so there is no prompt to share, and they go with windows of other questions."""
+    lm = ours(tiny, max_length=24)
+    choices = [" dog", " lazy dogs", " mind the quick brown fox", " a"]
+    pairs = [
+        (f"{i} " + "The quick brown fox jumps over the lazy dog. " * 4, choice) for i in range(8) for choice in choices
+    ]
+    requests = instances(pairs)
+    engine = lm.engine(24)
+    passes: list[tuple[int, ...]] = []
+    hidden = engine._hidden
+
+    def counted(ids: Any, *rest: Any) -> Any:
+        passes.append(tuple(ids.shape))
+        return hidden(ids, *rest)
+
+    monkeypatch.setattr(engine, "_hidden", counted)
+    found = lm.loglikelihood(requests, disable_tqdm=True)
+    assert len(passes) <= 4, passes
+    theirs = harness_model(tiny, max_length=24).loglikelihood(requests, disable_tqdm=True)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs]
+    assert [one for one, _ in found] == pytest.approx([one for one, _ in theirs], abs=20 * PER_TOKEN)
+
+
 def test_the_score_of_every_token_is_kept(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow.parquet as pq
 

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
+import scoremode as sm
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
-from scoremode.statistics.estimate import as_json, exponential, ratio
+from scoremode.statistics.estimate import GroupSums, as_json, exponential, ratio
 from scoremode.statistics.run import all_metrics, llamacpp_stderr
 from scoremode.store.scores import Scores
 from scoremode.text.tokens import Tokens
@@ -153,3 +154,44 @@ def test_an_estimate_prints_with_its_error() -> None:
     assert repr(Estimate(12.5, 0.25, 10, 2)) == "12.5 ± 0.25"
     assert repr(Estimate(12.5, None, 10, 1)) == "12.5 ± ?"
     assert float(Estimate(12.5, None, 10, 1)) == 12.5
+
+
+# ── columns without a spread ─────────────────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("value", [math.log(256), 0.1, 12345.678])
+def test_millions_of_equal_values_have_exactly_that_mean_and_no_error(value: float) -> None:
+    """Added one by one in float64, their rounding errors would differ from group to group and look like a spread."""
+    groups = np.repeat(np.arange(7), [300_000, 1, 299_999, 400_000, 3, 500_001, 77_777])
+    sums = GroupSums(7)
+    for begin in range(0, len(groups), 1 << 14):
+        here = groups[begin : begin + (1 << 14)]
+        sums.add(here, np.full(len(here), value), np.ones(len(here)))
+    found = sums.estimate()
+    assert found.stderr == 0.0
+    assert found.low == found.value == found.high == value
+    weights = 1 / (1.0 + groups)
+    assert ratio(value * weights, weights, groups).stderr == 0.0
+
+
+def test_sums_do_not_depend_on_the_size_of_the_blocks() -> None:
+    random = np.random.default_rng(3)
+    groups = np.sort(random.integers(0, 9, 5000))
+    values = random.exponential(2.0, 5000) * 10 ** random.uniform(-9, 9, 5000)
+    whole = ratio(values, np.ones(5000), groups)
+    sums = GroupSums(9)
+    for begin in range(0, 5000, 617):
+        part = slice(begin, begin + 617)
+        sums.add(groups[part], values[part], np.ones(len(values[part])))
+    assert sums.estimate() == whole
+    assert whole.value == pytest.approx(math.fsum(values) / 5000, rel=1e-15)
+    assert whole.stderr == pytest.approx(ratio(values[::-1], np.ones(5000), groups[::-1]).stderr, rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["sliding-once", "hf-stride"])
+def test_a_uniform_table_has_exactly_8_bits_per_byte(method: str) -> None:
+    """Also where a stretch of the text begins inside a character: its bytes and its tokens are of one group."""
+    text = "x" + "東京 naïve 👩‍🔬 " * 7000  # 182,001 bytes: five stretches, and hardly a cut between two characters
+    run = sm.ppl("table:uniform", text=text, method=method, context_length=512)
+    assert run.mean_nll.groups >= 5
+    assert (run.mean_nll.value, run.mean_nll.stderr) == (math.log(256), 0.0)
+    if method == "sliding-once":  # the other one leaves the first token of a window out, which may own a character
+        assert (run.bits_per_byte.value, run.bits_per_byte.stderr) == (8.0, 0.0)

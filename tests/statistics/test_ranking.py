@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 
 from scoremode.errors import OptionError, RunError
-from scoremode.statistics.comparison import Comparison, comparison_statistics
-from scoremode.statistics.ranking import Ranked, closest, rank
+from scoremode.statistics.comparison import Comparison, Terms, comparison_statistics
+from scoremode.statistics.ranking import Ranked, closest, p_value, rank, told_apart
+from scoremode.values import Estimate
 from tests.statistics.test_comparison import compared
 
 N = 2000
@@ -141,3 +144,53 @@ def test_the_closest_by_kl_comes_with_its_ties() -> None:
 def test_without_a_value_nothing_is_closest() -> None:
     nothing = compared([-1.0], [-np.inf], name="a")
     assert closest([nothing, compared([-1.0], [-np.inf], name="b")]) == []
+
+
+# ── how often equal candidates are told apart ────────────────────────────────────────────────────────────────────────
+DRAWS = {2: 1500, 4: 1000, 8: 400}  # of texts, by the number of candidates
+
+
+def drawn_p_values(candidates: int, documents: int, gap: float = 0.0) -> Iterator[list[float]]:
+    """The p of every pair of candidates, text by text. The last candidate is worse by ``gap``, the others are equal.
+
+    Documents differ in size and difficulty. Candidates share most of the difficulty, and some are noisier than others.
+    """
+    draws, random = DRAWS[candidates], np.random.default_rng([candidates, documents])
+    sizes = random.lognormal(0.0, 0.5, documents)
+    shared = random.gamma(0.5, 1.0, (draws, documents, 1))
+    own = random.normal(size=(draws, documents, candidates)) * np.linspace(0.5, 1.5, candidates)
+    means = shared + 0.2 * own + gap * (np.arange(candidates) == candidates - 1)
+    for text in means * sizes[:, None]:
+        found = []
+        for i, j in combinations(range(candidates), 2):
+            parts = Terms(documents)
+            parts.numerator, parts.denominator = text[:, i] - text[:, j], sizes
+            found.append(p_value(parts.estimate()))
+        yield found
+
+
+@pytest.mark.parametrize("documents", [6, 60])
+@pytest.mark.parametrize("candidates", DRAWS)
+def test_among_equal_candidates_a_difference_is_claimed_in_at_most_5_percent(candidates: int, documents: int) -> None:
+    drawn = list(drawn_p_values(candidates, documents))
+    most = 0.05 + 3 * (0.05 * 0.95 / len(drawn)) ** 0.5  # three standard errors of the simulation itself
+    assert np.mean([any(told_apart(p)) for p in drawn]) <= most
+    if (
+        candidates > 2 and documents == 60
+    ):  # pair by pair, as if it were the only one, it would be claimed far more often
+        assert np.mean([min(p) <= 0.05 for p in drawn]) > 0.1
+
+
+@pytest.mark.parametrize(("documents", "gap"), [(6, 3.0), (60, 0.3)])
+def test_a_real_difference_is_still_found(documents: int, gap: float) -> None:
+    with_last = [3 in pair for pair in combinations(range(4), 2)]
+    drawn = [told_apart(p) for p in drawn_p_values(4, documents, gap)]
+    assert np.mean([all(np.array(found)[with_last]) for found in drawn]) >= 0.9
+    assert np.mean([any(~np.array(with_last) & found) for found in drawn]) <= 0.07
+
+
+def test_a_difference_without_spread_is_certain_and_none_is_none() -> None:
+    assert p_value(Estimate(0.1, 0.0, 10, 10, 9.0)) == 0.0
+    assert p_value(Estimate(0.0, 0.0, 10, 10, 9.0)) == 1.0
+    assert p_value(Estimate(0.1, None, 10, 3)) == 1.0
+    assert told_apart([]) == []

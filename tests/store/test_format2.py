@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -97,25 +96,30 @@ def test_a_journal_of_all_columns_is_written_byte_for_byte_as_before(tmp_path: P
 
 
 def test_columns_are_written_as_before(tmp_path: Path) -> None:
-    """Byte for byte with the same pyarrow; another version writes its own version number into the file."""
+    """The same schema and values; the two columns of texts have one dictionary now."""
     sm.ppl("table:uniform", engine=TableEngine(LOGITS), out=tmp_path / "run", **QUESTION)
     ours, kept = tmp_path / "run" / SCORES, KEPT / "run" / SCORES
-    assert pq.read_table(ours).equals(pq.read_table(kept))
+    assert pq.read_table(ours).to_pylist() == pq.read_table(kept).to_pylist()
     assert pq.read_schema(ours).equals(pq.read_schema(kept), check_metadata=True)
-    if pq.read_metadata(kept).created_by == f"parquet-cpp-arrow version {pa.__version__}":
-        assert ours.read_bytes() == kept.read_bytes()
+    text, top_text = (pq.read_table(ours).column(name).chunk(0).dictionary for name in ("text", "top_text"))
+    assert text.equals(top_text)
 
 
 def test_a_manifest_of_all_columns_has_the_same_fields_and_metrics(tmp_path: Path) -> None:
     sm.ppl("table:uniform", engine=TableEngine(LOGITS), out=tmp_path / "run", **QUESTION)
     ours, kept = (json.loads((folder / MANIFEST).read_text()) for folder in (tmp_path / "run", KEPT / "run"))
     assert list(ours) == list(kept)
-    assert ours["metrics"] == kept["metrics"]
-    assert ours["scores_sha256"] == kept["scores_sha256"] or ours["versions"] != kept["versions"]
+    assert list(ours["metrics"]) == list(kept["metrics"])
+    for name, metric in kept["metrics"].items():  # sums are exact now: the last digits moved
+        known = {field: value for field, value in metric.items() if value is not None}
+        assert {field: ours["metrics"][name][field] for field in known} == pytest.approx(known, rel=1e-13), name
+        assert [field for field, value in ours["metrics"][name].items() if value is not None] == list(known)
 
 
 def test_a_run_that_is_read_is_written_again_the_same(tmp_path: Path) -> None:
     """Reading loses nothing: the table of a stored run is the table of the file."""
     run = sm.load(KEPT / "candidate")
-    assert run.to_arrow().equals(pq.read_table(KEPT / "candidate" / SCORES))
+    table, kept = run.to_arrow(), pq.read_table(KEPT / "candidate" / SCORES)
+    assert table.schema.equals(kept.schema)
+    assert table.to_pylist() == kept.to_pylist()
     assert replace(run.scores).top_logprob is not None

@@ -52,6 +52,6 @@ def test_any_other_tokenizer_is_asked_text_by_text() -> None:
             self.inner = ByteTokenizer()
             self.facts = self.inner.facts
             self.encode, self.decode, self.pieces = self.inner.encode, self.inner.decode, self.inner.pieces
-            self.render_chat = self.inner.render_chat
+            self.render_chat, self.token_text = self.inner.render_chat, self.inner.token_text
 
     check(Other(), TEXTS)

@@ -93,7 +93,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         with self._call() as writer, _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
             for chunk in chunks_of_documents(requests):
                 encoded = [self._encode(request) for request in chunk]
-                found = self._score([one.asked for one in encoded], _groups(chunk), bar)
+                found = self._score([one.asked for one in encoded], _groups(chunk, encoded), bar)
                 for request, own, likelihood in zip(chunk, encoded, found, strict=True):
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
@@ -331,9 +331,15 @@ def _document(request: Any) -> tuple[Any, ...]:
     return (request.task_name, request.doc_id)
 
 
-def _groups(requests: Sequence[Any]) -> Ints:
-    """A number for each document, and another for its requests without context: they begin with other tokens."""
-    keys = [(*_document(request), request.args[0] == "") for request in requests]
+def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
+    """A number for the requests of a document that begin with the same tokens.
+
+    Those without context, and those that lost another number of tokens on their left, begin with others.
+    """
+    keys = [
+        (*_document(request), request.args[0] == "", own.truncated)
+        for request, own in zip(requests, encoded, strict=True)
+    ]
     numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], dtype=np.int64)
 

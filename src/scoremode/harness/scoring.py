@@ -57,7 +57,7 @@ class _Prepared:
     name: str
     asked: list[Continuation]  # of all documents, one after the other
     begin: Ints  # (documents + 1,) where the continuations of each document begin
-    groups: Ints  # continuations of one number share a context
+    groups: Ints  # continuations of one number begin with the same tokens: a context, and what fits of it
     digests: list[str]
     spanning: int  # documents with a token that spans a border
     truncated: int  # documents that were cut to fit
@@ -130,8 +130,9 @@ def _prepared(encoder: PairEncoder, name: str, documents: Sequence[Document]) ->
         found = [_encoded(encoder, name, document, pair) for pair in document.pairs]
         asked += [one.asked for one in found]
         begin.append(len(asked))
-        numbers = {context: group + i for i, context in enumerate(dict.fromkeys(c for c, _ in document.pairs))}
-        groups += [numbers[context] for context, _ in document.pairs]
+        starts = [(context, one.truncated) for (context, _), one in zip(document.pairs, found, strict=True)]
+        numbers = {start: group + i for i, start in enumerate(dict.fromkeys(starts))}
+        groups += [numbers[start] for start in starts]
         group += len(numbers)
         digests.append(digest_of([(one.asked.ids, one.asked.first) for one in found]))
         spanning += any(one.spanning for one in found)

@@ -8,6 +8,7 @@ from typing import Any
 from scoremode.errors import harmless
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
+from scoremode.text.token_text import joined
 
 NOT_MEASURED = "not measured"
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -91,7 +92,7 @@ def context_before(run: Run, index: int, width: int) -> str:
         pieces.append(str(facts.value("text", at)))
         size += len(pieces[-1])
         at -= 1
-    return "".join(reversed(pieces))[-width:]
+    return joined(pieces[::-1])[-width:]
 
 
 def top_words(comparison: Comparison) -> str:

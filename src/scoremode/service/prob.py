@@ -101,7 +101,7 @@ class Prober:
         if self._texts is None:
             tokenizer, most = self.tokenizer(), self.scorer.room.vocabulary
             known = min(most, tokenizer.facts.size)
-            self._texts = [tokenizer.decode([i]) for i in range(known)] + [""] * (most - known)
+            self._texts = [tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)
         return self._texts
 
     def _answer(self, given: dict[str, Any], engine: ServedEngine) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,34 +26,76 @@ from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 LEVEL = 0.95  # confidence level of the bounds
 
 
+GRAIN, COARSE = 2.0**-20, 2.0**30
+ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of a residual, relative to what it is the difference of
+
+
+class _Sums:
+    """A sum for each group. Multiples of GRAIN are added up, which is exact, and apart from them the small rests."""
+
+    def __init__(self, coarse: Floats) -> None:
+        self.coarse, self.fine = coarse, np.zeros(len(coarse))
+
+    def add(self, groups: Ints, terms: Floats) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            is_small = np.abs(terms) < COARSE
+            coarse = np.where(is_small, np.rint(terms / GRAIN) * GRAIN, terms)
+            fine = np.where(is_small, terms - coarse, 0.0)
+        np.add.at(self.coarse, groups, coarse)
+        np.add.at(self.fine, groups, fine)
+
+    def total(self) -> Fraction | float:
+        """Exact, if it is finite."""
+        coarse, fine = float(self.coarse.sum()), float(self.fine.sum())
+        return Fraction(coarse) + Fraction(fine) if math.isfinite(coarse + fine) else coarse + fine
+
+
 class GroupSums:
     """Σ numerator and Σ denominator of each group, for targets that arrive in blocks.
 
-    Terms are added one after the other, so the sums do not depend on the size of the blocks.
+    Terms are added one after the other, so the sums do not depend on the size of the blocks. Millions of equal terms
+    make no rounding error that would look like a spread.
     """
 
     def __init__(self, groups: int) -> None:
-        self.numerator: Floats = np.zeros(groups)
-        self.denominator: Floats = np.zeros(groups)
+        self._numerator, self._denominator = _Sums(np.zeros(groups)), _Sums(np.zeros(groups))
         self.n = 0
 
+    @property
+    def numerator(self) -> Floats:
+        return self._numerator.coarse + self._numerator.fine
+
+    @numerator.setter
+    def numerator(self, values: Floats) -> None:
+        self._numerator = _Sums(values)
+
+    @property
+    def denominator(self) -> Floats:
+        return self._denominator.coarse + self._denominator.fine
+
+    @denominator.setter
+    def denominator(self, values: Floats) -> None:
+        self._denominator = _Sums(values)
+
     def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints) -> None:
-        np.add.at(self.numerator, groups, numerator.astype(np.float64, copy=False))
-        np.add.at(self.denominator, groups, denominator.astype(np.float64, copy=False))
+        self._numerator.add(groups, numerator.astype(np.float64, copy=False))
+        self._denominator.add(groups, denominator.astype(np.float64, copy=False))
         self.n += len(groups)
 
     def estimate(self) -> Estimate:
         """Σ numerator / Σ denominator over all groups, with its error."""
-        total = float(self.denominator.sum())
-        count = int(np.count_nonzero(self.denominator))
+        numerator, denominator = self.numerator, self.denominator
+        total = self._denominator.total()
+        count = int(np.count_nonzero(denominator))
         if total == 0:
             return Estimate(math.nan, None, self.n, count)
-        value = float(self.numerator.sum()) / total
+        value = float(self._numerator.total() / total)
         if count < FEWEST or not math.isfinite(value):
             return Estimate(value, None, self.n, count)
-        share = self.denominator / total
-        residual = self.numerator - value * self.denominator
-        variance = float((residual**2 / (1 - share)).sum()) / total**2
+        share, expected = denominator / float(total), value * denominator
+        residual = numerator - expected
+        residual[np.abs(residual) <= ROUNDING * (np.abs(numerator) + np.abs(expected))] = 0
+        variance = float((residual**2 / (1 - share)).sum()) / float(total) ** 2
         freedom = min(count - 1.0, float((share**2).sum() ** 2 / (share**4).sum()))
         return with_bounds(Estimate(value, math.sqrt(variance), self.n, count, freedom))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scoremode.plan.plan import Plan, TargetBlock
-from scoremode.values import Floats, Ints
+from scoremode.values import Floats, Ids, Ints
 
 FEWEST = 5  # groups; with fewer, an error estimate would be useless
 STRETCH = 1 << 15  # tokens; shorter neighbouring stretches of one text are correlated
@@ -37,6 +37,7 @@ class Grouping:
     kind: str  # what a group is, in words
     count: int
     of: Callable[[TargetBlock], Ints]  # the group of each target: 0, 1, …
+    splits_characters: bool = False  # may a group begin inside a character?
 
 
 def grouping(plan: Plan) -> Grouping:
@@ -47,7 +48,7 @@ def grouping(plan: Plan) -> Grouping:
         return Grouping(kind, pieces.count, pieces.of)
     stretches = _Cut(_stretch_starts(plan), plan)
     if stretches.count >= FEWEST:
-        return Grouping(f"stretches of at least {STRETCH:,} tokens", stretches.count, stretches.of)
+        return Grouping(f"stretches of at least {STRETCH:,} tokens", stretches.count, stretches.of, True)
     return Grouping(kind if pieces.count != 1 else kind.removesuffix("s"), pieces.count, pieces.of)
 
 
@@ -78,6 +79,25 @@ def _stretch_starts(plan: Plan) -> Ints:
     ]
     found: Ints = np.concatenate([np.zeros(1, np.int64), *starts]).astype(np.int64)
     return found
+
+
+class CharacterGroups:
+    """Groups for a mean over bytes: tokens of one character belong to the group of the first, which owns its bytes."""
+
+    def __init__(self, groups: Grouping) -> None:
+        self._groups, self._before = groups, (-2, -1, 0)  # token, document and group of the last target so far
+
+    def of(self, block: TargetBlock, byte_len: Ids) -> Ints:
+        groups = self._groups.of(block)
+        if not self._groups.splits_characters or not len(block):
+            return groups
+        token, document, group = self._before
+        follows = np.diff(block.token, prepend=token) == 1
+        follows &= (np.diff(block.document, prepend=document) == 0) & (byte_len == 0)
+        first = np.maximum.accumulate(np.where(follows, 0, np.arange(1, len(block) + 1)))  # 0: before this block
+        found: Ints = np.concatenate([[group], groups])[first]
+        self._before = int(block.token[-1]), int(block.document[-1]), int(found[-1])
+        return found
 
 
 def groups_of(plan: Plan) -> tuple[str, Ints]:

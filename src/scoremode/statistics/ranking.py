@@ -1,7 +1,11 @@
 """Rank candidates, and say which of them cannot be told apart.
 
-Two candidates can be told apart if the 95 % bounds of their difference exclude zero, and cannot if it has no bounds.
-Given comparisons, the difference is taken target by target and its bounds from the groups of the text, so that what
+Two candidates can be told apart if their difference is significant at 5 % over all pairs together, by Holm's method:
+among equal candidates, however many, any claim of a difference is made in at most 5 % of texts. For one pair, that is
+what the 95 % bounds of the difference say. Holm's method needs nothing but valid tests of the pairs. (The studentized
+range needs equal variances and correlations, which paired differences do not have.)
+
+Given comparisons, the difference is taken target by target and its error from the groups of the text, so that what
 both candidates share cancels. Given only statistics, the two errors are combined as if they were independent, which is
 never too small for candidates that are positively correlated.
 """
@@ -9,8 +13,9 @@ never too small for candidates that are positively correlated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +28,7 @@ from scoremode.statistics.comparison import (
     terms_of_difference,
     terms_of_distance,
 )
-from scoremode.statistics.estimate import with_bounds
+from scoremode.statistics.estimate import LEVEL
 from scoremode.values import Estimate
 
 BETTER = {
@@ -73,7 +78,13 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
     known = sorted(
         (i for i, row in enumerate(rows) if row.get(by) is not None), key=lambda i: -BETTER[by] * rows[i][by]
     )
-    tied = _ties(rows, comparisons, known, by)
+
+    def difference(i: int, j: int) -> Estimate:
+        if comparisons:
+            return terms_of_difference(comparisons[i], comparisons[j], by).estimate()
+        return _independent(rows[i], rows[j], by)
+
+    tied = _ties(known, difference)
     found: list[Ranked] = []
     first, place = -1, 0
     for position, i in enumerate(known):
@@ -97,16 +108,16 @@ def closest(comparisons: Sequence[Comparison]) -> list[int]:
     parts = [terms_of_distance(c) for c in comparisons]
     distances = [part.estimate().value for part in parts]
     known = sorted((i for i, x in enumerate(distances) if math.isfinite(x)), key=lambda i: abs(distances[i]))
-    return [i for i in known if i == known[0] or _same_distance(parts[known[0]], parts[i])]
+    tied = _ties(known, lambda i, j: _difference_of_distances(parts[i], parts[j]))
+    return [i for i in known if i == known[0] or (known[0], i) in tied]
 
 
-def _same_distance(a: Terms, b: Terms) -> bool:
-    """Do the bounds of the difference of two distances contain zero? The targets, and so the weights, are the same."""
+def _difference_of_distances(a: Terms, b: Terms) -> Estimate:
+    """The targets, and so the weights, are the same."""
     gap = Terms(len(a.groups))
     signs = [math.copysign(1, part.estimate().value) for part in (a, b)]
     gap.add(a.groups, signs[0] * a.numerator - signs[1] * b.numerator, a.denominator)
-    found = gap.estimate()
-    return found.low is None or found.high is None or found.low <= 0 <= found.high
+    return gap.estimate()
 
 
 def _ranked(rows: Sequence[Mapping[str, Any]], i: int, by: str, place: int | None, tied: tuple[str, ...]) -> Ranked:
@@ -126,20 +137,54 @@ def _require_one_question(comparisons: Sequence[Comparison]) -> None:
             raise RunError(f"{first.name} and {c.name} have different baselines", fix="compare them with one command")
 
 
-def _ties(
-    rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Comparison], known: Sequence[int], by: str
-) -> set[tuple[int, int]]:
+def _ties(candidates: Sequence[int], difference: Callable[[int, int], Estimate]) -> set[tuple[int, int]]:
     """Every pair, in both orders, that cannot be told apart."""
-    found: set[tuple[int, int]] = set()
-    for at, i in enumerate(known):
-        for j in known[at + 1 :]:
-            if comparisons:
-                gap = terms_of_difference(comparisons[i], comparisons[j], by).estimate()
-            else:
-                gap = _independent(rows[i], rows[j], by)
-            if gap.low is None or gap.high is None or gap.low <= 0 <= gap.high:
-                found |= {(i, j), (j, i)}
+    pairs = list(combinations(candidates, 2))
+    apart = told_apart([p_value(difference(i, j)) for i, j in pairs])
+    tied = [pair for pair, is_apart in zip(pairs, apart, strict=True) if not is_apart]
+    return {order for i, j in tied for order in ((i, j), (j, i))}
+
+
+def p_value(difference: Estimate) -> float:
+    """Two-sided, by Student's t: how probable is so large a difference if there is none? 1 if its error is unknown.
+
+    >>> round(p_value(Estimate(2.0, 1.0, 100, 10, freedom=9.0)), 4)
+    0.0766
+    """
+    from scipy.special import stdtr  # slow to import, and `scoremode --help` must be fast
+
+    if difference.stderr is None or difference.freedom is None or difference.value == 0:
+        return 1.0
+    if difference.stderr == 0:
+        return 0.0
+    return 2 * float(stdtr(difference.freedom, -abs(difference.value) / difference.stderr))
+
+
+def told_apart(p_values: Sequence[float]) -> list[bool]:
+    """Holm's method: the smallest p is compared with 5 % / pairs, the next with 5 % / (pairs - 1), … until one fails.
+
+    >>> told_apart([0.04, 0.01, 0.02]), told_apart([0.04]), told_apart([0.03, 0.02])
+    ([True, True, True], [True], [True, True])
+    >>> told_apart([0.04, 0.03, 0.01])
+    [False, False, True]
+    """
+    found = [False] * len(p_values)
+    for left, i in zip(range(len(p_values), 0, -1), np.argsort(p_values, kind="stable").tolist(), strict=True):
+        if p_values[i] > (1 - LEVEL) / left:
+            break
+        found[i] = True
     return found
+
+
+def pairs_tested(candidates: int) -> str:
+    """How differences were tested, for a footnote; '' for a single pair, which needs no correction.
+
+    >>> pairs_tested(2), pairs_tested(4)
+    ('', 'differences: 6 pairs tested together (Holm), at most 5 % false claims in all')
+    """
+    pairs = math.comb(candidates, 2)
+    words = f"differences: {pairs:,} pairs tested together (Holm), at most {1 - LEVEL:.0%} false claims in all"
+    return words.replace("%", " %") if pairs > 1 else ""
 
 
 def _independent(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimate:
@@ -147,4 +192,4 @@ def _independent(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimat
     errors, freedoms = [[row.get(name) for row in (a, b)] for name in (f"{by}_stderr", "freedom")]
     known = None not in errors and None not in freedoms
     stderr = math.hypot(*cast("list[float]", errors)) if known else None
-    return with_bounds(Estimate(a[by] - b[by], stderr, 0, 0, min(cast("list[float]", freedoms)) if known else None))
+    return Estimate(a[by] - b[by], stderr, 0, 0, min(cast("list[float]", freedoms)) if known else None)

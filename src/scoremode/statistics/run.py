@@ -11,7 +11,7 @@ import numpy as np
 
 from scoremode.plan.plan import Plan, TargetBlock
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
-from scoremode.statistics.groups import distinct, grouping, weights_of
+from scoremode.statistics.groups import CharacterGroups, distinct, grouping, weights_of
 from scoremode.statistics.streams import Blocks, streamed_mean
 from scoremode.store.scores import Scores
 from scoremode.text.tokens import Tokens
@@ -31,11 +31,12 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
     more: dict[str, GroupSums] = {}  # by the name of the metric
     texts = _PerplexityOfTexts(plan) if plan.average == "document" else None
     bytes_of, words_of = (_units(plan, *of) for of in _counted(tokens))
+    characters = CharacterGroups(groups)
     for block in plan.blocks():
         here, index = scores.rows(block.begin, block.end), groups.of(block)
         loss, weight, ones = -here.logprob, weights_of(plan, block), np.ones(len(block))
         nll.add(index, loss * weight, weight)
-        nats_per_byte.add(index, loss, bytes_of(block))
+        nats_per_byte.add(characters.of(block, tokens.byte_len[block.token]), loss, bytes_of(block))
         nats_per_word.add(index, loss, words_of(block))
         for name, values in _of_optional_columns(here).items():
             more.setdefault(name, GroupSums(groups.count)).add(index, values, ones)

@@ -42,12 +42,13 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> An
     import pyarrow as pa
 
     columns: dict[str, Any] = {name: _numbers(getattr(facts, name)) for name in OF_FACTS if not name.endswith("text")}
-    columns["text"] = _strings(facts.text, len(scores))
+    text, top_text = _one_dictionary(facts.text, facts.top_text)
+    columns["text"] = _strings(text, len(scores))
     known = dict(scores.columns())
     for name in COLUMNS:
         kind = pa.type_for_alias(COLUMN_TYPES[name])
         columns[name] = _numbers(known[name]) if name in known else pa.nulls(len(scores), kind)
-    columns["top_text"] = _strings(facts.top_text, len(scores))
+    columns["top_text"] = _strings(top_text, len(scores))
     if kl is not None:
         columns["kl"] = _numbers(kl)
     return pa.table(columns)
@@ -61,7 +62,21 @@ def _numbers(array: npt.NDArray[Any]) -> Any:
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(packed)])
 
 
-def _strings(texts: npt.NDArray[Any] | CodedTexts | None, count: int) -> Any:
+def _one_dictionary(text: Any, top_text: Any) -> tuple[CodedTexts, CodedTexts | None]:
+    """Both columns with the same words, so that they can be compared; blocks on their way to disk have that already."""
+    if isinstance(text, CodedTexts):
+        return text, top_text
+    places: dict[str, int] = {}
+    codes = [
+        None if texts is None else np.fromiter((places.setdefault(t, len(places)) for t in texts), np.int32, len(texts))
+        for texts in (text, top_text)
+    ]
+    first, second = (None if found is None else CodedTexts(found, list(places)) for found in codes)
+    assert first is not None, "every target has a text"
+    return first, second
+
+
+def _strings(texts: CodedTexts | None, count: int) -> Any:
     """A pyarrow Array in which every text is stored once; as ``_numbers``, without pandas.
 
     Its own ``dictionary_encode`` would import ``pyarrow.compute``: a tenth of a second.
@@ -71,16 +86,9 @@ def _strings(texts: npt.NDArray[Any] | CodedTexts | None, count: int) -> Any:
 
     if texts is None:
         return pa.nulls(count, pa.dictionary(pa.int32(), pa.string()))
-    if not isinstance(texts, CodedTexts):
-        places: dict[str, int] = {}
-        indices = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int32, count)
-        texts = CodedTexts(indices, list(places))
-    words = texts.words
-    if isinstance(words, list):
-        builder = StringBuilder()
-        builder.append_values(words)
-        words = builder.finish()
-    return pa.DictionaryArray.from_arrays(_numbers(texts.codes), words)
+    builder = StringBuilder()
+    builder.append_values(texts.words)
+    return pa.DictionaryArray.from_arrays(_numbers(texts.codes), builder.finish())
 
 
 def load_library() -> None:

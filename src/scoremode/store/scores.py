@@ -122,12 +122,12 @@ class CodedTexts:
     """Texts on their way to disk, of which many are equal: each once, and which of them stands where."""
 
     codes: Ids  # (n,)
-    words: Any  # a list of texts, or pyarrow's
+    words: list[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetFacts(LazyColumns):
-    """Each target's position in the text and its characters, which a person needs to read the scores."""
+    """Each target's position in the text and its token's text, which a person needs to read the scores."""
 
     window: Ints  # (n,)
     document: Ints  # (n,)
@@ -137,5 +137,5 @@ class TargetFacts(LazyColumns):
     word_starts: Ids  # (n,)
     group: Ints  # (n,) targets of one group are not independent of each other
     weight: Floats  # (n,) how much the target counts in the method's mean: 1 unless windows are averaged
-    text: npt.NDArray[np.object_]  # (n,) the characters of the source that belong to the token
-    top_text: npt.NDArray[np.object_] | None = None  # (n,) the model's first choice, decoded
+    text: npt.NDArray[np.object_]  # (n,) of the token; equal ids have equal texts
+    top_text: npt.NDArray[np.object_] | None = None  # (n,) of the model's first choice

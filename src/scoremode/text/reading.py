@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
-
-import numpy as np
-import numpy.typing as npt
 
 from scoremode.errors import CorpusError
 from scoremode.text.tokens import Document, OpenDocument
@@ -72,52 +68,6 @@ class Excerpts:
         for i in sorted(range(len(places)), key=places.__getitem__):
             found[i] = self._again.excerpt(*places[i], kept=first)
         return found
-
-    def joined(self, document: Ints, start: Ints, end: Ints) -> tuple[npt.NDArray[np.uint8], Ints]:
-        """The same characters in UTF-8, one place after the other, and where each begins and the last ends (n + 1,).
-
-        Documents must ascend. Nothing is done for a single place, so millions take seconds.
-        """
-        assert np.all(np.diff(document) >= 0), "documents in another order"
-        if not len(document):
-            return np.zeros(0, np.uint8), np.zeros(1, np.int64)
-        edges = np.concatenate([[0], np.flatnonzero(np.diff(document)) + 1, [len(document)]])
-        kept = (int(document[0]), int(start[: edges[1]].min()))
-        found, lengths = [], np.zeros(len(document) + 1, np.int64)
-        for begin, stop in itertools.pairwise(edges.tolist()):
-            starts, ends = start[begin:stop], end[begin:stop]
-            lowest, highest = int(starts.min()), int(ends.max())
-            text = self._stretch(int(document[begin]), lowest, highest, kept)
-            data, first, last = _in_bytes(text, starts - lowest, ends - lowest)
-            lengths[begin + 1 : stop + 1] = last - first
-            found.append(_gathered(data, first, last))
-        return np.concatenate(found), np.cumsum(lengths)
-
-    def _stretch(self, document: int, start: int, end: int, kept: tuple[int, int]) -> str:
-        if not isinstance(self._documents, ReadAgain):
-            return self._documents[document].text[start:end]
-        if self._again is None or kept < self._again.begin:
-            self._again = _Pass(self._documents.opened())
-        return self._again.excerpt(document, start, end, kept=kept)
-
-
-def _in_bytes(text: str, starts: Ints, ends: Ints) -> tuple[npt.NDArray[np.uint8], Ints, Ints]:
-    """The text in UTF-8, and character positions as byte positions."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    if len(data) == len(text):
-        return data, starts, ends
-    begins = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))  # all other bytes continue a character
-    return data, begins[starts], begins[ends]
-
-
-def _gathered(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> npt.NDArray[np.uint8]:
-    """The bytes ``starts[i]:ends[i]``, one after the other."""
-    if np.array_equal(starts[1:], ends[:-1]):
-        return data[int(starts[0]) : int(ends[-1])]
-    lengths = ends - starts
-    before = np.cumsum(lengths) - lengths
-    found: npt.NDArray[np.uint8] = data[np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))]
-    return found
 
 
 class _Pass:

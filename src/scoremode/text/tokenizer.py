@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ import numpy as np
 from scoremode.errors import CorpusError, ModelError
 from scoremode.text import memory
 from scoremode.text.corpus import Message
+from scoremode.text.token_text import spelled, unnamed
 from scoremode.values import Ids, Ints
 
 
@@ -70,6 +72,10 @@ class TextTokenizer(Protocol):
 
     def pieces(self) -> list[bytes]:
         """The bytes that each id represents inside a text, (size,)."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """What one id stands for inside a text, with its leading space; the name of a special token."""
         ...
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str: ...
@@ -179,10 +185,24 @@ class HuggingFaceTokenizer:
 
     def pieces(self) -> list[bytes]:
         names = self.hf.convert_ids_to_tokens(list(range(self.facts.size)))
-        byte_level = "ByteLevel" in str(self.hf.backend_tokenizer.decoder)
-        to_bytes = byte_level_piece if byte_level else sentencepiece_piece
         special = set(self.hf.all_special_ids)  # they represent no text, whatever their names look like
-        return [b"" if name is None or i in special else to_bytes(name) for i, name in enumerate(names)]
+        return [b"" if name is None or i in special else self._piece(i, name) for i, name in enumerate(names)]
+
+    def token_text(self, token: int) -> str:
+        name = self.hf.convert_ids_to_tokens(token)
+        return unnamed(token) if name is None else spelled(self._piece(token, name))
+
+    def _piece(self, token: int, name: str) -> bytes:
+        """The bytes of a token. The name of one that was added to the vocabulary is plain text."""
+        return name.encode() if token in self._added else self._to_bytes(name)
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self.hf.added_tokens_decoder)
+
+    @cached_property
+    def _to_bytes(self) -> Callable[[str], bytes]:
+        return byte_level_piece if "ByteLevel" in str(self.hf.backend_tokenizer.decoder) else sentencepiece_piece
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -217,6 +237,9 @@ class ByteTokenizer:
 
     def pieces(self) -> list[bytes]:
         return [bytes([value]) for value in range(256)]
+
+    def token_text(self, token: int) -> str:
+        return spelled(bytes([token])) if token < 256 else unnamed(token)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")

@@ -74,6 +74,8 @@ def test_facts_pieces_and_chats_are_those_of_the_hugging_face_tokenizer(both: tu
     ours, theirs = both
     assert ours.facts == theirs.facts
     assert ours.pieces() == theirs.pieces()
+    texts = [[tokenizer.token_text(i) for i in range(ours.facts.size)] for tokenizer in both]
+    assert texts[0] == texts[1]
     ids = theirs.encode(SENTENCES[1], special=True).ids.tolist()
     assert ours.decode(ids) == theirs.decode(ids)
     chat = [{"role": "user", "content": "naïve?"}, {"role": "assistant", "content": "no"}]
@@ -140,6 +142,7 @@ def test_stories260k_has_the_ids_and_positions_of_its_hugging_face_tokenizer(sto
         assert_whole(one, text)
         if text != "é":  # Hugging Face gives the letter to the space before it, which is a token of its own here
             assert np.array_equal(one.char_end, other.char_end), text
+    assert [ours.token_text(i) for i in range(512)] == [theirs.token_text(i) for i in range(512)]
 
 
 # ── the embedded model ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ import numpy as np
 from scoremode.engines.llamacpp.library import Held, Library, library
 from scoremode.errors import CorpusError, ModelError
 from scoremode.text.corpus import Message
+from scoremode.text.token_text import spelled, unnamed
 from scoremode.text.tokenizer import (
     PROBE,
     Encoding,
@@ -177,6 +178,9 @@ class LlamaTokenizer:
         call, vocab = self._llama.call, self._vocab
         shown = self._shown[: self.facts.size]
         return [b"" if call.llama_vocab_get_attr(vocab, i) & CONTROL else piece for i, piece in enumerate(shown)]
+
+    def token_text(self, token: int) -> str:
+        return spelled(self._shown[token]) if token < len(self._shown) else unnamed(token)
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(self._shown[i] for i in ids).decode("utf-8", "replace")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import Served
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.text.corpus import Message
+from scoremode.text.token_text import spelled
 from scoremode.text.tokenizer import (
     PROBE,
     Encoding,
@@ -64,12 +66,13 @@ class TokenService:
             fix="give the model's tokenizer with --tokenizer FOLDER",
         )
 
+    def listed(self, token: int) -> str | None:
+        """The text of a token, from the list of all of them; None if the server has none, or not this one."""
+        if self._lists_tokens and self._listed is None:
+            self._listed = self._list()
+        return self._listed[token] if self._listed is not None and token < len(self._listed) else None
+
     def text_of(self, ids: Sequence[int]) -> str:
-        if self._lists_tokens and len(ids) == 1:  # reports show many tokens: one request for all of them
-            if self._listed is None:
-                self._listed = self._list()
-            if 0 <= ids[0] < len(self._listed):
-                return self._listed[ids[0]]
         reply = self.link.post(DETOKENIZE, {"model": self.model, "tokens": list(ids)}, largest=SMALL + 4096 * len(ids))
         found = reply.value.get("prompt") if reply.good and isinstance(reply.value, dict) else None
         if not isinstance(found, str):
@@ -143,6 +146,9 @@ class ComparedTokenizer:
     def pieces(self) -> list[bytes]:
         return self.local.pieces()
 
+    def token_text(self, token: int) -> str:
+        return self.local.token_text(token)
+
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
         return self.local.render_chat(messages, open_turn=open_turn)
 
@@ -155,6 +161,7 @@ class ServedTokenizer:
 
     def __init__(self, service: TokenService) -> None:
         self.service = service
+        self._texts: dict[int, str] = {}  # of tokens whose names were seen
         plain, full = (self._ids(PROBE, special=special) for special in (False, True))
         front = _front(full, plain)
         adds_bos = front is not None and front > 0
@@ -176,12 +183,14 @@ class ServedTokenizer:
         found = self.service.ask(text, special=False, names=True)
         assert found is not None
         ids, names = found
-        spans = _spans(text, names)
-        if spans is None:
+        pieces = _pieces(text, names)
+        if pieces is None:
             raise ModelError(
                 "the tokens of the server's tokenizer do not spell the text, so their places in it are unknown",
                 fix="give the model's tokenizer with --tokenizer FOLDER",
             )
+        self._texts.update(zip(ids.tolist(), map(spelled, pieces), strict=True))
+        spans = _spans(text, pieces)
         full = self._ids(text, special=True) if special else ids
         front = _front(full, ids)
         if front is None:
@@ -201,6 +210,23 @@ class ServedTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self.service.text_of(ids)
 
+    def token_text(self, token: int) -> str:
+        """From the server's list, else from the token's name; else its text after another token.
+
+        Alone, a token of many tokenizers would lose its leading space.
+        """
+        listed = self.service.listed(token)
+        if listed is not None:
+            return listed
+        if token not in self._texts:
+            before, both = (self.service.text_of([*self._other, *more]) for more in ([], [token]))
+            self._texts[token] = both[len(before) :] if both.startswith(before) else self.service.text_of([token])
+        return self._texts[token]
+
+    @cached_property
+    def _other(self) -> list[int]:
+        return self._ids("a", special=False).tolist()[-1:]
+
     def pieces(self) -> list[bytes]:
         raise ModelError("a server does not list its tokens", fix="give the model's tokenizer with --tokenizer FOLDER")
 
@@ -218,20 +244,23 @@ def _front(full: Ids, plain: Ids) -> int | None:
     return None
 
 
-def _spans(text: str, names: list[str]) -> tuple[Ints, Ints] | None:
-    """Where each token begins and ends in the text, in characters; None if the tokens do not spell it.
+def _pieces(text: str, names: list[str]) -> list[bytes] | None:
+    """The bytes of each token, from its name; None if they do not spell the text."""
+    for to_bytes in (byte_level_piece, sentencepiece_piece):
+        pieces = [to_bytes(name) for name in names]
+        if b"".join(pieces) in (text.encode(), b" " + text.encode()):  # some tokenizers put a space in front
+            return pieces
+    return None
+
+
+def _spans(text: str, pieces: list[bytes]) -> tuple[Ints, Ints]:
+    """Where each token begins and ends in the text, in characters.
 
     A token that begins inside a character begins with that character, as in the offsets of local tokenizers.
     """
     wanted = text.encode()
-    for to_bytes in (byte_level_piece, sentencepiece_piece):
-        pieces = [to_bytes(name) for name in names]
-        spelled = b"".join(pieces)
-        extra = 1 if spelled == b" " + wanted else 0  # some tokenizers put a space in front
-        if spelled[extra:] != wanted:
-            continue
-        edges = np.maximum(np.cumsum([0, *(len(piece) for piece in pieces)]) - extra, 0)
-        begun = np.concatenate([[0], np.cumsum((np.frombuffer(wanted, np.uint8) & 0xC0) != 0x80)]).astype(np.int64)
-        starts = begun[np.minimum(edges[:-1] + 1, len(wanted))] - 1
-        return np.maximum(starts, 0), begun[edges[1:]]
-    return None
+    edges = np.cumsum([0, *(len(piece) for piece in pieces)])
+    edges = np.maximum(edges - (edges[-1] - len(wanted)), 0)
+    begun = np.concatenate([[0], np.cumsum((np.frombuffer(wanted, np.uint8) & 0xC0) != 0x80)]).astype(np.int64)
+    starts = begun[np.minimum(edges[:-1] + 1, len(wanted))] - 1
+    return np.maximum(starts, 0), begun[edges[1:]]

@@ -9,7 +9,7 @@ from scoremode.report.html.charts import escaped, visible
 from scoremode.report.html.numbers import Statistics, cell_with_error, usable, written
 from scoremode.report.html.runs import distinct
 from scoremode.statistics.comparison import Comparison
-from scoremode.statistics.ranking import closest
+from scoremode.statistics.ranking import closest, pairs_tested
 from scoremode.store.run import Run
 
 
@@ -55,7 +55,9 @@ def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
     number = cell_with_error(statistics[best].get(name), statistics[best].get(f"{name}_stderr"))
     said = f"Closest to the baseline by {measure}: <strong>{escaped(comparisons[best].name)}</strong>, {number}."
     others = _listed([comparisons[i].name for i in tied])
-    return said + (f" It cannot be told apart from {escaped(others)}." if tied else "")
+    said += f" It cannot be told apart from {escaped(others)}." if tied else ""
+    words = pairs_tested(len(comparisons))
+    return said + (f" <small>({words}.)</small>" if words else "")
 
 
 def _all_known(statistics: Sequence[Statistics], name: str) -> bool:

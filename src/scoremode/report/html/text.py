@@ -15,6 +15,7 @@ from scoremode.report.html.runs import distinct_tokens, reading_order, run_name,
 from scoremode.report.html.series import Column, column_of, delta_logprob
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
+from scoremode.text.token_text import owned
 from scoremode.values import Ints
 
 TEXT_TARGETS = 250_000  # most targets per text; a page with more would not open on a phone
@@ -42,12 +43,13 @@ class PageData:
             token, document, window, text = taken(run.facts, ("token", "document", "window", "text"), order)
             begins = np.ones(len(order), dtype=np.bool_)
             begins[1:] = (np.diff(token) != 1) | (np.diff(document) != 0)
+            stretches = np.split(text, np.flatnonzero(begins)[1:])
             enters = np.ones(len(order), dtype=np.bool_)
             enters[1:] = np.diff(window) != 0
             self.texts.append(
                 {
                     "count": len(order),
-                    "word": self._words(text),
+                    "word": self._words([word for part in stretches for word in owned(part)]),
                     # runs of consecutive tokens: where each starts, its first position and its document
                     "begin": column(np.flatnonzero(begins)),
                     "beginToken": column(token[begins]),
@@ -83,7 +85,7 @@ class PageData:
         self._known.append((run, len(self.scores) - 1))
         return len(self.scores) - 1
 
-    def _words(self, texts: npt.NDArray[np.object_]) -> dict[str, str]:
+    def _words(self, texts: Sequence[str] | npt.NDArray[np.object_]) -> dict[str, str]:
         words = self.words
         return column(np.fromiter((words.setdefault(str(t), len(words)) for t in texts), np.int64, len(texts)))
 

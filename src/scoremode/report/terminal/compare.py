@@ -13,7 +13,7 @@ from scoremode.report.text import NOT_MEASURED, counted, middle_cut, model_notes
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
-from scoremode.statistics.ranking import rank
+from scoremode.statistics.ranking import pairs_tested, rank
 
 NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title, to leave room for the other columns
 LONGEST_KIND = 26  # of a format or an engine
@@ -116,6 +116,7 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
             if entry.tied_with:
                 others = ", ".join(entry.tied_with)
                 notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
+        notes += [Text(words, "dim") for words in [pairs_tested(len(found))] if words]
     return notes
 
 
