@@ -9,8 +9,8 @@ from scoremode.engines.vllm import support
 from scoremode.engines.vllm.self_test import Verdict
 
 CUTS_OFF = (
-    "vLLM's kernel on this CPU cuts int8 activations off instead of rounding them: this checkpoint loses more here than "
-    "elsewhere (docs/served-and-emulated.md)"
+    "vLLM's kernel on this CPU cuts int8 activations off instead of rounding them: this checkpoint loses more here "
+    "than elsewhere (docs/served-and-emulated.md)"
 )
 
 
