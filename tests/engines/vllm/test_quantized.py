@@ -172,7 +172,7 @@ def emulated(kept: Path, w8a8: Path, w4a16: Path) -> list[Found]:
 
 
 @pytest.fixture(scope="module")
-def cut_off(kept: Path, w8a8: Path) -> Found:
+def cut_off(kept: Path, w8a8: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """W8A8 emulated as vLLM serves it on ARM: a token's activations in steps of its largest / 127, cut off."""
     from compressed_tensors.quantization.lifecycle import forward
 
@@ -186,7 +186,8 @@ def cut_off(kept: Path, w8a8: Path) -> Found:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward, "forward_quantize", cutting)
-        (comparison,) = compare(str(kept), str(w8a8), dtype="float32")
+        own_folder = tmp_path_factory.mktemp("cut-off") / "run"  # not the one of the ordinary emulation
+        (comparison,) = compare(str(kept), str(w8a8), dtype="float32", out=own_folder)
     assert comparison.kl is not None
     return Found(comparison.kl, comparison.candidate.scores.logprob)
 
