@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from scoremode.engines.base import EngineFacts
+from scoremode.engines.vllm import support
 from scoremode.engines.vllm.self_test import Verdict
+
+CUTS_OFF = (
+    "vLLM's kernel on this CPU cuts int8 activations off instead of rounding them: this checkpoint loses more here "
+    "than elsewhere (docs/served-and-emulated.md)"
+)
 
 
 def dtype_of(config: Any) -> str:
@@ -39,5 +45,11 @@ def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) ->
             "gathered_logits": gathered,
             **head.kernel,
         },
-        notes=tuple(head.notes(dtype)),
+        notes=(*head.notes(dtype), *activation_notes(config.model_config.hf_config, current_platform.is_cpu())),
     )
+
+
+def activation_notes(config: Any, on_cpu: bool) -> list[str]:
+    """What the kernel for int8 activations does to them, if it is not what the checkpoint asks for."""
+    asked = on_cpu and support.is_w8a8(getattr(config, "quantization_config", None))
+    return [CUTS_OFF] if asked and not support.rounds_int8_activations() else []

@@ -132,11 +132,9 @@ def _needs_bfloat16_on_cpu(config: Any) -> bool:
 
     quantization = getattr(config, "quantization_config", None) or {}
     groups = quantization.get("config_groups", {}) if isinstance(quantization, dict) else {}
-    activations = [group.get("input_activations") or {} for group in groups.values()]
     weights = [group.get("weights") or {} for group in groups.values()]
-    int8 = any(a.get("num_bits") == 8 and a.get("type") == "int" for a in activations)
     int4 = any(w.get("num_bits") == 4 and w.get("type") == "int" for w in weights)
-    return int4 or (int8 and bool(torch.cpu._is_amx_tile_supported()))
+    return int4 or (support.is_w8a8(quantization) and bool(torch.cpu._is_amx_tile_supported()))
 
 
 def device_defaults(on_cpu: bool, options: EngineArguments) -> dict[str, str]:

@@ -138,6 +138,28 @@ def _int4_weights_alone(quantization: Any) -> bool:
     return any(w.get("num_bits") == 4 and w.get("type") == "int" for w in weights)
 
 
+def is_w8a8(quantization: Any) -> bool:
+    """Does the config of a compressed-tensors checkpoint ask for int8 weights and int8 activations?"""
+    groups = quantization.get("config_groups") if isinstance(quantization, Mapping) else None
+    schemes = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
+    return any(_is_int8(scheme.get("weights")) and _is_int8(scheme.get("input_activations")) for scheme in schemes)
+
+
+def _is_int8(numbers: Any) -> bool:
+    return isinstance(numbers, Mapping) and numbers.get("num_bits") == 8 and numbers.get("type") == "int"
+
+
+def rounds_int8_activations() -> bool:
+    """Does vLLM's CPU kernel round activations to the nearest of the int8 steps? On ARM, 0.32 cuts them off."""
+    import torch
+    from vllm import _custom_ops as kernels
+
+    steps = torch.full((1, 16), 0.75)
+    steps[0, 0] = 127.0  # the largest activation of the token: one step is 1
+    found, _, _ = kernels.onednn_scaled_int8_quant(steps)
+    return int(found[0, 1]) == 1
+
+
 @contextmanager
 def environment(changes: Mapping[str, str], defaults: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes started in this block; the user's values override ``defaults``."""
