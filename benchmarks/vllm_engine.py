@@ -28,13 +28,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from common import METER, child_environment, run_child, say, temporary_folder, write_config
 
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import states_in
+from scoremode.plan.windows import measured
 
 VARIANTS = ("plain", "logprobs0", "logprobs1", "flat", "ours", "against")
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -210,19 +210,17 @@ class Against(Ours):
             }
             writer.write_head(head.weight, head.bias, **shape_of_logits)
             stored = writer.finish({**facts, "engine": {}})
-        plan: Any = SimpleNamespace(target_offsets=np.arange(len(ids) + 1) * a_prompt)
-        self.baseline = StoredBaseline(stored, plan)
+        self.baseline = StoredBaseline(stored, offsets=np.arange(len(ids) + 1) * a_prompt)
 
     def run(self, ids: Any) -> Any:
         import numpy as np
 
-        return list(self.engine.score(windows_of(ids), np.zeros(len(ids), np.bool_), Want(against=self.baseline)))
+        return dict(self.engine.score(windows_of(ids), np.zeros(len(ids), np.bool_), Want(against=self.baseline)))
 
     def mean_logprob(self, result: Any, ids: Any) -> float | None:
-        found = {index: answers for index, answers, _ in result}
-        largest = max(float(abs(kl).max()) for _, _, kl in result)
+        largest = max(float(abs(measured(answers.kl)).max()) for answers in result.values())
         say(f"largest KL of the model to itself: {largest:.2g}")
-        return super().mean_logprob(found, ids)
+        return super().mean_logprob(result, ids)
 
 
 def windows_of(ids: Any) -> Any:
