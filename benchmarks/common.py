@@ -1,6 +1,6 @@
-"""Shared by the vLLM benchmark and the GPU checks: child processes, the plugin of an uninstalled checkout, models.
+"""Shared by benchmarks: windows, child processes, the plugin of an uninstalled checkout, models.
 
-Imports nothing heavy at the top: vLLM's workers load this module too, for ``MemoryMeter``.
+Imports nothing heavy at the top: vLLM's workers load this module too, for ``WorkerProbe``.
 """
 
 from __future__ import annotations
@@ -9,23 +9,54 @@ import atexit
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scoremode.engines.base import Engine, Want
+    from scoremode.plan.windows import Answers, WindowList
 
 HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
 VERSION = "0.1.0"
 GROUP, NAME, POINT = "vllm.general_plugins", "scoremode", "scoremode.engines.vllm.plugin:register"
 ROUTES_GROUP, ROUTES_POINT = "vllm.endpoint_plugins", "scoremode.service.endpoint:ScoreEndpoint"
-METER, WITNESS = "common.MemoryMeter", "common.PassWitness"
+PROBE = "common.WorkerProbe"
 SMALL_VOCABULARY = 5003  # not a multiple of 64: vLLM pads it, and the padding must get no probability
+
+
+# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def own_windows(prompts: Iterable[Any]) -> WindowList:
+    """Windows in which every token but the first is scored, one for each array of ids."""
+    import numpy as np
+
+    from scoremode.plan.windows import Window, WindowList
+
+    arrays = (np.asarray(ids, np.int32) for ids in prompts)
+    return WindowList(tuple(Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None]) for ids in arrays))
+
+
+def score_all(engine: Engine, windows: WindowList, want: Want | None = None) -> list[Answers]:
+    """The answers of all windows, in their order."""
+    import numpy as np
+
+    from scoremode.engines.base import SCORES
+
+    found = dict(engine.score(windows, np.zeros(len(windows), np.bool_), want or SCORES))
+    return [found[i] for i in range(len(windows))]
+
+
+def peak_mib() -> float:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 # ── children ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,6 +121,23 @@ def run_child(command: list[str], environment: dict[str, str], log: Path, timeou
     return f"no end after {timeout:.0f} s" if code is None else f"exit code {code}: {last_error(log)}"
 
 
+def child_result(command: list[str], folder: Path, timeout: float, **changes: str) -> tuple[Any, str]:
+    """Run a script that writes JSON into the file after ``--result``: what it wrote, or None and why there is nothing.
+
+    What it printed is kept in ``folder``.
+    """
+    result, log = folder / "result.json", folder / "log.txt"
+    result.unlink(missing_ok=True)
+    why = run_child([*command, "--result", str(result)], child_environment(**changes), log, timeout)
+    if result.exists():
+        return json.loads(result.read_text(encoding="utf-8")), ""
+    return None, why or "no result"
+
+
+def last_lines(log: Path, count: int) -> str:
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
+
+
 def last_error(log: Path) -> str:
     """The line of a log that best explains the failure."""
     lines = [" ".join(line.split()) for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
@@ -103,12 +151,16 @@ def say(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
 
 
-# ── memory, measured inside vLLM's worker ────────────────────────────────────────────────────────────────────────────
-class MemoryMeter:
-    """A ``worker_extension_cls``: what the scoring call itself allocates, and the peak of whole steps.
+# ── inside vLLM's worker ─────────────────────────────────────────────────────────────────────────────────────────────
+class WorkerProbe:
+    """A ``worker_extension_cls``: the memory of scoring, and the rows of each forward pass.
 
-    It wraps the one function that scores (our pooler, or the prompt log-probabilities of either of vLLM's runners), so
-    that a scoring call is measured even if the peak of the layers before it is higher.
+    The meter says what the scoring call itself allocates, and the peak of whole steps. It wraps the one function that
+    scores (our pooler, or the prompt log-probabilities of either of vLLM's runners), so that a scoring call is measured
+    even if the peak of the layers before it is higher.
+
+    The witness says how many rows each forward pass gives to the pooler. That vLLM accepted a setting does not prove
+    that prompts were split; this does.
     """
 
     def scoremode_meter_begin(self) -> bool:
@@ -131,6 +183,20 @@ class MemoryMeter:
         meter = self.scoremode_meter
         peak = max(meter["peak"], torch.cuda.max_memory_allocated())
         return {"scoring_mib": meter["scoring"] / 2**20, "step_mib": (peak - meter["idle"]) / 2**20}
+
+    def scoremode_witness_begin(self) -> None:
+        pooler = self.model_runner.get_model().pooler  # type: ignore[attr-defined]
+        self.scoremode_passes: list[int] = []
+        passes, forward = self.scoremode_passes, pooler.forward
+
+        def witnessed(hidden_states: Any, *rest: Any, **named: Any) -> Any:
+            passes.append(len(hidden_states))
+            return forward(hidden_states, *rest, **named)
+
+        pooler.forward = witnessed
+
+    def scoremode_witness_end(self) -> list[int]:
+        return self.scoremode_passes
 
 
 def _scoring_calls(runner: Any) -> list[tuple[Any, str]]:
@@ -162,27 +228,6 @@ def _metered(call: Callable[..., Any], meter: dict[str, float]) -> Callable[...,
 
     measured.metered = True  # type: ignore[attr-defined]
     return measured
-
-
-class PassWitness:
-    """A ``worker_extension_cls``: how many rows each forward pass gives to the pooler, counted in the worker.
-
-    That vLLM accepted a setting does not prove that prompts were split; this does.
-    """
-
-    def scoremode_witness_begin(self) -> None:
-        pooler = self.model_runner.get_model().pooler  # type: ignore[attr-defined]
-        self.scoremode_passes: list[int] = []
-        passes, forward = self.scoremode_passes, pooler.forward
-
-        def witnessed(hidden_states: Any, *rest: Any, **named: Any) -> Any:
-            passes.append(len(hidden_states))
-            return forward(hidden_states, *rest, **named)
-
-        pooler.forward = witnessed
-
-    def scoremode_witness_end(self) -> list[int]:
-        return self.scoremode_passes
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from common import peak_mib
 
 from scoremode.engines.base import Want
 
@@ -112,7 +114,7 @@ def _seconds(answers: Any) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("memory", "bytes", "time"))
     parser.add_argument("model", nargs="?", default="smollm2-135m")
@@ -125,12 +127,12 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--targets", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--json", metavar="FILE")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     found = {"memory": memory, "bytes": size, "time": timed}[given.what](given)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if given.json:
-        Path(given.json).write_text(json.dumps({**found, "own_peak_mib": peak}, indent=1, default=str))
+        Path(given.json).write_text(json.dumps({**found, "own_peak_mib": peak_mib()}, indent=1, default=str))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -107,11 +108,11 @@ def table(title: str, share: Callable[..., float]) -> None:
         )
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     print(f"at least {FEWEST} groups, stretches of at least {STRETCH:,} tokens, {given.draws:,} draws each")
     for name in ("wikitext2_articles", "python_docs"):
         table(f"documents: {name}", partial(of_documents, name, draws=given.draws, seed=given.seed))
@@ -120,7 +121,8 @@ def main() -> None:
     print("\ncorrelation of neighbouring stretches\ntokens   " + "".join(f"{number:>10}" for number in NUMBERS))
     for length in (512, 2048, 8192, 16384, STRETCH):
         print(f"{length:<9,}" + "".join(f"{neighbours(number, length):10.2f}" for number in NUMBERS))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

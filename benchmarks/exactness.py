@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from common import own_windows, score_all
 
 from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.transformers.engine import TransformersEngine
@@ -24,27 +26,40 @@ from scoremode.head.kernels import _candidates, choose
 from scoremode.head.matrix import Head
 from scoremode.head.precision import ALLOWED, product_error
 from scoremode.models.facts import inspect
-from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.plan.windows import Answers, WindowList
 
 Figures = dict[str, tuple[float, float]]
-ROWS, DEPTH, IDS = 700, 512, 32_003
 HEAD_NATS = 2e-4
-LENGTHS = (1000, 640, 640, 257, 33)
+LENGTHS = (1000, 640, 640, 257, 33)  # of windows
 KERNELS = ("fused", "rows", "plain", "blocked")
 
 
-def figures(device: str, model: str) -> Figures:
-    return {**bits(device), **tf32(device, model), **memory(device), **noise(device, model)}
+@dataclass(frozen=True)
+class Place:
+    """Where and on what it is measured."""
+
+    device: str
+    model: str
+    rows: int = 700
+    depth: int = 512
+    ids: int = 32_003
+    longest: int = 1000  # tokens of a window
 
 
-def drawn(device: str, dtype: torch.dtype) -> tuple[torch.Tensor, Head, torch.Tensor, Head, torch.Tensor]:
+def figures(device: str, model: str, **sizes: int) -> Figures:
+    place = Place(device, model, **sizes)
+    return {**bits(place), **tf32(place), **memory(device), **noise(place)}
+
+
+def drawn(place: Place, dtype: torch.dtype) -> tuple[torch.Tensor, Head, torch.Tensor, Head, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
-    hidden = torch.randn(ROWS, DEPTH, generator=random)
-    weight = torch.randn(IDS, DEPTH, generator=random) * 4 / DEPTH**0.5
+    hidden = torch.randn(place.rows, place.depth, generator=random)
+    weight = torch.randn(place.ids, place.depth, generator=random) * 4 / place.depth**0.5
     moved = [x * (1 + 0.01 * torch.randn(x.shape, generator=random)) for x in (hidden, weight)]
-    targets = torch.randint(0, IDS, (ROWS, 1), generator=random).to(device)
-    (hidden, weight), (other, its_weight) = ([x.to(device, dtype) for x in pair] for pair in ((hidden, weight), moved))
-    return hidden, Head(weight, IDS), other, Head(its_weight, IDS), targets
+    targets = torch.randint(0, place.ids, (place.rows, 1), generator=random).to(place.device)
+    pairs = ((hidden, weight), moved)
+    (hidden, weight), (other, its_weight) = ([x.to(place.device, dtype) for x in pair] for pair in pairs)
+    return hidden, Head(weight, place.ids), other, Head(its_weight, place.ids), targets
 
 
 def usable(head: Head) -> Iterator[Any]:
@@ -58,10 +73,10 @@ def usable(head: Head) -> Iterator[Any]:
 
 
 # ── bits ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def bits(device: str) -> Figures:
+def bits(place: Place) -> Figures:
     found: Figures = {}
-    for dtype in (torch.bfloat16, torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
-        hidden_p, head_p, hidden_q, head_q, targets = drawn(device, dtype)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32) if place.device == "cuda" else (torch.float32,):
+        hidden_p, head_p, hidden_q, head_q, targets = drawn(place, dtype)
         for kernel in usable(head_q):
             label = f"{kernel.name}, {str(dtype).removeprefix('torch.')}"
             beside = kernel.divergence(hidden_p, head_p, hidden_q, head_q, targets).q
@@ -89,12 +104,15 @@ def allowed_to_round() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def tf32(device: str, model: str) -> Figures:
-    hidden, head, _, _, targets = drawn(device, torch.float32)
+def tf32(place: Place) -> Figures:
+    hidden, head, _, _, targets = drawn(place, torch.float32)
     truth = define_columns(define_logits(hidden, head.weight), targets).logprob
     found: Figures = {}
     with allowed_to_round():
-        found["error of a float32 product, as a share of its size"] = (product_error(torch.device(device)), ALLOWED)
+        found["error of a float32 product, as a share of its size"] = (
+            product_error(torch.device(place.device)),
+            ALLOWED,
+        )
         for kernel in usable(head):
             off = float((kernel.score(hidden, head, targets).logprob.double() - truth).abs().max())
             found[f"nats off although TF32 is allowed, {kernel.name}"] = (off, HEAD_NATS)
@@ -103,30 +121,27 @@ def tf32(device: str, model: str) -> Figures:
         rounding = float((plain - truth).abs().max())
         found["(control) a bare product is rounded: 1 less its nats over ten times what is allowed"] = (
             1 - rounding / (10 * HEAD_NATS),
-            0.0 if device == "cuda" else float("inf"),
+            0.0 if place.device == "cuda" else float("inf"),
         )
-        rounded = scores(opened(device, model, "float32"))
-    exact = scores(opened(device, model, "float32"))
+        rounded = scores(place, opened(place, "float32"))
+    exact = scores(place, opened(place, "float32"))
     moved = sum(int((a.logprob != b.logprob).sum()) for a, b in zip(rounded, exact, strict=True))
     found["scores of a float32 model that TF32 moves"] = (float(moved), 0.0)
     return found
 
 
-def opened(device: str, model: str, dtype: str, batch_tokens: int | None = None) -> TransformersEngine:
-    options = TransformersOptions(device=device, dtype=dtype, batch_tokens=batch_tokens)
-    return TransformersEngine.load(inspect(model), options)
+def opened(place: Place, dtype: str, batch_tokens: int | None = None) -> TransformersEngine:
+    options = TransformersOptions(device=place.device, dtype=dtype, batch_tokens=batch_tokens)
+    return TransformersEngine.load(inspect(place.model), options)
 
 
-def windows(vocabulary: int) -> WindowList:
+def windows(place: Place, vocabulary: int) -> WindowList:
     random = np.random.default_rng(0)
-    ids = [random.integers(3, vocabulary, length).astype(np.int32) for length in LENGTHS]
-    return WindowList(tuple(Window(x, np.arange(len(x) - 1, dtype=np.int32), x[1:, None]) for x in ids))
+    return own_windows(random.integers(3, vocabulary, min(length, place.longest)) for length in LENGTHS)
 
 
-def scores(engine: TransformersEngine) -> list[Answers]:
-    source = windows(engine.vocabulary)
-    found = dict(engine.score(source, np.zeros(len(source), np.bool_)))
-    return [found[i] for i in range(len(source))]
+def scores(place: Place, engine: TransformersEngine) -> list[Answers]:
+    return score_all(engine, windows(place, engine.vocabulary))
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -157,16 +172,16 @@ def memory(device: str) -> Figures:
 
 
 # ── noise ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def noise(device: str, model: str) -> Figures:
+def noise(place: Place) -> Figures:
     found: Figures = {}
     for dtype in ("float32", "bfloat16"):
         for batch_tokens in (1, None):
-            engine = opened(device, model, dtype, batch_tokens)
-            source = windows(engine.vocabulary)
+            engine = opened(place, dtype, batch_tokens)
+            source = windows(place, engine.vocabulary)
             none = np.zeros(len(source), np.bool_)
-            before = scores(engine)
+            before = scores(place, engine)
             floor = engine.noise_floor(HeldBaseline(engine, source, none), source, none)
-            moved = sum(int((a.logprob != b.logprob).sum()) for a, b in zip(before, scores(engine), strict=True))
+            moved = sum(int((a.logprob != b.logprob).sum()) for a, b in zip(before, scores(place, engine), strict=True))
             label = f"{dtype}, {'windows alone' if batch_tokens else 'windows together'}"
             measured = float("inf") if floor.kl is None else float(floor.kl.mean())
             found[f"noise floor, KL mean, {label} ({floor.words})"] = (measured, 0.1)

@@ -15,27 +15,25 @@ import argparse
 import json
 import math
 import platform
-import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from common import own_windows, peak_mib, score_all
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, choose, open_engine
-from scoremode.plan.windows import Window, WindowList
+from scoremode.plan.windows import WindowList
 from scoremode.text.corpus import load
 
 
 def windows_of(chosen: Chosen, corpus: str, context: int, count: int) -> WindowList:
     """Disjoint windows of which every token but the first is a target."""
     text = "\n\n".join(load(corpus).texts())[: 12 * context * count]
-    ids = chosen.subject.tokenizer.encode(text, special=False).ids[: context * count].reshape(-1, context)
-    rows = np.arange(context - 1, dtype=np.int32)
-    return WindowList(tuple(Window(own, rows, own[1:, None]) for own in ids))
+    return own_windows(chosen.subject.tokenizer.encode(text, special=False).ids[: context * count].reshape(-1, context))
 
 
 def bare_llamacpp(engine: Any, source: WindowList) -> Callable[[], None]:
@@ -80,8 +78,7 @@ BARE = {"llamacpp": bare_llamacpp, "exllamav3": bare_exllamav3}
 
 
 def scoremode_perplexity(engine: Any, source: WindowList) -> float:
-    found = [answers.logprob for _, answers in engine.score(source, np.zeros(len(source), np.bool_))]
-    return math.exp(-float(np.concatenate(found).mean()))
+    return math.exp(-float(np.concatenate([answers.logprob for answers in score_all(engine, source)]).mean()))
 
 
 def measure(model: str, corpus: str, context: int, count: int, repeat: int) -> dict[str, Any]:
@@ -91,7 +88,6 @@ def measure(model: str, corpus: str, context: int, count: int, repeat: int) -> d
     bare = BARE[engine.facts.engine](engine, source)
     bare()  # once, to warm up
     perplexity = scoremode_perplexity(engine, source)
-    loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     taken: dict[str, list[float]] = {"bare": [], "scoremode": []}
     for _ in range(repeat):
         for name, way in (("bare", bare), ("scoremode", lambda: scoremode_perplexity(engine, source))):
@@ -114,7 +110,7 @@ def measure(model: str, corpus: str, context: int, count: int, repeat: int) -> d
         "ratio": statistics.median(ratios),
         "ratios": ratios,
         "batch_of_logits_mb": context * engine.facts.known_vocabulary * 4 / 1e6,
-        "peak_mb": max(loaded, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1000,
+        "peak_mib": peak_mib(),
         "perplexity": perplexity,
     }
     if engine.facts.engine == "exllamav3":
@@ -124,7 +120,7 @@ def measure(model: str, corpus: str, context: int, count: int, repeat: int) -> d
     return found
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--corpus", default="python-docs")
@@ -132,7 +128,7 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     found = measure(given.model, given.corpus, given.context, given.windows, given.repeat)
     if given.json:
         json.dump(found, sys.stdout, indent=1)

@@ -7,7 +7,7 @@ chunks     any max_num_batched_tokens, CUDA graphs, many prompts in flight, cust
 quantized  as served: W4A16, W8A16, W8A8, FP8, NVFP4A16 against prompt_logprobs=0 of the same checkpoint; FP8 KV cache
 inert      ordinary generation is the same with and without the plugin
 
-    python benchmarks/gpu_checks.py [--model FOLDER] [--quantized FOLDER] [--groups kernel,model,…] [--jobs 4]
+    python benchmarks/gpu_checks.py [--model FOLDER] [--quantized FOLDER] [--groups kernel,model,…] [--jobs 4] [--small]
 
 Without ``--model`` a small seeded Llama is made; without ``--quantized`` it is quantized by
 ``examples/make_checkpoints.py``. vLLM's own numbers and ours are requested one prompt at a time, so that both have
@@ -22,7 +22,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -32,12 +32,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from common import HERE, WITNESS, child_environment, make_small_llama, run_child, say, temporary_folder
+from common import (
+    HERE,
+    PROBE,
+    child_environment,
+    last_lines,
+    make_small_llama,
+    own_windows,
+    run_child,
+    say,
+    score_all,
+    temporary_folder,
+)
 
 GROUPS = ("kernel", "exactness", "model", "chunks", "quantized", "inert")
 QUANTIZED = ("w4a16", "w4a16-asym", "w8a16", "w8a8", "fp8", "nvfp4a16")
 ON_CPU = ("w8a8",)
 LENGTHS = (700, 511, 64, 1000, 2, 33, 257, 640)
+SMALL_LENGTHS, SMALL = (40, 33, 2), {"rows": 40, "depth": 64, "ids": 1003, "longest": 40}  # with --small
 FREE_LENGTH, FREE_TARGETS = 150, 3  # a window with custom targets on every row, including the last
 GENERATED = 24
 EXACT_NATS = 2e-4  # the exact head and the kernel, against float64: float32 sums of 4,096 products, on logits up to 20
@@ -66,13 +78,9 @@ def windows_of(ids: list[list[int]], vocabulary: int) -> list[Any]:
     """One window per prompt that scores its own tokens, then one with custom targets."""
     from scoremode.plan.windows import Window
 
-    def own(row: list[int]) -> Window:
-        fed = np.array(row, np.int32)
-        return Window(fed, np.arange(len(fed) - 1, dtype=np.int32), fed[1:, None])
-
     fed = np.array(ids[0][:FREE_LENGTH], np.int32)
     chosen = np.random.default_rng(5).integers(0, vocabulary, (len(fed), FREE_TARGETS), dtype=np.int32)
-    return [*map(own, ids), Window(fed, np.arange(len(fed), dtype=np.int32), chosen)]
+    return [*own_windows(ids).items, Window(fed, np.arange(len(fed), dtype=np.int32), chosen)]
 
 
 def together(answers: list[Any], prefix: str = "") -> Arrays:
@@ -88,15 +96,15 @@ def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.plan.windows import WindowList
 
     named = {k: v for k, v in job.options.items() if k in EngineArguments.__slots__}
-    extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": WITNESS}
+    extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": PROBE}
     windows = windows_of(ids, vocabulary)
     with VllmEngine(job.model, EngineArguments(**named, extra=extra)) as engine:
         engine.llm.collective_rpc("scoremode_witness_begin")
-        alone = [next(engine.score(WindowList((w,)), np.zeros(1, np.bool_)))[1] for w in windows]
+        alone = [score_all(engine, WindowList((w,)))[0] for w in windows]
         passes = np.array(engine.llm.collective_rpc("scoremode_witness_end")[0])
-        at_once = dict(engine.score(WindowList(tuple(windows)), np.zeros(len(windows), np.bool_)))
+        at_once = score_all(engine, WindowList(tuple(windows)))
         facts = {"head": np.array(engine.facts.head), "passes": passes}
-    return together(alone) | together([at_once[i] for i in range(len(windows))], "flying_") | facts
+    return together(alone) | together(at_once, "flying_") | facts
 
 
 def child_stock(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
@@ -347,7 +355,7 @@ def child_exactness(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     import torch
     from exactness import figures
 
-    found = figures("cuda" if torch.cuda.is_available() else "cpu", job.model)
+    found = figures("cuda" if torch.cuda.is_available() else "cpu", job.model, **job.options)
     return {name: np.array(pair) for name, pair in found.items()}
 
 
@@ -366,7 +374,7 @@ class Lab:
     """Runs jobs, keeps their results, prints one line per check."""
 
     def __init__(self, work: Path, ids: list[list[int]], vocabulary: int, on_gpu: bool, timeout: float) -> None:
-        self.work, self.on_gpu, self.timeout = work, on_gpu, timeout
+        self.work, self.ids, self.on_gpu, self.timeout = work, ids, on_gpu, timeout
         self.results: dict[str, Arrays] = {}
         self.failures: dict[str, str] = {}
         self.lines: list[tuple[str, bool]] = []
@@ -389,7 +397,7 @@ class Lab:
         if not out.exists():
             self.failures[job.name] = why or "no result"
             say(f"… {job.name}: failed after {time.perf_counter() - begin:.0f} s: {why}")
-            say("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-6:]))
+            say(last_lines(log, 6))
             return
         with np.load(out) as stored:
             self.results[job.name] = dict(stored)
@@ -421,7 +429,7 @@ def engine_options(lab: Lab, **changes: Any) -> dict[str, Any]:
 SAME_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # the runner that supports pooling in 0.24: the same batches for both
 
 
-def jobs_of(lab: Lab, groups: list[str], model: str) -> list[Job]:
+def jobs_of(lab: Lab, groups: list[str], model: str, sizes: dict[str, int]) -> list[Job]:
     """All jobs except those on quantized checkpoints; slow ones first."""
 
     def ours(name: str, environment: dict[str, str] | None = None, **changes: Any) -> Job:
@@ -435,7 +443,7 @@ def jobs_of(lab: Lab, groups: list[str], model: str) -> list[Job]:
     exact, served = ours("exact"), ours("served", head="as-served")
     wanted = {
         "kernel": [Job("kernel", "kernel")],
-        "exactness": [Job("exactness", "exactness", model)],
+        "exactness": [Job("exactness", "exactness", model, sizes)],
         "model": [exact, served, whole, stock, Job("reference", "reference", model)],
         "chunks": [
             *([ours("graphs", enforce_eager=False)] if lab.on_gpu else []),
@@ -565,7 +573,8 @@ def check_chunks(lab: Lab) -> None:
     def cut(n: int) -> tuple[bool, str]:
         passes = get(f"f32-{n}", "passes")
         # the last token of a window is only a target and is not fed, except in the window with custom targets
-        wanted = sum(-(-fed // n) for fed in (*(length - 1 for length in LENGTHS), FREE_LENGTH))
+        free = min(FREE_LENGTH, len(lab.ids[0]))
+        wanted = sum(-(-fed // n) for fed in (*(len(ids) - 1 for ids in lab.ids), free))
         figure = f"{len(passes)} passes ({wanted}), of {passes.max()} rows at most (≤ {n})"
         return len(passes) == wanted and int(passes.max()) <= n, figure
 
@@ -624,7 +633,7 @@ def check_inert(lab: Lab) -> None:
 
 
 # ── main ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def prompts_of(model: Path) -> tuple[list[list[int]], int]:
+def prompts_of(model: Path, lengths: tuple[int, ...]) -> tuple[list[list[int]], int]:
     """Prompts of text if the model has a tokenizer, otherwise samples of the model; and the vocabulary."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     vocabulary = int(config.get("vocab_size") or config["text_config"]["vocab_size"])
@@ -636,33 +645,33 @@ def prompts_of(model: Path) -> tuple[list[list[int]], int]:
         text = "\n\n".join(topics[name] for name in sorted(topics))[:60_000]
         stream = list(AutoTokenizer.from_pretrained(str(model))(text, add_special_tokens=False).input_ids)
     else:
-        return babble(model, vocabulary), vocabulary
-    ends = np.cumsum(LENGTHS).tolist()
-    return [[int(i) for i in stream[end - n : end]] for end, n in zip(ends, LENGTHS, strict=True)], vocabulary
+        return babble(model, vocabulary, lengths), vocabulary
+    ends = np.cumsum(lengths).tolist()
+    return [[int(i) for i in stream[end - n : end]] for end, n in zip(ends, lengths, strict=True)], vocabulary
 
 
-def babble(model: Path, vocabulary: int) -> list[list[int]]:
+def babble(model: Path, vocabulary: int, lengths: tuple[int, ...]) -> list[list[int]]:
     """Samples of the model, seeded: random ids would be so unlikely that none would rank first."""
     import torch
     from transformers import AutoModelForCausalLM
 
     network: Any = AutoModelForCausalLM.from_pretrained(str(model), dtype=torch.float32).eval()
     torch.manual_seed(3)
-    first = torch.randint(3, vocabulary, (len(LENGTHS), 1))
+    first = torch.randint(3, vocabulary, (len(lengths), 1))
     with torch.inference_mode():
         said = network.generate(
             first,
             attention_mask=torch.ones_like(first),
             do_sample=True,
             top_k=0,
-            max_new_tokens=max(LENGTHS) - 1,
+            max_new_tokens=max(lengths) - 1,
             eos_token_id=None,
             pad_token_id=0,
         )
-    return [row[:n].tolist() for row, n in zip(said, LENGTHS, strict=True)]
+    return [row[:n].tolist() for row, n in zip(said, lengths, strict=True)]
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a checkpoint; default: make a small seeded Llama")
     parser.add_argument("--quantized", type=Path, help=f"a folder of checkpoints named {', '.join(QUANTIZED)}")
@@ -671,8 +680,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=0, help="engines at once; 0: 4 on a GPU, 1 on a CPU")
     parser.add_argument("--timeout", type=float, default=180, help="seconds an engine may take")
     parser.add_argument("--keep", type=Path, help="keep results and logs in this folder")
+    parser.add_argument("--small", action="store_true", help="short prompts and small heads: does it run at all?")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.child:
         return child(arguments.child)
     begin = time.perf_counter()
@@ -681,7 +691,7 @@ def main() -> int:
     names = arguments.names.split(",") if arguments.names else list(QUANTIZED if lab.on_gpu else ON_CPU)
     at_once = arguments.jobs or (4 if lab.on_gpu else 1)
     folder = arguments.quantized or lab.work / "quantized"
-    jobs = jobs_of(lab, groups, str(model))
+    jobs = jobs_of(lab, groups, str(model), SMALL if arguments.small else {})
     if "quantized" in groups:
         if arguments.quantized is None:
             made = Job("checkpoints", "checkpoints", str(model), {"folder": str(folder), "names": names})
@@ -714,7 +724,7 @@ def prepare(arguments: argparse.Namespace) -> tuple[Lab, Path]:
         arguments.keep.mkdir(parents=True, exist_ok=True)
     work = (arguments.keep or temporary_folder("checks")).resolve()
     model = (arguments.model or make_small_llama(work / "small-llama")).resolve()
-    ids, vocabulary = prompts_of(model)
+    ids, vocabulary = prompts_of(model, SMALL_LENGTHS if arguments.small else LENGTHS)
     return Lab(work, ids, vocabulary, torch.cuda.is_available(), arguments.timeout), model
 
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import child_environment, run_child, say, temporary_folder
+from common import child_result, last_lines, peak_mib, say, temporary_folder
 
 BACKENDS = ("hf", "transformers", "stock-vllm", "vllm")
 PAIRS = {"transformers": "hf", "vllm": "stock-vllm"}  # ours -> what a user would use instead
@@ -84,10 +84,6 @@ def open_backend(asked: argparse.Namespace) -> Any:
     return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest)
 
 
-def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def time_task(lm: Any, task: Any, limit: int) -> dict[str, Any]:
     requests = make_requests(task, limit)
     lm.loglikelihood(requests[-WARM_UP:])
@@ -130,8 +126,6 @@ def child(asked: argparse.Namespace) -> None:
     lm = open_backend(asked)
     found = {name: time_task(lm, task, asked.limit) for name, task in tasks.items()}
     Path(asked.result).write_text(json.dumps(found), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # threads of vLLM and of datasets end badly when the interpreter does, whichever backend it was
 
 
 # ── in the parent ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,16 +134,13 @@ def run_backends(asked: argparse.Namespace) -> dict[str, dict[str, Any]]:
     found = {}
     for backend in asked.backends.split(","):
         say(f"{backend} …")
-        result = folder / f"{backend}.json"
-        log = folder / f"{backend}.log"
-        command = [__file__, *sys.argv[1:], "--backend", backend, "--result", str(result)]
-        environment = child_environment(SCOREMODE_CACHE=str(folder / "cache"), **asked.environment)
-        problem = run_child(command, environment, log, asked.timeout)
-        if problem:
-            say(f"{backend}: {problem}\n{log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
-        if not result.exists():
-            continue
-        found[backend] = json.loads(result.read_text(encoding="utf-8"))
+        command = [__file__, *asked.words, "--backend", backend]
+        environment = {"SCOREMODE_CACHE": str(folder / "cache"), **asked.environment}
+        result, why = child_result(command, folder, asked.timeout, **environment)
+        if result is None:
+            say(f"{backend}: {why}\n{last_lines(folder / 'log.txt', 20)}")
+        else:
+            found[backend] = result
     return found
 
 
@@ -183,7 +174,7 @@ def show(found: dict[str, dict[str, Any]]) -> None:
                 print(f"{'':<12} {differences(row, other)}")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--task-data", required=True)
@@ -195,26 +186,29 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="of the HF backend")
     parser.add_argument("--batch-size", default="8", help="of the HF backend")
     parser.add_argument("--max-length", type=int, default=2048)
-    parser.add_argument(
-        "--dummy", action="store_true", help="vLLM alone: random weights in the shape of MODEL's config"
-    )
     parser.add_argument("--timeout", type=float, default=3000)
     parser.add_argument("--json", help="write all results, with every answer, to this file")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment of the backends")
     parser.add_argument("--backend", choices=BACKENDS, help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
+    asked.words = sys.argv[1:] if words is None else list(words)
     asked.environment = dict(pair.split("=", 1) for pair in asked.set)
     if asked.backend:
         child(asked)
-        return
+        return 0
     found = run_backends(asked)
     if asked.json:
         Path(asked.json).write_text(json.dumps(found), encoding="utf-8")
     if not found:
         raise SystemExit("no backend finished")
     show(found)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    code = main()
+    if "--backend" in sys.argv:  # threads of vLLM and of datasets end badly when the interpreter does
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)

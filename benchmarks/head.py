@@ -29,7 +29,7 @@ import json
 import platform
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -194,7 +194,7 @@ def write_plot(document: dict[str, Any], file: Path) -> None:
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, help="hidden states; default 8192 on a GPU, 2048 on a CPU")
@@ -208,7 +208,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--middle", metavar="ROWS:D:V", help="the point that scaling goes out from")
     parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw the scaling, which is measured then")
     parser.add_argument("--from", dest="source", metavar="FILE", type=Path, help="draw what an earlier --json kept")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.plot and arguments.plot.suffix != ".svg":
         parser.error(f"--plot draws SVG only, and {arguments.plot} does not end in .svg")
     if arguments.source and not arguments.plot:
@@ -248,8 +248,8 @@ def _numbers(text: str, count: int) -> tuple[int, ...]:
     return tuple(int(p) for p in parts)
 
 
-def main() -> int:
-    arguments = parse()
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = parse(words)
     if arguments.source:
         write_plot(json.loads(arguments.source.read_text(encoding="utf-8")), arguments.plot)
         return 0

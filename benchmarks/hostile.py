@@ -7,7 +7,7 @@ kills    ppl, prob, reference and compare, on a table and on a small Llama in Tr
          code, no process left behind
 vllm     the same with vLLM, whose engine's processes are killed too: the mean within 1e-4 nats
 
-    python benchmarks/hostile.py [--kills 100] [--vllm [KILLS]] [--seed 0] [--no-inputs]
+    python benchmarks/hostile.py [--kills 100] [--vllm [KILLS]] [--seed 0] [--inputs 0] [--only "ppl table"]
 
 Exit code 1 if any check fails.
 """
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,36 +33,42 @@ from tests.hostile.inputs import Stock
 from tests.hostile.kills import Assault, Figures, Job, model_jobs, table_jobs, vllm_job
 
 TABLE_BYTES, MODEL_BYTES, VLLM_BYTES = 200_000, 40_000, 200_000  # length of the texts: seconds of scoring each
+ALL = 1 << 30
 COLUMNS = (
     *("seconds", "kills", "while_scoring", "ended_first"),
     *("wrong_numbers", "wrong_exits", "tracebacks", "orphans"),
 )
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--vllm", type=int, nargs="?", const=6, default=0, metavar="KILLS")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=2, help="jobs that are killed side by side (default: 2)")
-    parser.add_argument("--no-inputs", action="store_true")
-    given = parser.parse_args()
+    parser.add_argument("--inputs", type=int, default=ALL, metavar="CASES", help="so many of them; 0: none")
+    parser.add_argument("--only", default="", metavar="WORDS", help="of the jobs that are killed, those of this name")
+    parser.add_argument("--bytes", type=int, help="of text for each job (default: seconds of scoring)")
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="hostile.") as name:
         folder = Path(name)
         os.environ["SCOREMODE_CACHE"] = str(folder / "cache")
-        good = given.no_inputs or run_inputs(folder / "inputs")
+        good = not given.inputs or run_inputs(folder / "inputs", given.inputs)
         if given.kills:
-            jobs = [*table_jobs(folder / "table", TABLE_BYTES), *model_jobs(folder / "model", MODEL_BYTES)]
+            jobs = table_jobs(folder / "table", given.bytes or TABLE_BYTES)
+            jobs += model_jobs(folder / "model", given.bytes or MODEL_BYTES)
+            jobs = [job for job in jobs if given.only in job.name]
             good &= run_kills(jobs, given.kills, folder / "kills", given.seed, given.at_once)
         if given.vllm:
-            good &= run_kills([vllm_job(folder / "vllm", VLLM_BYTES)], given.vllm, folder / "vllm-kills", given.seed, 1)
+            job = vllm_job(folder / "vllm", given.bytes or VLLM_BYTES)
+            good &= run_kills([job], given.vllm, folder / "vllm-kills", given.seed, 1)
     return 0 if good else 1
 
 
-def run_inputs(folder: Path) -> bool:
-    """Run every case; print the failures, then the number of failures in each group."""
+def run_inputs(folder: Path, most: int) -> bool:
+    """Run the cases; print the failures, then the number of failures in each group."""
     stock = Stock.make(folder / "stock")
-    cases, wrong, begun = all_cases(), Counter[str](), time.monotonic()
+    cases, wrong, begun = all_cases()[:most], Counter[str](), time.monotonic()
     for number, case in enumerate(cases):
         found = problems(case, folder / str(number), stock)
         if found:

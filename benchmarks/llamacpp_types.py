@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def measure(given: Any, folder: Path) -> list[dict[str, Any]]:
     wide = folder / "F32.gguf"
     widen(given.model, wide)
     rows = []
-    for kind in (*PLAIN, *(WITH_IMATRIX if given.imatrix else ())):
+    for kind in given.types or (*PLAIN, *(WITH_IMATRIX if given.imatrix else ())):
         file = wide if kind == "F32" else folder / f"{kind}.gguf"
         if file != wide:
             more = ["--imatrix", str(given.imatrix)] if given.imatrix else []
@@ -105,16 +106,17 @@ def measure(given: Any, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--perplexity", required=True, metavar="CMD")
     parser.add_argument("--quantize", required=True, metavar="CMD")
     parser.add_argument("--imatrix", type=Path)
+    parser.add_argument("--types", nargs="+", help="F32 Q8_0 … (default: all)")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--chunks", type=int, default=3)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(given, Path(folder))
     json.dump(rows, sys.stdout, indent=1)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,19 +171,21 @@ def rows(model: str, count: int, plain: int) -> None:
             print(f"{'scoremode prob ' + words:28} {rate}, {count / seconds / by_hand:.1f} x by hand)")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="table:uniform")
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--plain-rows", type=int, default=5_000, help="rows of the loop by hand")
     parser.add_argument("--driver", action="store_true", help="targets per second of the loop")
-    parsed = parser.parse_args()
+    parser.add_argument("--targets", type=int, default=8000 * 2048, help="of --driver, in all")
+    parsed = parser.parse_args(words)
     if not parsed.driver:
         rows(parsed.model, parsed.rows, parsed.plain_rows)
-        return
-    for targets, windows in ((2048, 8000), (512, 32_000)):
-        print(f"windows of {targets:5,} targets: {driver_rate(targets, windows)}")
+        return 0
+    for targets in (2048, 512):
+        print(f"windows of {targets:5,} targets: {driver_rate(targets, parsed.targets // targets)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

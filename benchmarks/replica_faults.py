@@ -13,9 +13,11 @@ import argparse
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +51,12 @@ def disturb(machine: Machine, model: sm.Model, rng: random.Random, done: threadi
     return happened
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--windows", type=int, default=240)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     rng = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="scoremode-faults-") as folder, Machine(Path(folder)) as machine:
         text = text_of(Path(folder), given.windows)
@@ -82,9 +84,8 @@ def main() -> None:
                 flush=True,
             )
         print(f"{equal} of {given.rounds} rounds gave the same numbers, in {time.monotonic() - began:.0f} s")
-    if equal < given.rounds:
-        raise SystemExit(1)
+    return int(equal < given.rounds)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -152,22 +152,24 @@ def driver(replicas: int, counts: list[int], targets: int) -> None:
             )
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--driver", action="store_true")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--wait", type=float, default=0.05)
-    parser.add_argument("--windows", type=int, default=800)
-    given = parser.parse_args()
+    parser.add_argument("--windows", type=int, default=800, help="of --scaling")
+    parser.add_argument("--driver-windows", type=int, nargs="+", default=[2_000, 8_000, 32_000])
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="scoremode-replicas-") as folder, Machine(Path(folder)) as machine:
         for _ in range((max(given.replicas) + 1) // 2):
             machine.add()
         if given.scaling or not given.driver:
             scaling(Path(folder), given.wait, given.windows, given.replicas)
         if given.driver:
-            driver(max(given.replicas), [2_000, 8_000, 32_000], 2048)
+            driver(max(given.replicas), given.driver_windows, 2048)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,6 +17,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,13 @@ def texts(folder: Path) -> None:
     (folder / "pairs.jsonl").write_text("".join(json.dumps({"prompt": p, "target": t}) + "\n" for p, t in PAIRS))
 
 
-def commands(vllm: bool) -> dict[str, list[str]]:
+def commands(given: argparse.Namespace) -> dict[str, list[str]]:
+    """What is run, by name."""
+    found = all_commands(not given.no_vllm)
+    return {name: found[name] for name in given.only or found}
+
+
+def all_commands(vllm: bool) -> dict[str, list[str]]:
     corpus = ["--corpus", "documents.jsonl"]
     short = [*corpus, "--num-samples", "5", "--context-length", "96", "--stride", "48"]
     found: dict[str, list[str]] = {}
@@ -113,11 +120,11 @@ def run(folder: Path, arguments: list[str]) -> Any:
     return json.loads(done.stdout) if done.stdout.strip() else None
 
 
-def record(folder: Path, vllm: bool) -> None:
+def record(folder: Path, asked: dict[str, list[str]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
     texts(folder)
-    for name, arguments in commands(vllm).items():
+    for name, arguments in asked.items():
         if (folder / f"{name}.printed.json").exists():
             continue
         printed = run(folder, arguments)
@@ -125,10 +132,10 @@ def record(folder: Path, vllm: bool) -> None:
         print(f"{name}: recorded", flush=True)
 
 
-def reopen(folder: Path, vllm: bool) -> int:
+def reopen(folder: Path, asked: dict[str, list[str]]) -> int:
     """Run every command again on the recorded folders: each result must be found, not scored."""
     wrong = 0
-    for name, arguments in commands(vllm).items():
+    for name, arguments in asked.items():
         if not ({"--out"} & set(arguments) or name == "cached"):
             continue
         before = json.loads((folder / f"{name}.printed.json").read_text())
@@ -199,17 +206,18 @@ def compare(before: Path, after: Path) -> int:
     return wrong
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("record", "compare", "open"))
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--no-vllm", action="store_true")
-    given = parser.parse_args()
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these commands")
+    given = parser.parse_args(words)
     if given.what == "record":
-        record(given.folders[0], not given.no_vllm)
+        record(given.folders[0], commands(given))
         return 0
     if given.what == "open":
-        return min(1, reopen(given.folders[0], not given.no_vllm))
+        return min(1, reopen(given.folders[0], commands(given)))
     return min(1, compare(*given.folders))
 
 

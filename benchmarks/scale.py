@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -122,10 +122,12 @@ def print_simulation(arguments: argparse.Namespace) -> None:
             print(row(simulate(case, measured, replicas, arguments.seeds)), flush=True)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--windows", type=int, default=2000, help="that are measured, of 2,048 targets each")
+    parser.add_argument("--measured-replicas", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--driver", type=float, default=7.5e6, help="targets/s that the driver takes")
     parser.add_argument("--saved", type=float, default=1e6, help="targets/s of statistics and saving")
     parser.add_argument("--block-seconds", type=float, default=0.0014, help="of the driver, for each block of answers")
@@ -133,16 +135,17 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=SIZES)
     parser.add_argument("--only", default="", metavar="WORDS", help="only tables with these words in their title")
     parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if not (arguments.simulate or arguments.measure):
         parser.error("give --simulate, --measure or both")
     if arguments.measure:
         from scale_measurement import measure
 
-        print(json.dumps(measure(), indent=1))
+        print(json.dumps(measure(arguments.windows, tuple(arguments.measured_replicas)), indent=1))
     if arguments.simulate:
         print_simulation(arguments)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -21,35 +21,27 @@ from typing import Any
 
 import httpx
 import numpy as np
+from common import own_windows, score_all
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.engines.server.engine import ServerEngine
-from scoremode.plan.windows import Window, WindowList
+from scoremode.plan.windows import WindowList
 
 TARGET = 0.90
 
 
-def make_windows(ids: Sequence[int], context: int, windows: int) -> list[Window]:
-    """Disjoint windows of ``context`` tokens, all but the first token are targets; a short text repeats."""
-    stream = np.resize(np.asarray(ids, np.int32), context * windows).reshape(windows, context)
-    rows = np.arange(context - 1, dtype=np.int32)
-    return [Window(row, rows, row[1:, None]) for row in stream]
-
-
-def ours(engine: ServerEngine, windows: list[Window]) -> float:
+def ours(engine: ServerEngine, windows: WindowList) -> float:
     """Seconds of one pass."""
     began = time.perf_counter()
-    found = dict(engine.score(WindowList(tuple(windows)), np.zeros(len(windows), np.bool_)))
-    seconds = time.perf_counter() - began
-    assert len(found) == len(windows)
-    return seconds
+    score_all(engine, windows)
+    return time.perf_counter() - began
 
 
-def plain(engine: ServerEngine, windows: list[Window]) -> float:
+def plain(engine: ServerEngine, windows: WindowList) -> float:
     """Seconds of one pass of the same requests."""
-    subject = engine.subject
-    bodies = [json.dumps(engine.form.body(subject.served.model, window.ids.tolist())).encode() for window in windows]
+    subject, form = engine.subject, engine.form
+    bodies = [json.dumps(form.body(subject.served.model, window.ids.tolist())).encode() for window in windows.items]
     return asyncio.run(_plain(f"{subject.root}/v1/completions", bodies, engine.concurrency))
 
 
@@ -77,12 +69,13 @@ def measure(
 
     chosen = choose(model, url, {"concurrency": concurrency}, tokenizer)
     text = "\n\n".join(load("python-docs").texts())[: 8 * context * windows]
-    made = make_windows(chosen.subject.tokenizer.encode(text, special=False).ids.tolist(), context, windows)
+    ids = chosen.subject.tokenizer.encode(text, special=False).ids
+    made = own_windows(np.resize(ids, (windows, context)))  # a short text repeats
     engine = open_engine(chosen, Work(longest=context))
     assert isinstance(engine, ServerEngine)
-    ways: dict[str, Callable[[ServerEngine, list[Window]], float]] = {"plain": plain, "ours": ours}
+    ways: dict[str, Callable[[ServerEngine, WindowList], float]] = {"plain": plain, "ours": ours}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    plain(engine, made[: max(1, windows // 8)])  # the server's first prompts may be slower
+    plain(engine, WindowList(made.items[: max(1, windows // 8)]))  # the server's first prompts may be slower
     try:
         for number in range(repeat):
             for name in sorted(ways, reverse=number % 2 == 0):
@@ -102,7 +95,7 @@ def measure(
     }
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", required=True)
@@ -112,7 +105,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     found = measure(
         given.url,
         given.model,
@@ -128,8 +121,8 @@ def main() -> None:
         for name, speed in found["tokens_per_second"].items():
             print(f"{name:<6} {speed:>12,.1f} tokens/s")
         print(f"ratio  {found['ratio']:>12.3f}   (at least {TARGET:.2f})")
-    sys.exit(0 if found["ratio"] >= TARGET else 1)
+    return 0 if found["ratio"] >= TARGET else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

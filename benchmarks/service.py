@@ -25,43 +25,48 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import child_environment, last_error, run_child, say, temporary_folder, write_config
+from common import (
+    child_environment,
+    child_result,
+    last_error,
+    own_windows,
+    say,
+    score_all,
+    temporary_folder,
+    write_config,
+)
 from vllm_engine import SHAPES
 
-from scoremode.plan.windows import Window, WindowList
+from scoremode.plan.windows import WindowList
 
 TARGET = 0.95
 SECONDS = 1500
 
 
-def make_windows(vocabulary: int, context: int, count: int) -> list[Window]:
+def make_windows(vocabulary: int, context: int, count: int) -> WindowList:
     """Windows of random ids; every token but the first is a target."""
-    ids = np.random.default_rng(0).integers(3, vocabulary, (count, context)).astype(np.int32)
-    rows = np.arange(context - 1, dtype=np.int32)
-    return [Window(row, rows, row[1:, None]) for row in ids]
+    return own_windows(np.random.default_rng(0).integers(3, vocabulary, (count, context)))
 
 
-def score(engine: Any, windows: list[Window]) -> float:
+def score(engine: Any, windows: WindowList) -> float:
     """The mean log-probability, to show that both ways agree."""
-    found = dict(engine.score(WindowList(tuple(windows)), np.zeros(len(windows), np.bool_)))
-    assert len(found) == len(windows)
-    return float(np.mean([answers.logprob.mean() for answers in found.values()]))
+    return float(np.mean([answers.logprob.mean() for answers in score_all(engine, windows)]))
 
 
 # ── the engine in one process ────────────────────────────────────────────────────────────────────────────────────────
 def run_engine(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """In a process of its own, which writes its result into a file."""
-    out = folder / "engine.json"
-    words = [str(Path(__file__).resolve()), *sys.argv[1:], "--role", "engine", "--out", str(out), "--at", str(folder)]
-    problem = run_child(words, child_environment(), folder / "engine.log", SECONDS)
-    if problem:
-        raise SystemExit(f"the engine failed: {problem}")
-    result: dict[str, Any] = json.loads(out.read_text())
-    return result
+    words = [str(Path(__file__).resolve()), *asked.words, "--role", "engine", "--at", str(folder)]
+    result, why = child_result(words, folder, SECONDS)
+    if result is None:
+        raise SystemExit(f"the engine failed: {why}")
+    return dict(result)
 
 
 def be_engine(asked: argparse.Namespace) -> None:
@@ -81,7 +86,7 @@ def be_engine(asked: argparse.Namespace) -> None:
             score(engine, windows)
             seconds.append(time.perf_counter() - began)
         facts = {**engine.facts.settings, **engine.facts.versions, "device": engine.facts.device}
-    Path(asked.out).write_text(json.dumps({"seconds": seconds, "mean_logprob": mean, "facts": facts}))
+    Path(asked.result).write_text(json.dumps({"seconds": seconds, "mean_logprob": mean, "facts": facts}))
 
 
 def _flags(asked: argparse.Namespace) -> list[tuple[str, str]]:
@@ -102,7 +107,7 @@ def start_server(asked: argparse.Namespace, folder: Path) -> tuple[subprocess.Po
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "scoremode", "serve", asked.model or str(folder), "--head", asked.head]
-    words += ["--served-model-name", "served", "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--served-model-name", asked.served_name, "--host", "127.0.0.1", "--port", str(port)]
     words += ["--max-model-len", str(asked.context), "--disable-uvicorn-access-log"]
     words += [] if asked.model else ["--load-format", "dummy"]
     words += [] if asked.dtype is None else ["--dtype", asked.dtype]
@@ -131,18 +136,33 @@ def stop(server: subprocess.Popen[bytes]) -> None:
             server.wait()
 
 
+@contextmanager
+def running(asked: argparse.Namespace, folder: Path) -> Iterator[str]:
+    """The address of a service: of one that is there, or of one that is stopped at the end."""
+    if asked.url:
+        yield asked.url
+        return
+    began = time.monotonic()
+    server, address = start_server(asked, folder)
+    say(f"the server answers after {time.monotonic() - began:.0f} s")
+    try:
+        yield address
+    finally:
+        stop(server)
+
+
 def be_client(address: str, asked: argparse.Namespace, number: int, gate: Any, results: Any) -> None:
     """Score every N-th window again and again, each time when all clients are ready."""
     from scoremode.engines.plugin import Work
     from scoremode.engines.registry import choose, open_engine
 
-    chosen = choose("served", address)
+    chosen = choose(asked.served_name, address)
     engine = open_engine(chosen, Work(longest=asked.context))
-    windows = make_windows(engine.facts.known_vocabulary, asked.context, asked.windows)[number :: asked.clients]
+    windows = make_windows(engine.facts.known_vocabulary, asked.context, asked.windows).items[number :: asked.clients]
     for _ in range(asked.repeat + 1):
         gate.wait(SECONDS)
         began = time.monotonic()  # the same clock in all processes
-        mean = score(engine, windows)
+        mean = score(engine, WindowList(windows))
         results.put((began, time.monotonic(), mean, len(windows)))
     engine.close()
 
@@ -158,10 +178,7 @@ def next_result(results: Any, clients: list[Any]) -> Any:
 
 
 def run_service(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    began = time.monotonic()
-    server, address = start_server(asked, folder)
-    say(f"the server answers after {time.monotonic() - began:.0f} s")
-    try:
+    with running(asked, folder) as address:
         spawn = multiprocessing.get_context("spawn")
         gate, results = spawn.Barrier(asked.clients), spawn.Queue()
         clients = [
@@ -177,8 +194,6 @@ def run_service(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
             mean = sum(own * count for _, _, own, count in found) / sum(count for _, _, _, count in found)
         for client in clients:
             client.join(30)
-    finally:
-        stop(server)
     return {"seconds": seconds[1:], "mean_logprob": mean}
 
 
@@ -196,8 +211,8 @@ def write_model(asked: argparse.Namespace) -> Path:
     return folder
 
 
-def main() -> int:
-    asked = parse()
+def main(words: Sequence[str] | None = None) -> int:
+    asked = parse(words)
     if asked.role == "engine":
         be_engine(asked)
         return 0
@@ -219,10 +234,12 @@ def main() -> int:
     return 0 if same else 1
 
 
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--model", help="a folder with real weights, in place of a shape")
+    parser.add_argument("--url", help="a service that runs already, with the same model and flags")
+    parser.add_argument("--served-name", default="served", help="of the model, in the service")
     parser.add_argument("--dtype")
     parser.add_argument("--head", default="exact")
     parser.add_argument("--clients", type=int, default=8)
@@ -232,10 +249,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--flag", action="append", default=[], help="--flag=--NAME=VALUE: for both")
     parser.add_argument("--server-flag", action="append", default=[], help="--server-flag=--NAME: for the server alone")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--role", default="")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--at", default="")
-    return parser.parse_args()
+    for hidden in ("--role", "--result", "--at"):
+        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args(words)
+    asked.words = sys.argv[1:] if words is None else list(words)
+    return asked
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PHASES = {  # function -> phase; the time of inner phases is subtracted from outer ones
@@ -121,7 +122,7 @@ def main():
             times.append((time.perf_counter() - begin, run.manifest["seconds"]))
     print("SESSION " + json.dumps(times), file=sys.stderr)
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
 """
 
 
@@ -225,7 +226,7 @@ def _print(given: argparse.Namespace, ours: list[float], theirs: list[float], ph
         print(f"  {phase:42}{statistics.median(split.get(phase, 0.0) for split in phases):7.2f} s")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="transformers", choices=sorted(STOCK))
     parser.add_argument("--model", default="smollm2-135m")
@@ -238,7 +239,7 @@ def main() -> None:
     parser.add_argument(
         "--option", action="append", default=[], help="a flag for scoremode, as in --option=--enforce-eager"
     )
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     import torch
 
     from scoremode.models.facts import resolve
@@ -249,7 +250,8 @@ def main() -> None:
     if not given.cpu and "--dtype" not in given.option:
         given.option += ["--dtype", given.dtype]
     measure(given)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def said(good: bool) -> str:
     return "yes" if good else "NO"
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", help="a checkpoint's folder or a model's name; default: bytes, the table engine")
     parser.add_argument("--megabytes", type=int, default=100)
@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5, help="turns")
     parser.add_argument("--script-characters", type=int, default=150_000, help="of each script; 0 leaves them out")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     if missing := [str(path) for path in given.text if not path.is_file()]:
         parser.error(f"no such file: {', '.join(missing)}")
     result = measure(given)

@@ -14,14 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from common import child_result, last_lines, own_windows, peak_mib, score_all, temporary_folder
+
+SECONDS = 3600  # that a variant may take
 VARIANTS = ("body", "matmul", "labels", "naive", "scoremode")
 
 
@@ -47,8 +49,6 @@ def way(variant: str, engine: Any, ids: Any) -> Callable[[], float]:
     import numpy as np
     import torch
 
-    from scoremode.plan.windows import Window, WindowList
-
     rows = [torch.from_numpy(row.astype(np.int64))[None] for row in ids]
     hidden = torch.randn(ids.shape[1], engine.model.config.hidden_size)
     weight = engine.model.get_output_embeddings().weight
@@ -70,9 +70,7 @@ def way(variant: str, engine: Any, ids: Any) -> Callable[[], float]:
         return total
 
     def scoremode() -> float:
-        steps = np.arange(ids.shape[1] - 1, dtype=np.int32)
-        source = WindowList(tuple(Window(row, steps, row[1:, None]) for row in ids))
-        return sum(float(a.logprob.sum()) for _, a in engine.score(source, np.zeros(len(ids), np.bool_)))
+        return sum(float(answers.logprob.sum()) for answers in score_all(engine, own_windows(ids)))
 
     found: dict[str, Callable[[], float]] = dict(zip(VARIANTS, (body, matmul, labels, naive, scoremode), strict=True))
     return found[variant]
@@ -82,7 +80,7 @@ def child(variant: str, arguments: argparse.Namespace) -> dict[str, float]:
     import torch
 
     engine, ids = prepare(arguments.model, arguments.context, arguments.windows)
-    loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loaded = peak_mib()
     with torch.inference_mode():
         run = way(variant, engine, ids)
         run()  # warm up
@@ -91,16 +89,15 @@ def child(variant: str, arguments: argparse.Namespace) -> dict[str, float]:
             begin = time.perf_counter()
             answer = run()
             seconds.append(time.perf_counter() - begin)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "seconds": statistics.median(seconds),
         "fastest": min(seconds),
-        "extra_peak_mib": (peak - loaded) / 1024,
+        "extra_peak_mib": peak_mib() - loaded,
         "answer": answer,
     }
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--context", type=int, default=2048)
@@ -108,16 +105,18 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(words)
     if arguments.child:
-        print(json.dumps(child(arguments.child, arguments)))
-        return
-    results = {}
+        arguments.result.write_text(json.dumps(child(arguments.child, arguments)))
+        return 0
+    results, work, given = {}, temporary_folder("benchmark"), sys.argv[1:] if words is None else words
     for variant in VARIANTS:
-        command = [sys.executable, __file__, *sys.argv[1:], "--child", variant]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        results[variant] = json.loads(printed.strip().split("\n")[-1])
+        results[variant], why = child_result([__file__, *given, "--child", variant], work, SECONDS)
+        if results[variant] is None:
+            sys.exit(f"{variant}: {why}\n{last_lines(work / 'log.txt', 15)}")
     report(arguments, results)
+    return 0
 
 
 def report(arguments: argparse.Namespace, results: dict[str, dict[str, float]]) -> None:
@@ -141,4 +140,4 @@ def report(arguments: argparse.Namespace, results: dict[str, dict[str, float]]) 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,11 +26,11 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import METER, child_environment, run_child, say, temporary_folder, write_config
+from common import PROBE, child_result, last_lines, own_windows, say, score_all, temporary_folder, write_config
 
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import states_in
@@ -169,12 +169,10 @@ class Ours(Contender):
         say(f"head: {self.engine.facts.head}")
 
     def run(self, ids: Any) -> Any:
-        import numpy as np
-
-        return dict(self.engine.score(windows_of(ids), np.zeros(len(ids), np.bool_)))
+        return score_all(self.engine, own_windows(ids))
 
     def mean_logprob(self, result: Any, ids: Any) -> float | None:
-        return statistics.fmean(float(result[i].logprob.mean()) for i in range(min(2, len(ids))))
+        return statistics.fmean(float(answers.logprob.mean()) for answers in result[:2])
 
     def close(self) -> None:
         self.engine.close()
@@ -200,7 +198,7 @@ class Against(Ours):
         }
         with StatesWriter(folder, **shape, identity={}) as writer:
             begin = time.perf_counter()
-            for i, answers in self.engine.score(windows_of(ids), np.zeros(len(ids), np.bool_), Want(states=True)):
+            for i, answers in self.engine.score(own_windows(ids), np.zeros(len(ids), np.bool_), Want(states=True)):
                 writer.write(i * a_prompt, states_in(answers))
             say(f"states kept at {ids.size / (time.perf_counter() - begin):,.0f} tokens/s")
             shape_of_logits: dict[str, Any] = {
@@ -213,24 +211,12 @@ class Against(Ours):
         self.baseline = StoredBaseline(stored, offsets=np.arange(len(ids) + 1) * a_prompt)
 
     def run(self, ids: Any) -> Any:
-        import numpy as np
-
-        return dict(self.engine.score(windows_of(ids), np.zeros(len(ids), np.bool_), Want(against=self.baseline)))
+        return score_all(self.engine, own_windows(ids), Want(against=self.baseline))
 
     def mean_logprob(self, result: Any, ids: Any) -> float | None:
-        largest = max(float(abs(measured(answers.kl)).max()) for answers in result.values())
+        largest = max(float(abs(measured(answers.kl)).max()) for answers in result)
         say(f"largest KL of the model to itself: {largest:.2g}")
         return super().mean_logprob(result, ids)
-
-
-def windows_of(ids: Any) -> Any:
-    """Prompts (n, context) as windows in which every token but the first is scored."""
-    import numpy as np
-
-    from scoremode.plan.windows import Window, WindowList
-
-    rows = np.arange(ids.shape[1] - 1, dtype=np.int32)
-    return WindowList(tuple(Window(row, rows, row[1:, None]) for row in ids))
 
 
 def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -244,7 +230,7 @@ def child(variant: str, model: str, arguments: argparse.Namespace) -> dict[str, 
         "max_num_batched_tokens": arguments.batch_tokens,
         "gpu_memory_utilization": arguments.gpu_memory_utilization,
         "load_format": "auto" if arguments.model else "dummy",
-        "worker_extension_cls": METER,
+        "worker_extension_cls": PROBE,
     }
     ours = {"ours": Ours, "against": Against}.get(variant)
     contender = ours(model, engine_arguments) if ours else Stock(model, engine_arguments, variant)
@@ -299,8 +285,8 @@ def cpu_seconds() -> float:
 
 
 # ── in the parent ────────────────────────────────────────────────────────────────────────────────────────────────────
-def main() -> int:
-    arguments = parse()
+def main(words: Sequence[str] | None = None) -> int:
+    arguments = parse(words)
     if arguments.child:
         result = child(arguments.child, arguments.folder, arguments)
         Path(arguments.result).write_text(json.dumps(result), encoding="utf-8")
@@ -327,20 +313,17 @@ def check_names(shapes: list[str], variants: list[str], real: bool) -> None:
 
 
 def measure(shape: str, variant: str, folder: Path, work: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    result, log = work / "result.json", work / "log.txt"
-    result.unlink(missing_ok=True)
     prompts = arguments.prompts or PROMPTS.get(shape, 64)
-    own = ["--child", variant, "--folder", str(folder), "--result", str(result), "--prompts", str(prompts)]
+    own = ["--child", variant, "--folder", str(folder), "--prompts", str(prompts)]
     begin = time.perf_counter()
-    why = run_child([__file__, *sys.argv[1:], *own], child_environment(), log, arguments.timeout)
+    found, why = child_result([__file__, *arguments.words, *own], work, arguments.timeout)
     took = time.perf_counter() - begin
-    if not result.exists():
+    if found is None:
         say(f"{shape} {variant}: FAILED after {took:.0f} s: {why}")
-        say("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-arguments.log_lines :]))
-        return {"error": why or "no result"}
-    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        say(last_lines(work / "log.txt", arguments.log_lines))
+        return {"error": why}
     say(f"{shape} {variant}: {found['tokens_per_second']:,.0f} tokens/s, {took:.0f} s in all")
-    return found
+    return dict(found)
 
 
 def report(shape: str, results: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> None:
@@ -378,7 +361,7 @@ def verdict(reached: bool) -> str:
     return "reached" if reached else "MISSED"
 
 
-def parse() -> argparse.Namespace:
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="llama-8b,llama-8b-w4a16,qwen-0.5b", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--model", help="a checkpoint's folder: real weights instead of shapes")
@@ -394,7 +377,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     for hidden in ("--child", "--folder", "--result"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args(words)
+    arguments.words = sys.argv[1:] if words is None else list(words)
+    return arguments
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +71,12 @@ def widen(model: Any) -> Any:
     return made
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="float16")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     from transformers import AutoModelForCausalLM
 
     source = resolve(arguments.model)
@@ -88,7 +90,8 @@ def main() -> None:
     for file in source.iterdir():
         if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "chat_template")):
             shutil.copy(file, arguments.folder)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
