@@ -85,7 +85,8 @@ ROWS = (
     ),
     Row(
         "harness",
-        "{tiny_bos} --task-data {tasks} --tasks arc_easy --num-fewshot 1 --limit 4 --max-length 128",
+        "{tiny_bos} --task-data {tasks} --tasks arc_easy --num-fewshot 1 --limit 4 --max-length 128 "
+        "--set SCOREMODE_CACHE={own_cache}",
         (
             "arc_easy +hf +# +# +# +# / # +acc #, acc_norm #",
             r"arc_easy +transformers +# +# +# +# \(#\) +# / # +acc #",
