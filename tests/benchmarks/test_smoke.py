@@ -132,7 +132,7 @@ ROWS = (
     Row("prob_rows", "--driver --targets 20480", ("windows of   512 targets: +# scored +# resumed +# read",)),
     Row(
         "replica_faults",
-        "--rounds 1 --windows 40",
+        "--rounds 1 --windows 40 --nodes 1",
         ("1  .*deaths # +windows again +# +copies # +equal", "1 of 1 rounds gave the same numbers"),
         needs="ray",
         own_process=True,
