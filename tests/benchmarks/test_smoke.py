@@ -460,6 +460,6 @@ def test_every_benchmark_has_a_row() -> None:
     while waiting:
         used.add(name := waiting.pop())
         nodes = [node for node in ast.walk(trees[name]) if isinstance(node, ast.Import | ast.ImportFrom)]
-        imported = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
+        imported = {node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in nodes}
         waiting |= (imported & trees.keys()) - used
     assert trees.keys() == used
