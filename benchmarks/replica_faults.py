@@ -55,19 +55,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--windows", type=int, default=240)
+    parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(words)
     rng = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="scoremode-faults-") as folder, Machine(Path(folder)) as machine:
         text = text_of(Path(folder), given.windows)
         expected = sm.ppl("paced:", corpus=str(text), **SIZES).scores.logprob
-        for _ in range(3):
-            machine.add()
         equal, began = 0, time.monotonic()
         for number in range(given.rounds):
-            while len(machine.nodes) < 3:
+            while len(machine.nodes) < given.nodes:
                 machine.add()
-            with open_all(f"paced:wait={WAIT}", 3, gpus=1) as model:
+            with open_all(f"paced:wait={WAIT}", given.nodes, gpus=1) as model:
                 done, happened = threading.Event(), []
                 other = threading.Thread(target=lambda: happened.extend(disturb(machine, model, rng, done)))  # noqa: B023
                 other.start()

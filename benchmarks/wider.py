@@ -43,7 +43,7 @@ def widen(model: Any) -> Any:
     config = model.config
     heads, kv, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     group = heads // kv
-    new_kv = next(n for n in range(kv, 16 * kv) if n * size % BLOCK == 0 and n * group * size % BLOCK == 0)
+    new_kv = up(kv, BLOCK // math.gcd(BLOCK, size))
     hidden = up(config.hidden_size, math.lcm(BLOCK, new_kv * group))  # Transformers wants a multiple of the heads
     shrink = config.hidden_size / hidden
     wide = type(config)(

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "head.py"
+from tests.benchmarks.conftest import load
+
 TINY = ("--device", "cpu", "--rows", "70", "--repeats", "2")
-
-
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def printed() -> tuple[dict[str, Any], str]:
-    done = run(*TINY, "--shapes", "32:1500", "--only", "naive,liger,scoremode,scoremode KL", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    options = ("--shapes", "32:1500", "--only", "naive,liger,scoremode,scoremode KL", "--json", "-")
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        assert load("head").main([*TINY, *options]) == 0
+    return json.loads(out.getvalue()), err.getvalue()
 
 
 def test_the_document_says_where_and_how_it_was_measured(printed: tuple[dict[str, Any], str]) -> None:
@@ -57,9 +55,8 @@ def test_what_cannot_run_is_skipped_with_its_reason(printed: tuple[dict[str, Any
 
 
 def test_a_name_that_is_not_known_is_refused() -> None:
-    done = run(*TINY, "--only", "nonsense")
-    assert done.returncode != 0
-    assert "nonsense is not known" in done.stderr
+    with pytest.raises(SystemExit, match="nonsense is not known"):
+        load("head").main([*TINY, "--only", "nonsense"])
 
 
 def test_a_plot_is_drawn_from_a_saved_document(tmp_path: Path) -> None:
@@ -72,8 +69,7 @@ def test_a_plot_is_drawn_from_a_saved_document(tmp_path: Path) -> None:
     document = {"hardware": "a <machine>", "versions": {"torch": "2.13"}, "dtype": "float32", "scaling": points}
     saved, drawn = tmp_path / "head.json", tmp_path / "head.svg"
     saved.write_text(json.dumps(document), encoding="utf-8")
-    done = run("--from", str(saved), "--plot", str(drawn))
-    assert done.returncode == 0, done.stderr
+    assert load("head").main(["--from", str(saved), "--plot", str(drawn)]) == 0
     picture = ElementTree.fromstring(drawn.read_text(encoding="utf-8"))
     assert len(picture.findall(".//{*}circle")) == 2 * len(points) + 2  # two marks a point, two in the legend
     words = [x.text for x in picture.findall(".//{*}text")]

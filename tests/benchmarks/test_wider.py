@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.benchmarks.conftest import load
 
 BLOCK = 128
 
 
 @pytest.fixture(scope="module")
 def wider() -> Any:
-    """The script as a module; benchmarks are not a package."""
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "wider.py"
-    spec = importlib.util.spec_from_file_location("wider", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("wider")
 
 
 def test_padding_keeps_the_upper_left_corner(wider: Any) -> None:
