@@ -231,6 +231,11 @@ FILES: dict[str, Damage] = {
 }
 
 
+def a_link_to_text(path: Path) -> None:
+    path.with_name("linked.txt").write_text(TEXT)
+    path.symlink_to(path.with_name("linked.txt"))
+
+
 def a_link_to_nothing(path: Path) -> None:
     path.symlink_to(path.with_name("nothing-there"))
 
@@ -261,6 +266,7 @@ PLACES: dict[str, Damage] = {
     "mixed-folder": _mixed_folder,
     "foreign-folder": _a_foreign_folder,
     "link-to-nothing": a_link_to_nothing,
+    "link-to-text": a_link_to_text,
     "a-device": a_device,
 }
 
