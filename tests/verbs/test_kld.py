@@ -245,7 +245,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, tiny: Path) -> None:
     link = tmp_path / "link.kld"
     link.symlink_to(path)
     for name, fresh in ((path, False), (path, True), (link, True)):
-        with pytest.raises(InputError, match="exists and is not a .kld file"):
+        with pytest.raises(InputError, match=r"exists and is not a \.kld file"):
             sm.reference("table:uniform", kld=name, fresh=fresh, **asked)
     assert path.read_text() == "mine"
 
@@ -254,7 +254,7 @@ def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"text": TEXT, "context_length": CONTEXT}
     path, link = tmp_path / "there.kld", tmp_path / "link.kld"
     path.write_bytes(MAGIC + b"a file that llama-perplexity did not finish")
-    with pytest.raises(InputError, match="exists; .* --fresh"):
+    with pytest.raises(InputError, match=r"exists; .* --fresh"):
         sm.reference("table:uniform", kld=path, **asked)
     link.symlink_to(path)
     sm.reference("table:uniform", kld=link, fresh=True, **asked)
