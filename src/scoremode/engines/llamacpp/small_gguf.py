@@ -1,4 +1,4 @@
-"""A Hugging Face Llama as a GGUF file in float32, for the self-test: what is scored must be what Transformers scores."""
+"""A Hugging Face Llama as a GGUF file in float32, for the self-test: Transformers judges what llama.cpp scores."""
 
 from __future__ import annotations
 
