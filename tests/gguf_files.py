@@ -9,24 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+
+from scoremode.engines.llamacpp.small_gguf import Matrix, add_llama_keys, llama_tensors
 
 NORMAL, CONTROL, BYTE = 1, 3, 6  # types of tokens
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-Matrix = NDArray[np.float32]
 Change = Callable[[Any], None]
 
 
@@ -55,7 +41,7 @@ def gguf_of(
 
     writer = GGUFWriter(file, "llama")
     config = json.loads((folder / "config.json").read_text())
-    add_llama_keys(writer, config, changes)
+    add_llama_keys(writer, config, **changes)
     if tokenizer is None:
         add_byte_level(writer, folder, pre)
     else:
@@ -64,25 +50,6 @@ def gguf_of(
         add_tensor(writer, name, weights(name, matrix), stored)
     finish(writer)
     return file
-
-
-def add_llama_keys(writer: Any, config: dict[str, Any], changes: dict[str, Any]) -> None:
-    numbers = {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"],
-        "vocab_size": config["vocab_size"],
-        **changes,
-    }
-    for name, value in numbers.items():
-        writer.add_uint32(f"llama.{name}", value)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
-    base = (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta", 10000.0)
-    writer.add_float32("llama.rope.freq_base", base)
 
 
 def add_byte_level(writer: Any, folder: Path, pre: str) -> None:
@@ -104,26 +71,6 @@ def add_byte_level(writer: Any, folder: Path, pre: str) -> None:
     chat = folder / "chat_template.jinja"
     if chat.exists():
         writer.add_chat_template(chat.read_text())
-
-
-def llama_tensors(folder: Path, config: dict[str, Any]) -> list[tuple[str, Matrix]]:
-    """Tensors by llama.cpp's names; rows of queries and keys in the order that its rotation wants."""
-    from safetensors.numpy import load_file
-
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    found = []
-    for name, matrix in load_file(folder / "model.safetensors").items():
-        short = name.removesuffix(".weight")
-        begin = ""
-        if short.startswith("model.layers."):
-            _, _, layer, short = short.split(".", 3)
-            begin = f"blk.{layer}."
-        for leaf, count in heads.items():
-            if short.endswith(leaf):
-                pairs = matrix.reshape(count, 2, len(matrix) // count // 2, -1)
-                matrix = pairs.swapaxes(1, 2).reshape(matrix.shape)  # noqa: PLW2901
-        found.append((f"{begin}{NAMES[short]}.weight", np.ascontiguousarray(matrix, np.float32)))
-    return found
 
 
 def add_tensor(writer: Any, name: str, matrix: Matrix, stored: str) -> None:

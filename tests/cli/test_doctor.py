@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Command, Refused
+from tests.gguf_files import require_llamacpp
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,12 @@ def test_json_has_the_facts(command: Command) -> None:
     assert found["good"] is True
     names = [check["name"] for check in found["self_tests"]]
     assert "head on cpu" in names
-    assert names[-2:] == ["engine table", "engine transformers"]
+    assert {"engine table", "engine transformers"} <= set(names)
+    tested = {name.removeprefix("engine ") for name in names}
+    assert tested.isdisjoint(found["not_tested"])
+    assert {engine["name"] for engine in found["engines"]} <= tested | found["not_tested"].keys()
+    assert "vLLM is not installed" in found["not_tested"]["vllm"]
+    assert "scoremode ppl" in found["not_tested"]["server"]
     assert all(check["error"] <= check["allowed"] for check in found["self_tests"])
 
 
@@ -105,6 +111,26 @@ def test_a_vllm_that_is_not_there_is_refused(refused: Refused) -> None:
 
 def test_an_unknown_engine_is_refused(refused: Refused) -> None:
     assert "did you mean 'transformers'" in refused("doctor", "--engine", "transformer")
+
+
+def test_llamacpp_is_tested_with_a_small_gguf(command: Command) -> None:
+    require_llamacpp()
+    outcome = command("doctor", "--engine", "llamacpp", "--json")
+    assert outcome.code == 0, outcome.err
+    check = outcome.json["self_tests"][-1]
+    assert (check["name"], check["good"]) == ("engine llamacpp", True)
+    assert 0 < check["error"] < 2e-4
+
+
+def test_an_engine_that_cannot_be_tested_is_refused_or_listed(
+    command: Command, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scoremode.engines.plugin.EnginePlugin.self_test_model", lambda *_: None)
+    monkeypatch.setattr("scoremode.engines.llamacpp.LlamaCppPlugin.self_test_model", lambda *_: None)
+    assert "there is no self-test of the transformers engine" in refused("doctor", "--engine", "transformers")
+    outcome = command("doctor")
+    assert "not tested" in outcome.out
+    assert "self-test: engine transformers" in outcome.out
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.hostile.gguf_inputs import GGUFS
+from tests.hostile.gguf_inputs import ABORTING, GGUFS
 from tests.hostile.inputs import JOURNALS, KLDS, MODELS, QUESTION, REFERENCES, RUNS
 
 VALUES = {
@@ -32,6 +32,7 @@ class Case:
     codes: tuple[int, ...] = (2,)  # exit codes that are right
     same: bool = False  # where the exit code is 0: it was resumed, to the numbers of an undisturbed run
     stdin: bytes = b""
+    process: bool = False  # in a process of its own
     streams: str = ""  # a process of its own, with a stream that is closed or full: see harness.py
 
     def __str__(self) -> str:
@@ -291,6 +292,7 @@ TEXTS = [
 ]
 
 MODEL_LINES = {  # words of the line, where more can be asked than that there is one
+    "context-1": ("context of 1 token",),
     "config-layers-fewer": ("layer|tensor",),
     "config-layers-negative": ("layer|tensor",),
     "config-quantization-unknown": ("quantization",),
@@ -391,6 +393,15 @@ PLACES = [
     ("reference {model:good} <question> --kld {nothing-here} --method gptq", "--method llamacpp"),
     ("reference {model:good} <question> --kld {nothing-here}", "stride"),
     ("reference {model:good} --corpus {good.txt} --kld {good.txt}", "exists"),
+    ("reference {model:good} --corpus {good.txt} --kld {good.txt} --fresh", "not a .kld file"),
+    ("reference {model:good} --corpus {good.txt} --kld {model:good}/model.safetensors --fresh", "not a .kld file"),
+    (
+        "reference {model:good} --corpus {good.txt} --kld {model:good}/config.json --out {nothing-here}",
+        "not a .kld file",
+    ),
+    ("reference {gguf:good} --corpus {good.txt} --kld {gguf:good} --fresh", "not a .kld file"),
+    ("reference {model:good} --corpus {good.txt} --kld {link-to-text} --fresh", "not a .kld file"),
+    ("reference {model:good} --corpus {good.txt} --kld {stock:kld}", "exists"),
     ("reference {model:good} --corpus {good.txt} --kld {empty-folder}", "is a folder"),
     ("reference {model:good} --corpus {good.txt} --kld {nothing-here}/x.kld", "no folder"),
     ("reference {model:good} --corpus {good.txt} --kld {stock:run}/x.kld", "inside a run"),
@@ -489,6 +500,17 @@ GGUF = [
     ("ppl {gguf:good} --text abcdef --tokenizer {empty-folder}", "empty-folder"),
     ("ppl {gguf:good} --corpus {long.txt} --context-length 500", "128"),
     ("ppl nothing-here.gguf --text abcdef", "nothing-here.gguf"),
+    ("ppl {gguf:good} --text abcdef --threads 1000000", "up to 512"),
+    ("ppl {gguf:good} --text abcdef --threads 99999999999", "up to 512"),
+    ("ppl {gguf:good} --text abcdef --threads -1", "--threads"),
+    ("ppl {gguf:good} --text abcdef --n-batch 4294967296", "up to 2147483647"),
+    ("ppl {gguf:good} --text abcdef --n-ubatch 0", "--n-ubatch"),
+    ("ppl {gguf:good} --text abcdef --n-gpu-layers 4294967296", "up to 2147483647"),
+    ("plan {gguf:context-1} <question>", "context of 1 token"),
+    ("plan {gguf:context-1} --text abcdef", "context of 1 token"),
+    ("reference {gguf:context-1} --corpus {good.txt} --kld {nothing-here}", "context of 1 token"),
+    ("plan {model:context-1} --text abcdef", "context of 1 token"),
+    ("noise {model:context-1} --text abcdef", "context of 1 token"),
     ("reference {gguf:good} <question> --out {nothing-here}", "llamacpp engine cannot|hidden states"),
     ("compare {gguf:good} {model:good} <question>", "llamacpp engine cannot|hidden states"),
     ("compare {model:good} {gguf:cut-5} <question>", "not a whole GGUF"),
@@ -567,6 +589,9 @@ def all_cases() -> list[Case]:
     cases += [Case("compare", command, (words,)) for command, words in COMPARE]
     cases += [Case("GGUF", command, (words,)) for command, words in GGUF]
     cases += [Case("GGUF", f"ppl {{gguf:{name}}} <question>", (words,)) for name, (_, words) in GGUFS.items()]
+    for name, (_, words) in ABORTING.items():
+        rule = "--fail-if 'kl_mean > 0.5'"  # which would give 1
+        cases.append(Case("GGUF", f"compare {{model:good}} {{gguf:{name}}} <question> {rule}", (words,), process=True))
     cases += [Case("tasks", command, (words,) if words else ()) for command, words in TASKS]
     cases += [Case("runs", line % f"run:{name}", ()) for name in RUNS for line in RUN_COMMANDS]
     cases += [Case("runs", f"{PPL} <question> --out {{run:{name}}}", (), (0, 2)) for name in RUNS]

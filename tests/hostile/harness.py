@@ -39,7 +39,8 @@ def problems(case: Case, folder: Path, stock: Stock) -> list[str]:
     made: dict[str, Path] = {}
     words = arguments(case, folder, stock, made)
     before = snapshot(folder)
-    found = run_process(case, words) if case.streams or "org-that-is-nowhere" in case.command else run(case, words)
+    alone = case.process or case.streams or "org-that-is-nowhere" in case.command
+    found = run_process(case, words) if alone else run(case, words)
     resumed = case.same and found.code == 0  # and then the journal is gone, as it must be
     return [*_wrong_answer(case, found, stock, made), *([] if resumed else _lost(before, snapshot(folder)))]
 

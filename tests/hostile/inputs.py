@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gguf_files import gguf_of
-from tests.hostile.gguf_inputs import GGUFS
+from tests.hostile.gguf_inputs import ABORTING, GGUFS
 from tests.makers import VOCABULARY, make_tiny_model
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 12
@@ -231,6 +231,11 @@ FILES: dict[str, Damage] = {
 }
 
 
+def a_link_to_text(path: Path) -> None:
+    path.with_name("linked.txt").write_text(TEXT)
+    path.symlink_to(path.with_name("linked.txt"))
+
+
 def a_link_to_nothing(path: Path) -> None:
     path.symlink_to(path.with_name("nothing-there"))
 
@@ -261,6 +266,7 @@ PLACES: dict[str, Damage] = {
     "mixed-folder": _mixed_folder,
     "foreign-folder": _a_foreign_folder,
     "link-to-nothing": a_link_to_nothing,
+    "link-to-text": a_link_to_text,
     "a-device": a_device,
 }
 
@@ -355,6 +361,7 @@ MODELS: dict[str, Damage] = {
     "config-deep": file_of(CONFIG, holding(DEEP)),
     "config-binary": file_of(CONFIG, holding(bytes(range(256)))),
     "config-folder": file_of(CONFIG, a_folder),
+    "context-1": edited(CONFIG, "max_position_embeddings", to=1),
     "config-no-type": edited(CONFIG, "model_type", to=REMOVED),
     "config-unknown-type": edited(CONFIG, "model_type", to="nobody-knows-this"),
     "config-type-number": edited(CONFIG, "model_type", to=5),
@@ -525,7 +532,10 @@ def make_input(name: str, folder: Path, stock: Stock) -> Path:
         "reference": (stock.reference, REFERENCES),
         "journal": (stock.partial, JOURNALS),
         "kld": (stock.kld, KLDS | {"good": lambda path: None}),
-        "gguf": (stock.gguf, {key: damage for key, (damage, _) in GGUFS.items()} | {"good": lambda path: None}),
+        "gguf": (
+            stock.gguf,
+            {key: damage for key, (damage, _) in (GGUFS | ABORTING).items()} | {"good": lambda path: None},
+        ),
         "stock": (getattr(stock, which.replace("-", "_"), stock.run), {which: lambda folder: None}),
     }
     good, damages = kinds[kind]

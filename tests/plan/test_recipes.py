@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.errors import CorpusError, MethodError
+from scoremode.errors import CorpusError, MethodError, ModelError
 from scoremode.plan.making import make_plan, plan_of_pairs
 from scoremode.plan.plan import Plan
-from scoremode.plan.recipes import METHODS, find_method
+from scoremode.plan.recipes import METHODS, Span, find_method
 from scoremode.text.tokenizer import TokenizerFacts
 from scoremode.text.tokens import Tokens
 
@@ -239,6 +239,20 @@ def test_settings_that_a_method_refuses(name: str, arguments: dict[str, Any], me
     with pytest.raises(MethodError, match=message) as caught:
         make_plan(find_method(name), tokens_of(40), **arguments)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("context", [None, 1, 8])
+def test_a_model_with_a_context_of_one_is_refused(name: str, context: int | None) -> None:
+    with pytest.raises(ModelError, match="context of 1 token leaves no room for a target"):
+        make_plan(find_method(name), tokens_of(40), context_length=context, model_context=1)
+
+
+def test_windows_without_a_target_are_refused() -> None:
+    """Not by an assertion: ``python -O`` would save a run with no score."""
+    none = replace(find_method("gptq"), windows=lambda tokens, sizes: iter([Span(0, 4, 4, 4), Span(4, 8, 8, 8)]))
+    with pytest.raises(MethodError, match="no target in windows of 4 tokens"):
+        make_plan(none, tokens_of(40), context_length=4)
 
 
 def test_a_text_too_short_for_a_method_says_what_would_do() -> None:

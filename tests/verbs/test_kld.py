@@ -24,7 +24,7 @@ from scoremode.report.terminal.compare import comparison_json
 from scoremode.report.text import model_notes
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics
-from scoremode.store.kld import KldFile
+from scoremode.store.kld import MAGIC, KldFile
 from scoremode.values import Floats
 from tests.kld_files import kl_longhand, log_p, random_logits, record, write_file
 from tests.makers import OBEY_INTERRUPTS
@@ -242,11 +242,33 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, tiny: Path) -> None:
         sm.reference("table:uniform", kld=tmp_path, **asked)
     assert list(tmp_path.iterdir()) == []
     path.write_text("mine")
-    with pytest.raises(InputError, match="exists"):
-        sm.reference("table:uniform", kld=path, **asked)
+    link = tmp_path / "link.kld"
+    link.symlink_to(path)
+    for name, fresh in ((path, False), (path, True), (link, True)):
+        with pytest.raises(InputError, match=r"exists and is not a \.kld file"):
+            sm.reference("table:uniform", kld=name, fresh=fresh, **asked)
     assert path.read_text() == "mine"
-    sm.reference("table:uniform", kld=path, fresh=True, **asked)
+
+
+def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"text": TEXT, "context_length": CONTEXT}
+    path, link = tmp_path / "there.kld", tmp_path / "link.kld"
+    path.write_bytes(MAGIC + b"a file that llama-perplexity did not finish")
+    with pytest.raises(InputError, match=r"exists; .* --fresh"):
+        sm.reference("table:uniform", kld=path, **asked)
+    link.symlink_to(path)
+    sm.reference("table:uniform", kld=link, fresh=True, **asked)
     assert KldFile(path).layout.vocabulary == 256
+    assert link.is_symlink()
+
+
+def test_a_foreign_folder_beside_the_file_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / ".x.kld.scoremode"
+    sm.ppl("table:uniform", text=TEXT, out=folder)
+    (folder / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match="another run"):
+        sm.reference("table:uniform", kld=tmp_path / "x.kld", text=TEXT, context_length=CONTEXT)
+    assert (folder / "thesis.txt").read_text() == "mine"
 
 
 def test_an_engine_without_distributions_is_told_so(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ class KnownOption:
     def bounds(self) -> str:
         """The numbers that are allowed, in words."""
         d = self.details
-        low = f"above {d.above:g}" if d.above is not None else ""
-        high = f"up to {d.at_most:g}" if d.at_most is not None else ""
+        low = f"above {d.above}" if d.above is not None else ""
+        high = f"up to {d.at_most}" if d.at_most is not None else ""
         return " and ".join(part for part in (low, high) if part)
 
 

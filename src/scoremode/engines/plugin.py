@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from scoremode.engines.options import Options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scoremode.engines.base import Engine
     from scoremode.engines.generation import Generator
     from scoremode.models.subject import Subject
@@ -151,6 +153,10 @@ class EnginePlugin(ABC):
     def about(self) -> list[tuple[str, str, bool]]:
         """Facts for ``scoremode doctor``: a label, a value, and whether all is well."""
         return []
+
+    def self_test_model(self, checkpoint: Path) -> str | None:
+        """The small checkpoint of ``scoremode doctor`` as this engine opens it; None if it cannot be tested with it."""
+        return str(checkpoint) if self.opens_checkpoints else None
 
     def self_test_options(self) -> dict[str, Any]:
         """Options that ``scoremode doctor`` opens this engine with."""

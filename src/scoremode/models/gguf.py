@@ -234,6 +234,8 @@ class _Reader:
                 raise ValueError(f"the size of tensor {name} is not possible")
             entries.append((GgufTensor(name, known.name, weights, weights // block * stored), offset))
         begin = -(-self.at // alignment) * alignment
+        if begin % ALIGNMENT:  # llama.cpp would end the process
+            raise ValueError(f"its weights begin at byte {begin}, which {ALIGNMENT} does not divide")
         for tensor, offset in entries:
             if begin + offset + tensor.bytes > self.size:
                 raise ValueError(f"truncated: tensor {tensor.name} ends after the file")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from scoremode.arguments import whole_number
-from scoremode.errors import CorpusError, MethodError
+from scoremode.errors import CorpusError, InputError, MethodError, ModelError
 from scoremode.plan.plan import Plan, counts_between
 from scoremode.plan.recipes import Method, Sizes, Spans
 from scoremode.text.tokens import Tokens
@@ -21,6 +21,8 @@ def choose_sizes(method: Method, context: int | None, stride: int | None, model_
         raise MethodError(
             f"{method.name} has no stride to choose", fix="leave --stride out, or use --method sliding-once"
         )
+    if model_context is not None and model_context < 2:
+        raise ModelError("the model's context of 1 token leaves no room for a target", fix="choose another model")
     if context is not None and context < 2:
         raise MethodError(f"--context-length {context} leaves no room for a target", fix="give 2 or more")
     chosen = context or method.context or model_context
@@ -65,8 +67,8 @@ def make_plan(
     kept = spans.taken(slice(limit)) if limit else spans
     if tokens.target_mask is not None:
         kept = kept.taken(counts_between(tokens.target_mask, kept.first, kept.last) > 0)
-    if not len(kept):
-        raise _nothing_to_score(method, tokens, sizes)
+    if not (kept.last > kept.first).any():
+        raise _nothing_to_score(method, tokens, sizes, len(kept))
     settings = {"context_length": sizes.context, "special_tokens": method.special, "max_windows": limit}
     if method.stride is not None:
         settings["stride"] = sizes.stride
@@ -94,8 +96,12 @@ def _weights(spans: Spans) -> Floats:
     return ones if spans.weight is None or not spans.weight.any() else spans.weight
 
 
-def _nothing_to_score(method: Method, tokens: Tokens, sizes: Sizes) -> CorpusError:
+def _nothing_to_score(method: Method, tokens: Tokens, sizes: Sizes, windows: int) -> InputError:
     count = len(tokens)
+    if windows:
+        return MethodError(
+            f"{method.name} has no target in windows of {sizes.context} tokens", fix="give a larger --context-length"
+        )
     if count < 2 and method.arrangement != "texts":
         return CorpusError(
             f"the text has {count} token{'s' * (count != 1)}; the first has no context, so there is nothing to score",

@@ -6,7 +6,9 @@ whole one. A chunk is on disk before the caller notes that it is done.
 
 from __future__ import annotations
 
+import errno
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -35,12 +37,16 @@ class KldWriter:
             raise self._refusal(error) from None
 
     def complete_chunks(self) -> Bools:
-        """Which chunks are there: an absent record is all zeros, and no record has 0 as its least log-probability."""
+        """Which chunks are there: an absent record is all zeros, and no record has 0 as its least log-probability.
+
+        Records are read, not mapped: on a full tmpfs, touching a mapped hole ends the process.
+        """
+        step = 2 * self.layout.words
         found = np.zeros(self.layout.chunks, np.bool_)
-        shape = (self.layout.chunks, self.layout.rows, self.layout.words)
-        mapped = np.memmap(self.path, np.dtype("<u2"), "r", self.layout.start, shape)
         for chunk in range(self.layout.chunks):
-            found[chunk] = bool((steps_and_lowest(mapped[chunk])[1] < 0).all())
+            begin = self.layout.offset(chunk)
+            starts = (os.pread(self._file, 8, at) for at in range(begin, begin + step * self.layout.rows, step))
+            found[chunk] = all(struct.unpack("<2f", start)[1] < 0 for start in starts)
         return found
 
     def write(self, chunk: int, records: Raw) -> None:
@@ -87,4 +93,6 @@ class KldWriter:
             rest, at = rest[written:], at + written
 
     def _refusal(self, error: OSError) -> RunError:
-        return RunError(f"{self.path} cannot be written ({error.strerror})", fix="give another file to --kld")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "free some space and run the same command again to resume" if full else "give another file to --kld"
+        return RunError(f"{self.path} cannot be written ({error.strerror})", fix=fix)

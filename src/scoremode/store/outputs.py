@@ -194,14 +194,19 @@ def _check_elsewhere(text: str, flag: str) -> Output:
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
     """As ``check_output``, for an HTML report: only an older report may be replaced."""
     output = check_output(name, flag, made_later=made_later)
-    if output.exists:
-        try:
-            beginning = output._beginning(MARK_WITHIN)
-        except OSError as error:
-            raise InputError(f"{name} exists and cannot be read ({error.strerror})", fix="give another name") from None
-        if REPORT_MARK not in beginning:
-            raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
+    if output.exists and REPORT_MARK not in beginning_of(output, MARK_WITHIN):
+        raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
     return output
+
+
+def beginning_of(output: Output, count: int) -> bytes:
+    """The first bytes of a file that exists, to see whose it is; InputError if it cannot be read."""
+    try:
+        return output._beginning(count)
+    except OSError as error:
+        raise InputError(
+            f"{output.name} exists and cannot be read ({error.strerror})", fix="give another name"
+        ) from None
 
 
 def _own_descriptor(text: str) -> int | None:

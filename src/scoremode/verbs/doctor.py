@@ -38,6 +38,7 @@ VOCABULARY = 1003  # not a multiple of anything: a kernel that pads it must give
 LENGTHS = (96, 33, 7)
 HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
 ALLOWED = {"float32": 2e-3, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
+USE_IT = "score a short text: scoremode ppl MODEL --engine NAME --text TEXT"
 COLUMNS = ("logprob", "entropy", "top_logprob")
 
 
@@ -58,11 +59,12 @@ def examine(engine: str | None = None) -> dict[str, Any]:
     if engine is not None and (problem := find_engine(engine).problem()):
         raise ModelError(f"the {engine} engine cannot run here", fix=problem)
     if engine is not None and find_engine(engine).addresses:
-        raise OptionError(
-            f"the {find_engine(engine).name} engine is tested when it is used",
-            fix="score a short text: scoremode ppl MODEL --engine ADDRESS --text TEXT",
-        )
-    checks = self_tests([engine] if engine else usable_engines())
+        raise OptionError(f"the {find_engine(engine).name} engine is tested when it is used", fix=USE_IT)
+    names = [engine] if engine else usable_engines()
+    checks = self_tests(names)
+    tested = {check.name.removeprefix("engine ") for check in checks}
+    if engine is not None and engine not in tested:
+        raise OptionError(f"there is no self-test of the {engine} engine", fix=USE_IT)
     return {
         "versions": versions(),
         "devices": devices(),
@@ -71,6 +73,7 @@ def examine(engine: str | None = None) -> dict[str, Any]:
         "embedded_model": embedded_facts(),
         "head_kernels": head_kernels(),
         "self_tests": [asdict(check) for check in checks],
+        "not_tested": {} if engine else not_tested(tested),
         "good": all(check.good for check in checks),
     }
 
@@ -87,6 +90,12 @@ def require_good(found: dict[str, Any]) -> None:
 
 def usable_engines() -> list[str]:
     return [name for name, plugin in known_engines().items() if plugin.problem() is None]
+
+
+def not_tested(tested: set[str]) -> dict[str, str]:
+    """The engines without a self-test here, and why."""
+    others = {name: plugin for name, plugin in known_engines().items() if name not in tested}
+    return {name: plugin.problem() or USE_IT for name, plugin in others.items()}
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,16 +170,18 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
     checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in _heads().items()]
     with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
         for engine in engines:
-            plugin = find_engine(engine)
-            if not plugin.opens_checkpoints:
-                if engine == "table":
-                    checks.append(_timed("engine table", 1e-12, _table_error))
+            plugin, folder = find_engine(engine), Path(temporary) / "llama"
+            if engine == "table":
+                checks.append(_timed("engine table", 1e-12, _table_error))
                 continue
-            folder = Path(temporary) / "llama"
+            if plugin.addresses:
+                continue
             if not folder.exists():
                 make_small_llama(folder)
-            allowed = ALLOWED[plugin.self_test_options().get("dtype", "float32")]
-            checks.append(_timed(f"engine {engine}", allowed, partial(_engine_error, engine, folder)))
+            model = plugin.self_test_model(folder)
+            if model is not None:
+                allowed = ALLOWED[plugin.self_test_options().get("dtype", "float32")]
+                checks.append(_timed(f"engine {engine}", allowed, partial(_engine_error, engine, folder, model)))
     return checks
 
 
@@ -228,13 +239,13 @@ def _table_error() -> tuple[float, str]:
     return float(np.abs(answers.logprob + np.log(256)).max()), "log 1/256 for every byte"
 
 
-def _engine_error(engine: str, folder: Path) -> tuple[float, str]:
-    """Every number of an engine against the judge."""
+def _engine_error(engine: str, folder: Path, model: str) -> tuple[float, str]:
+    """Every number of an engine against the judge, who reads the checkpoint that ``model`` was made of."""
     random = np.random.default_rng(0)
     windows = tuple(_own(random.integers(3, VOCABULARY, length)) for length in LENGTHS)
     plugin, facts = find_engine(engine), inspect(str(folder))
     subject = Subject(
-        "self-test",
+        model,
         ByteTokenizer(),
         facts.fingerprint,
         vocabulary=facts.vocabulary,

@@ -23,9 +23,9 @@ from scoremode.places.uri import Place
 from scoremode.plan.plan import Plan
 from scoremode.store import runs
 from scoremode.store.files import written_atomically
-from scoremode.store.kld import KldLayout
+from scoremode.store.kld import MAGIC, KldLayout
 from scoremode.store.kld_writer import KldWriter
-from scoremode.store.outputs import Output, check_output
+from scoremode.store.outputs import Output, beginning_of, check_output
 from scoremode.store.reference import Reference
 from scoremode.store.run import Run
 from scoremode.values import Bools, Ids, Raw
@@ -39,12 +39,14 @@ RECORDS = "records.partial"  # in the hidden folder
 
 
 def check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None = None) -> Output:
-    """The file that a user named; refused if it is there, unless it is to be replaced, or cannot be written."""
+    """The file that a user named, if it can be written. Only an older .kld file may be replaced, with ``fresh``."""
     output = check_output(name, "--kld", made_later=None if made_later is None else str(made_later))
     if output.place is not None:
         raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
     if output.is_stream:
         raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
+    if output.exists and beginning_of(output, len(MAGIC)) != MAGIC:
+        raise InputError(f"{name} exists and is not a .kld file", fix="give another name to --kld")
     if output.exists and not fresh:
         raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
     return output
@@ -72,7 +74,7 @@ def write_kld(
     require(held.plugin, "distributions", "give the whole distributions that a .kld file keeps")
     asked = held.ask(with_method(question), progress)
     work = output.path.with_name(f".{output.path.name}.scoremode")
-    if runs.is_run(work):  # a process was killed when all was done but the tidying up
+    if runs.is_run(work) and _is_left_over(work):
         shutil.rmtree(work)
     with held.claimed(asked, work, fresh=fresh, keeps="records") as claim:
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
@@ -92,6 +94,12 @@ def write_kld(
         run = in_memory(run)
     shutil.rmtree(work, ignore_errors=True)
     return run
+
+
+def _is_left_over(work: Path) -> bool:
+    """Was a process killed when all was done but the tidying up? Another folder of this name is not touched."""
+    settings = runs.load(work).manifest["identity"].get("settings")
+    return isinstance(settings, dict) and settings.get("keeps") == "records"
 
 
 def _write_records(writer: KldWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from scoremode.engines.llamacpp import LlamaCppPlugin, library
+from scoremode.engines.llamacpp.last_words import raw_lines_into
 from scoremode.engines.llamacpp.library import CONTEXT_DEFAULTS, MODEL_DEFAULTS, check_layout
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
@@ -69,21 +71,51 @@ def test_without_a_package_the_line_says_what_to_install(monkeypatch: pytest.Mon
         library.library.cache_clear()
 
 
-ABORTING = """
+ENDING = """
+import ctypes, os, sys
+from scoremode.engines.llamacpp.last_words import raw_lines_into
 from scoremode.engines.llamacpp.library import library
-library().call.ggml_abort(b"somewhere.c", 7, b"a check \\x1b[2J failed")
+found = library()
+with raw_lines_into(found.complaints):
+    os.write(2, b"a line that ggml prints itself\\n")
+    {how}
 print("still here")
 """
 
 
-def test_where_llamacpp_ends_the_process_one_line_says_so() -> None:
-    done = subprocess.run([sys.executable, "-c", ABORTING], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 1
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            'found.call.ggml_abort(b"/build/there/somewhere.c", 7, b"a check \\x1b[2J failed")',
+            ": somewhere.c:7: a check",
+        ),
+        ("found.call._ZSt9terminatev()", "a C++ exception"),
+        ("ctypes.string_at(0)", "(SIGSEGV)"),
+    ],
+)
+def test_where_llamacpp_ends_the_process_one_line_says_so(how: str, words: str) -> None:
+    program = ENDING.replace("{how}", how)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, "1 means that a rule failed"
     assert "still here" not in done.stdout
     (line,) = done.stderr.splitlines()
-    assert line.startswith("scoremode: llama.cpp stopped the process: ")
-    assert "somewhere.c:7: a check" in line
+    assert line.startswith("scoremode: llama.cpp ")
+    assert words in line
+    assert "kept" not in line, "nothing was scored"
     assert "\x1b" not in line
+
+
+def test_what_ggml_prints_itself_is_caught_and_explains_what_was_not_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    complaints: deque[str] = deque()
+    with raw_lines_into(complaints):
+        os.write(2, b"ggml_validate_row_data: found nan\nanything else\n")
+    assert list(complaints) == ["ggml_validate_row_data: found nan"]
+    with raw_lines_into(complaints):
+        os.write(2, b"ggml_again: once more\n")
+    assert len(complaints) == 1, "what was logged is enough"
+    os.write(2, b"after")
+    assert capfd.readouterr().err == "after"
 
 
 LOGPROBS = """
@@ -132,6 +164,10 @@ def test_an_own_build_is_preferred_and_gives_the_same_numbers(tiny_gguf: Path, t
         ({"n_ubatch": 4096}, "--n-ubatch 4096 is larger than --n-batch 2048"),
         ({"n_batch": 0}, "--n-batch 0 is not above 0"),
         ({"threads": 0}, "--threads 0 is not above 0"),
+        ({"threads": 513}, "--threads 513 is not above 0 and up to 512"),
+        ({"n_ubatch": -1}, "--n-ubatch -1 is not above 0"),
+        *(({name: 2**31}, f"{2**31} is not .* up to {2**31 - 1}") for name in ("n_batch", "n_ubatch", "n_gpu_layers")),
+        ({"n_gpu_layers": -2}, "--n-gpu-layers -2 is not above -2"),
         ({"threads": True}, "threads"),
         ({"flash_attn": "maybe"}, "--flash-attn maybe is not known; give off or on or auto"),
         ({"dtype": "float16"}, "--dtype does not apply.*--cache-type-k"),

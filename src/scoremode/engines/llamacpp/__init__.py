@@ -77,5 +77,13 @@ class LlamaCppPlugin(EnginePlugin):
     def on_gpus(self, options: LlamaCppOptions) -> bool:
         return bool(options.n_gpu_layers)  # a build for GPUs uses them without being asked: give --gpus-per-replica 1
 
+    def self_test_model(self, checkpoint: Path) -> str | None:
+        from scoremode.engines.llamacpp.small_gguf import write_small_gguf
+
+        return str(write_small_gguf(checkpoint, checkpoint / "small.gguf"))
+
+    def self_test_options(self) -> dict[str, Any]:
+        return {"cache_type_k": "f32", "cache_type_v": "f32"}  # the judge rounds no keys and values
+
 
 PLUGIN = LlamaCppPlugin

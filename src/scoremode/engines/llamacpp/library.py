@@ -12,7 +12,6 @@ import ctypes
 import importlib
 import importlib.util
 import os
-import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -23,7 +22,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from scoremode.errors import EngineError, harmless
+from scoremode.engines.llamacpp import last_words
+from scoremode.errors import EngineError
 
 INSTALL = "pip install 'scoremode[gguf]'"
 OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference
@@ -151,7 +151,6 @@ class _Functions(Protocol):
 
 
 LOG = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
-ABORT = ctypes.CFUNCTYPE(None, c_char_p)
 ERROR_LEVEL, CONTINUED_LEVEL = 4, 5  # of ggml's log
 
 
@@ -169,6 +168,12 @@ class Library:
     def kernels(self) -> str:
         """What the library says of the machine code that it would run here."""
         return str(self.call.llama_print_system_info().decode("utf-8", "replace")).strip().rstrip("|").strip()
+
+    def load(self, path: Path, parameters: Any) -> Any:
+        """The model in a file; None if llama.cpp refuses it, and ``complaint`` says why."""
+        self.complaints.clear()
+        with last_words.raw_lines_into(self.complaints):
+            return self.call.llama_model_load_from_file(os.fsencode(path), parameters)
 
     def complaint(self) -> str:
         """The last errors in its own words, on one line."""
@@ -226,17 +231,9 @@ def library() -> Library:
     complaints: deque[str] = deque(maxlen=6)
     log = LOG(lambda level, text, _: _hear(complaints, level, text))
     functions.llama_log_set(ctypes.cast(log, c_void_p), None)
-    last_words = ABORT(_say_and_exit)
-    functions.ggml_set_abort_callback(ctypes.cast(last_words, c_void_p))
+    kept = (log, *last_words.install(functions))
     functions.llama_backend_init()
-    return Library(package, its_version, functions, complaints, (log, last_words))
-
-
-def _say_and_exit(message: bytes | None) -> None:
-    """llama.cpp ends the process where a check of its own fails. One line says so, instead of a stack trace."""
-    words = harmless((message or b"").decode("utf-8", "replace").strip())[-300:]
-    print(f"scoremode: llama.cpp stopped the process: {words}; what was scored is kept", file=sys.stderr, flush=True)
-    os._exit(1)
+    return Library(package, its_version, functions, complaints, kept)
 
 
 def _hear(complaints: deque[str], level: int, text: bytes | None) -> None:

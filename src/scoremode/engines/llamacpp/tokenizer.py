@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -40,8 +39,7 @@ class LlamaTokenizer:
         call = self._llama.call
         parameters = call.llama_model_default_params()
         parameters.vocab_only = True
-        self._llama.complaints.clear()
-        self._model = call.llama_model_load_from_file(os.fsencode(path), parameters)
+        self._model = self._llama.load(path, parameters)
         if not self._model:
             raise ModelError(
                 f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",

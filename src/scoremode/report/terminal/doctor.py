@@ -20,7 +20,7 @@ def doctor_table(found: dict[str, Any]) -> list[Any]:
     for kind, kernel in found["head_kernels"].items():
         table.line(f"head kernel, {kind}", shown(kernel))
     for engine in found["engines"]:
-        if engine["problem"]:
+        if engine["problem"] and engine["name"] not in found["not_tested"]:
             table.line(f"engine {shown(engine['name'])}", Text(shown(engine["problem"]), "yellow"))
         for fact in engine["about"] if not engine["problem"] else ():
             table.line(shown(fact["label"]), Text(shown(fact["value"]), "" if fact["good"] else "yellow"))
@@ -33,6 +33,10 @@ def doctor_table(found: dict[str, Any]) -> list[Any]:
         verdict = Text("good  ", "bold green") if check["good"] else Text("FAILED  ", "bold red")
         detail = shown(f"{check['detail']} ({check['seconds']:.1f} s)")
         table.line(f"self-test: {check['name']}", verdict.append(Text(detail, "default")))
+    for name, reason in found["not_tested"].items():
+        table.line(
+            f"self-test: engine {shown(name)}", Text("not tested  ", "yellow").append(Text(shown(reason), "default"))
+        )
     return [table]
 
 
