@@ -1,4 +1,4 @@
-"""scoremode serve: load a model once, and answer many clients over HTTP"""
+"""The flags of ``scoremode serve``, and what it prints."""
 
 from __future__ import annotations
 

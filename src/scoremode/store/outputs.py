@@ -22,7 +22,7 @@ from pathlib import Path
 
 from scoremode.errors import InputError, RunError
 from scoremode.places.objects import Objects
-from scoremode.places.uri import SERVERS, Place, is_uri, located
+from scoremode.places.uri import SERVERS, Place, is_uri, located, require_path
 from scoremode.store import runs
 from scoremode.store.files import write_atomically
 from scoremode.store.reference_folder import is_reference
@@ -146,6 +146,7 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
         raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
     if is_uri(text):
         return _check_elsewhere(text, flag)
+    require_path(text)
     if (descriptor := _own_descriptor(text)) is not None:
         return Output(text, flag, Path(text), is_stream=True, descriptor=_require_open(descriptor, text, another))
     path = Path(os.path.realpath(text))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunError, harmless
+from scoremode.places.cache_home import give_another
 from scoremode.places.uri import Place
 from scoremode.store import columns, journal
 from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
@@ -204,13 +205,13 @@ def _require_possible(folder: Path) -> None:
     """Raise RunError if this cannot be a folder."""
     try:
         if "\0" in str(folder):
-            raise RunError(f"{harmless(str(folder))} contains NUL", fix="give another --out")
+            raise RunError(f"{harmless(str(folder))} contains NUL", fix=give_another(folder))
         os.fsencode(folder)
         is_file = folder.exists() and not folder.is_dir()
     except UnicodeEncodeError:
-        raise RunError(f"{harmless(str(folder))} cannot be a file's name", fix="give another --out") from None
+        raise RunError(f"{harmless(str(folder))} cannot be a file's name", fix=give_another(folder)) from None
     except OSError as error:
-        raise RunError(f"{harmless(str(folder))} cannot be read ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{harmless(str(folder))} cannot be read ({error.strerror})", fix=give_another(folder)) from None
     if is_file:
         raise RunError(f"{folder} is a file", fix="give a folder to --out")
 
@@ -243,7 +244,7 @@ def _names_in(folder: Path) -> set[str]:
     try:
         return {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
     except OSError as error:
-        raise RunError(f"{folder} cannot be read ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
 
 
 def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[str, Any]) -> None:
@@ -296,7 +297,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be created ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{folder} cannot be created ({error.strerror})", fix=give_another(folder)) from None
 
 
 def finished_in(folder: Path, identity: dict[str, Any]) -> Run:

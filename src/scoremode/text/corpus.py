@@ -28,7 +28,7 @@ from typing import Any, Literal, cast
 
 from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.errors import CorpusError, OptionError
-from scoremode.places.uri import is_uri
+from scoremode.places.uri import is_uri, require_path
 from scoremode.text import plugins
 from scoremode.text.files import (
     PIECE,
@@ -197,6 +197,7 @@ def expanded(spec: str) -> list[str]:
         return [f"wikitext2:{path}" for path in local_files(spec.removeprefix("wikitext2:"), TEXTS)]
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
+    require_path(spec)
     if os.path.isdir(spec):
         inside = Path(spec).rglob("*")
         found = [path for path in inside if path.is_file() and path.suffix.lower() in TEXTS and not _hidden(path, spec)]
