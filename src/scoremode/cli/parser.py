@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
             if action.dest not in TAKE_URIS and any(isinstance(one, str) and STORED.match(one) for one in values):
                 self.error(f"{_name_of(action)} takes no URI; give a name or a path of this machine")
             if action.dest in WRITTEN and isinstance(value, str) and value.lower().startswith("memory://"):
-                self.error(f"what {_name_of(action)} memory:// keeps ends with this process; give a path or another URI")
+                self.error(f"{_name_of(action)} memory:// would be lost with this process; give a path or another URI")
 
     def _verbs(self) -> dict[str, Parser]:
         subparsers = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]

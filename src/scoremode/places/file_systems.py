@@ -70,7 +70,7 @@ def _unusable(scheme: str, error: Exception) -> StorageError:
     reason, fix = reason_of(error), "use another URI, or a mounted folder"
     if isinstance(error, ValueError):  # of an environment variable: what a URI may say was checked
         words = one_line(str(error))[:200]
-        return StorageError(f"{scheme}:// cannot be used here ({words})", fix=f"check the environment variables; or {fix}")
+        return StorageError(f"{scheme}:// cannot be used here ({words})", fix=f"check the environment; or {fix}")
     host = f"check the host, as in {scheme}://HOST:PORT/PATH, and that it is up; or "
     return StorageError(f"{scheme}:// cannot be used here: {reason.words}", fix=(host if reason.may_pass else "") + fix)
 

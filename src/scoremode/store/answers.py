@@ -14,13 +14,12 @@ import hashlib
 import json
 import math
 import struct
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError, harmless, print_line
 from scoremode.places.cache_home import give_another
 from scoremode.store.cache import cache_folder, is_cached, mark_used
 from scoremode.store.entries import ANSWERS, LOCK
@@ -149,7 +148,7 @@ def opened_answers(folder: Path, identity: dict[str, Any]) -> Iterator[AnswerFil
 
 
 def _say_waiting() -> None:
-    print(WAITING, file=sys.stderr, flush=True)
+    print_line(WAITING)
 
 
 def _require_ours(folder: Path, identity: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scoremode.errors import InputError, RunError
+from scoremode.errors import InputError, RunError, print_line
 from scoremode.places.objects import Objects
 from scoremode.places.uri import SERVERS, Place, is_uri, located, require_path
 from scoremode.store import runs
@@ -120,7 +120,7 @@ class Output:
         if not (quiet or self.is_stream):
             print(line)
         elif self.is_link or not quiet:
-            print(line.strip(), file=sys.stderr)
+            print_line(line.strip())
 
 
 def has_content(path: Path) -> bool:

@@ -15,14 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError, harmless, print_line
 from scoremode.places.cache_home import give_another
 from scoremode.places.uri import Place
 from scoremode.store import columns, journal
@@ -185,7 +184,7 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[
     def say() -> None:
         nonlocal waited
         if not waited:
-            print(WAITING, file=sys.stderr, flush=True)
+            print_line(WAITING)
         waited = True
 
     while True:

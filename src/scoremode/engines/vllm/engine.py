@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,7 +32,7 @@ from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, 
 from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import Request, states_words
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
+from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError, print_line
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.reference_format import RAW_DTYPES as RAW
@@ -226,7 +225,7 @@ class VllmEngine(Engine):
         if not self.log.ran_out_of_memory() or tokens < SMALLEST_BATCH:
             return False
         self.log.discard()
-        print(f"scoremode: out of memory; restarting vLLM with --max-num-batched-tokens {tokens}", file=sys.stderr)
+        print_line(f"scoremode: out of memory; restarting vLLM with --max-num-batched-tokens {tokens}")
         self.close()
         self.options = replace(self.options, max_num_batched_tokens=tokens)
         self._begin()
