@@ -158,6 +158,14 @@ class ColumnFile:
                 raise self._unreadable(error) from None
         return found
 
+    def extremes(self, name: str) -> npt.NDArray[Any]:
+        """The least and the largest number of each row group, as far as the file's own statistics know them."""
+        metadata, index = self._file.metadata, self._file.schema_arrow.names.index(name)
+        groups = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
+        return np.array(
+            [x for found in groups if found is not None and found.has_min_max for x in (found.min, found.max)]
+        )
+
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; one that is long and holds numbers lies in a temporary file. None: it was not measured."""
         if self.rows >= LONG and name not in self.not_measured and not name.endswith("text"):

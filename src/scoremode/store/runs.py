@@ -24,6 +24,7 @@ from typing import Any
 from scoremode.errors import RunError, harmless, print_line
 from scoremode.places.cache_home import give_another
 from scoremode.places.uri import Place
+from scoremode.plan.windows import COLUMNS
 from scoremode.store import columns, journal
 from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
 from scoremode.store.entries import LOCK
@@ -349,6 +350,11 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         raise RunError(
             f"the measured columns of {stored.path} are not those of its manifest", fix="score again with --fresh"
         )
+    wrong = journal.impossible_value(
+        {name: stored.extremes(name) for name in COLUMNS if name not in stored.not_measured}
+    )
+    if wrong is not None:
+        raise RunError(f"{stored.path} cannot be right: {wrong}", fix="score again with --fresh")
     return Run(
         plan_digest=manifest["plan_digest"],
         scores=Scores.on_disk(stored),
