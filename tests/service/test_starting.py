@@ -103,11 +103,11 @@ def test_the_users_own_choices_win(tiny: Path) -> None:
 
 def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def absent() -> str:
-        raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]'")
+        raise ModelError("vLLM is not installed", fix="pip install '.[vllm]'")
 
     monkeypatch.setattr(support, "installed_version", absent)
     assert main(["serve", "MODEL"]) == 2
-    assert capsys.readouterr().err == "scoremode: vLLM is not installed; pip install 'scoremode[vllm]'\n"
+    assert capsys.readouterr().err == "scoremode: vLLM is not installed; pip install '.[vllm]'\n"
     monkeypatch.setattr(support, "installed_version", lambda: "0.11.0")
     assert main(["serve", "MODEL"]) == 2
     said = capsys.readouterr().err

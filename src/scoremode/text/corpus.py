@@ -427,7 +427,7 @@ def _hub_dataset(name: str, config: str | None, split: str | None, field: str | 
     try:
         from datasets import load_dataset
     except ImportError:
-        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install 'scoremode[datasets]'") from None
+        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install '.[datasets]'") from None
     try:
         rows: Any = load_dataset(name, config, split=split or "test")
     except Exception as error:
