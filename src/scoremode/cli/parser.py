@@ -65,9 +65,9 @@ class Parser(argparse.ArgumentParser):
         required = "the following arguments are required: "
         if message.startswith(required):
             names = message.removeprefix(required)
-            first = names.split(", ")[0]
-            asks = "--corpus" in self.flags() and not first.startswith("-")
-            hint = f"; as in {self.prog} {first} --corpus FILE" if asks else ""
+            asks = "--corpus" in self.flags() and not names.startswith("-")
+            places = [_name_of(action) for action in self._actions if not action.option_strings]
+            hint = f"; as in {self.prog} {' '.join(places)} --corpus FILE" if asks else ""
             return f"{names} {'are' if ', ' in names else 'is'} missing{hint}"
         if message.startswith("argument -") and message.endswith("expected one argument"):
             flag = message.removeprefix("argument ").split(":")[0].split("/")[-1]

@@ -72,10 +72,8 @@ class Work:
 def require_docstrings(library: str) -> None:
     """Refuse to start a library that reads its own docstrings where Python has removed them."""
     if sys.flags.optimize > 1:
-        raise EngineError(
-            f"{library} does not start without docstrings, which python -OO removes",
-            fix="unset PYTHONOPTIMIZE, or use -O",
-        )
+        words = f"{library} does not start without docstrings, which python -OO removes"
+        raise EngineError(words, fix="unset PYTHONOPTIMIZE, or set it to 1")
 
 
 class EnginePlugin(ABC):

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: which library Transformers opens them with. A missing one is refused before weights are read."""
+"""Which library Transformers opens a quantized checkpoint with; a missing one is named before weights are read."""
 
 from __future__ import annotations
 

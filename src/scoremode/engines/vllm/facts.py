@@ -19,8 +19,8 @@ UNQUANTIZED = ("auto", "float16", "bfloat16", "half", "float32")
 def unread_cache_note(config: Any) -> list[str]:
     """A line if prefill does not read the K/V cache that it fills: then scores hardly show what its rounding does.
 
-    In vLLM up to 0.32, TurboQuant, UltraQuant and dense MLA attend to the keys and values of the first chunk of a prompt
-    as they were computed. Only later chunks and generated tokens read the cache.
+    In vLLM up to 0.32, TurboQuant, UltraQuant and dense MLA attend to the first chunk's keys and values as they were
+    computed. Only later chunks and generated tokens read the cache.
     """
     dtype, model = str(config.cache_config.cache_dtype), config.model_config
     is_dense_mla = bool(getattr(model, "use_mla", False)) and not hasattr(model.hf_text_config, "index_topk")
