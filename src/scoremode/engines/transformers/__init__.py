@@ -42,6 +42,7 @@ class TransformersPlugin(EnginePlugin):
         return None
 
     def subject(self, model: str, options: TransformersOptions, tokenizer: str | None) -> Subject:
+        require_docstrings("Transformers")
         from scoremode.engines.transformers.adapters import with_adapter
         from scoremode.models.subject import checkpoint_subject
 
@@ -59,7 +60,6 @@ class TransformersPlugin(EnginePlugin):
         from scoremode.engines.transformers.quantization import require_quantization_library
 
         assert subject.checkpoint is not None
-        require_docstrings("Transformers")
         require_quantization_library(subject.checkpoint)
         device, dtype = chosen_device_and_dtype(options, subject.checkpoint)
         return {**options.identity(), "device": device, "dtype": dtype}

@@ -62,6 +62,7 @@ class VllmPlugin(EnginePlugin):
     def subject(self, model: str, options: VllmOptions, tokenizer: str | None) -> Subject:
         from scoremode.models.subject import checkpoint_subject
 
+        require_docstrings("vLLM")
         return checkpoint_subject(
             model,
             tokenizer=tokenizer,
@@ -71,7 +72,6 @@ class VllmPlugin(EnginePlugin):
         )
 
     def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:
-        require_docstrings("vLLM")
         EngineArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use
         return {**options.identity(), **support.kernel_switches(), "vllm": support.installed_version()}
 
