@@ -500,7 +500,31 @@ KLDS: dict[str, Damage] = {
     "least-positive": _patched(-5, "<f", 1.0),
     "not-a-distribution": _patched(-5, "<f", -0.1),
 }
+
+
+def impossible_entropy(path: Path) -> None:
+    """The entropy of the first target becomes 7, which is above ln 512, under a new checksum."""
+    from scoremode.store.journal import NAMES, RECORD_COLUMNS, SECONDS
+    from scoremode.store.records import RecordFile, read_record_header
+
+    header = read_record_header(path)
+    assert header is not None
+    file = RecordFile(path, header)
+    records = [(number, bytearray(body)) for number, _, body in file.replay()]
+    file.close()
+    path.unlink()
+    number, body = records[0]
+    targets = (len(body) - SECONDS.size) // sum(int(dtype[2]) for _, dtype in RECORD_COLUMNS)
+    before = sum(int(dtype[2]) for _, dtype in RECORD_COLUMNS[: NAMES.index("entropy")])
+    struct.pack_into("<d", body, SECONDS.size + before * targets, 7.0)
+    file = RecordFile(path, header)
+    for number, body in records:
+        file.append(number, bytes(body))
+    file.close()
+
+
 JOURNALS: dict[str, Damage] = {
+    "impossible-entropy": impossible_entropy,
     "emptied": emptied,
     "halved": halved,
     "lengthened": lengthened,
