@@ -109,6 +109,18 @@ def harmless(text: str) -> str:
     return "".join(c if unicodedata.category(c) not in UNPRINTABLE else "�" for c in text)
 
 
+def readable(text: str) -> str:
+    """Text that can be stored as UTF-8. Names of files may have other bytes, or bytes that this locale did not decode.
+
+    >>> readable("caf\\udcc3\\udca9"), readable("\\udcff"), readable("\\ud800")
+    ('café', '�', '���')
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
 def escaped(text: str) -> str:
     """Text whose control characters are escaped as in JSON, but for line ends and tabs: what is printed anywhere.
 

@@ -171,6 +171,7 @@ def _chat(*messages: Any) -> str:
 
 FILES: dict[str, Damage] = {
     "good.txt": holding(TEXT),
+    "é.txt": holding(TEXT),
     "empty.txt": holding(""),
     "one-byte.txt": holding("x"),
     "latin1.txt": holding("na\xefve text".encode("latin1")),

@@ -6,6 +6,7 @@ column that is null in only some rows is refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -119,7 +120,7 @@ class ColumnFile:
 
         self.path = path
         try:
-            self._file = pq.ParquetFile(pa.OSFile(str(path)))
+            self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)))
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless, print_line
+from scoremode.errors import RunError, harmless, print_line, readable
 from scoremode.places.cache_home import give_another
 from scoremode.places.uri import Place
 from scoremode.plan.windows import COLUMNS
@@ -370,7 +370,8 @@ def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any],
     columns.write(folder / SCORES, blocks)
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
-    whole = sealed(json.loads(json.dumps(whole, allow_nan=False)))  # as it will be read: tuples are lists
+    written = readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))
+    whole = sealed(json.loads(written))  # as it will be read: tuples are lists
     wrong = unusable_field(whole, FIELDS, MORE)
     assert wrong is None, f"an invalid manifest: no usable {wrong}"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
