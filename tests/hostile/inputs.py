@@ -417,7 +417,30 @@ MODELS: dict[str, Damage] = {
 
 # ── run folders ──────────────────────────────────────────────────────────────────────────────────────────────────────
 MANIFEST, SCORES = "manifest.json", "scores.parquet"
+
+
+def _entropy_of_1e300(folder: Path) -> None:
+    """Under a new hash and a new seal."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from scoremode.store.files import file_sha256
+    from scoremode.store.sealed import sealed
+
+    table = pq.read_table(folder / SCORES)
+    where = table.schema.get_field_index("entropy")
+    values = [1e300, *table.column("entropy").to_pylist()[1:]]
+    pq.write_table(
+        table.set_column(where, table.schema.field("entropy"), pa.array(values, pa.float64())), folder / SCORES
+    )
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["seal"]
+    manifest["scores_sha256"] = file_sha256(folder / SCORES)
+    (folder / MANIFEST).write_text(json.dumps(sealed(manifest)))
+
+
 RUNS: dict[str, Damage] = {
+    "scores-impossible": _entropy_of_1e300,
     "manifest-removed": file_of(MANIFEST, removed),
     "manifest-empty": file_of(MANIFEST, emptied),
     "manifest-cut": file_of(MANIFEST, halved),
