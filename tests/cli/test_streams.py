@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -113,7 +114,7 @@ def test_json_in_any_encoding_has_the_same_content(encoding: str) -> None:
 
 
 def results(encoding: str = "utf-8") -> tuple[streams.Results, io.BytesIO]:
-    streams.codecs.register_error(streams.ESCAPE, streams._escape)
+    codecs.register_error(streams.ESCAPE, streams._escape)
     raw = io.BytesIO()
     return streams.Results(raw, encoding, streams.ESCAPE, write_through=True), raw
 

@@ -25,7 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entry() -> NoReturn:
     """The console script."""
     # Python's ``signal`` imports enum, functools and collections: a moment in which Ctrl-C would be a traceback
-    from _signal import SIGINT, default_int_handler, getsignal, signal
+    if TYPE_CHECKING:
+        from signal import SIGINT, default_int_handler, getsignal, signal
+    else:
+        from _signal import SIGINT, default_int_handler, getsignal, signal
 
     if getsignal(SIGINT) is default_int_handler:
         signal(SIGINT, _end_at_once)

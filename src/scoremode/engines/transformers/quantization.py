@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from scoremode.engines.registry import known_engines
 from scoremode.errors import ModelError
 from scoremode.models.facts import ModelFacts
 
@@ -22,11 +21,9 @@ def require_quantization_library(facts: ModelFacts) -> None:
     missing = [name for name in LIBRARIES.get(str(method), ()) if not _is_installed(name)]
     if not missing:
         return
-    others = [name for name, plugin in known_engines().items() if plugin.opens_checkpoints and name != "transformers"]
     raise ModelError(
-        f"{facts.name} is quantized with {method}, and Transformers opens it with {' and '.join(missing)}, "
-        "which is not installed",
-        fix=f"pip install '.[quantized]', or use --engine {' or '.join(others)}",
+        f"{facts.name} is quantized with {method}, and Transformers needs {' and '.join(missing)} for that",
+        fix="pip install '.[quantized]'",
     )
 
 
