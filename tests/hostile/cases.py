@@ -576,7 +576,7 @@ STREAMS = [
     ("prob table:uniform --prompt é --target 😀 --json", "in latin1", (0,), ("\\ud83d\\ude00",)),
     ("show nothing-like-é", "in ascii", (2,), ("is not a run",)),
     (f"{PPL} --text abcdef", "in the C locale", (0,), ("256.0000",)),
-    (f"{PPL} --corpus {{é.txt}} --out {{nothing-here}}", "in the C locale", (0,), ("é.txt", "256.0000")),
+    (f"{PPL} --corpus {{é.txt}} --out {{nothing-here}}", "in the C locale", (0,), ("u00e9.txt", "256.0000")),
     (f"{PPL} --text abcdef", "with -OO", (0,), ("256.0000",)),
     ("methods gptq", "with -OO", (0,), ("disjoint windows",)),
     ("ppl {empty-folder} --text abc", "with -OO", (2,), ("python -OO removes",)),
