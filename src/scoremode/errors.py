@@ -16,8 +16,10 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 from __future__ import annotations
 
 import difflib
+import sys
 import unicodedata
 from collections.abc import Iterable
+from contextlib import suppress
 
 _called: dict[str, str] = {}  # copies, and what the user calls what they are copies of
 
@@ -102,7 +104,49 @@ def one_line(text: str) -> str:
 
 def harmless(text: str) -> str:
     """Text with nothing in it that a terminal would obey, and no line ends: it may come from anybody's file."""
+    if text.isprintable():
+        return text
     return "".join(c if unicodedata.category(c) not in UNPRINTABLE else "�" for c in text)
+
+
+def readable(text: str) -> str:
+    """Text that can be stored as UTF-8. Names of files may have other bytes, or bytes that this locale did not decode.
+
+    >>> readable("caf\\udcc3\\udca9"), readable("\\udcff"), readable("\\ud800")
+    ('café', '�', '���')
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def escaped(text: str) -> str:
+    """Text whose control characters are escaped as in JSON, but for line ends and tabs: what is printed anywhere.
+
+    >>> escaped("red\\x1b[31m 😀\\n") == "red\\\\u001b[31m 😀\\n"
+    True
+    """
+    if text.isprintable() or text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in UNPRINTABLE else escape(c) for c in text)
+
+
+def escape(character: str) -> str:
+    """A character in ASCII, as JSON escapes it.
+
+    >>> escape("é"), escape("😀")
+    ('\\\\u00e9', '\\\\ud83d\\\\ude00')
+    """
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))
+
+
+def print_line(line: str) -> None:
+    """A line on standard error, harmless to a terminal; written at once, because other threads print too."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # it may be closed or full
+            print(f"{one_line(line)}\n", end="", file=sys.stderr, flush=True)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

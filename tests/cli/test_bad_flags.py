@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import scoremode
 from scoremode.cli.commands import TAKES_OTHERS, VERBS, build_parser
 from tests.cli.conftest import Command, Refused
 
@@ -189,3 +193,39 @@ def test_every_flag_that_takes_a_string_refuses_nothing(refused: Refused) -> Non
                 assert f"{flag} is empty" in refused(verb, *positionals, f"{flag}=")
                 checked.add(flag)
     assert {"--out", "--report", "--output", "--file", "--baseline-engine"} <= checked
+
+
+def test_what_is_missing_is_shown_in_a_whole_command(refused: Refused) -> None:
+    assert "as in scoremode compare BASELINE CANDIDATE --corpus FILE" in refused("compare", "S")
+    assert "as in scoremode ppl MODEL --corpus FILE" in refused("ppl")
+
+
+OTHERS_FLAGS = {
+    *("--no-deps", "--force-reinstall"),  # of pip
+    *("--gen_kwargs", "--use_cache", "--model_args", "--apply_chat_template"),  # of lm-eval
+    *("--logprobs-mode", "--hf-overrides", "--data-parallel-size"),  # of vllm serve
+    "--kl-divergence-base",  # of llama-perplexity
+}
+
+
+def test_hints_name_flags_that_exist() -> None:
+    """Every text of a refusal in the source: a flag in it is one of ours, and in a verb's own file one of that verb."""
+    verbs = build_parser()._verbs()  # type: ignore[attr-defined]
+    known = {flag for verb in verbs.values() for flag in verb.flags()} | OTHERS_FLAGS
+    wrong = []
+    for path in sorted(Path(scoremode.__file__).parent.rglob("*.py")):
+        verb = verbs.get(path.stem.replace("_", "-")) if path.parent.name == "cli" else None
+        for text in refusals_in(path):
+            flags = set(re.findall(r"(?<![\w-])--[a-z][a-z_-]*[a-z](?![a-z_-])", text))
+            allowed = known if verb is None or verb.passes_on or "scoremode " in text else verb.flags()
+            wrong += [f"{path.name}: {flag} in {text!r}" for flag in flags - allowed]
+    assert wrong == []
+
+
+def refusals_in(path: Path) -> Iterator[str]:
+    """The fixed texts of every ``fix=``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "fix":
+            for part in ast.walk(node.value):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value

@@ -18,7 +18,7 @@ def without_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     from scoremode.errors import ModelError
 
     def missing() -> str:
-        raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]'")
+        raise ModelError("vLLM is not installed", fix="pip install '.[vllm]'")
 
     if "slow" not in request.keywords:
         monkeypatch.setattr("scoremode.engines.vllm.support.installed_version", missing)

@@ -159,3 +159,22 @@ def test_a_damaged_run_is_refused(
 ) -> None:
     damage(kept)
     assert str(kept) in refused("show", kept, *flags)
+
+
+def test_show_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:
+    """A manifest that was changed and sealed again: every text in it that may be anything is one with ESC."""
+    from scoremode.store.sealed import sealed
+
+    command("ppl", "table:uniform", "--text", "abcdef", "--out", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    bad = "\x1b[2J\x9b"
+    manifest["method_settings"]["stride"] = bad
+    for name in ("method", "model", "engine", "stderr_groups", "tokenizer"):
+        manifest[name] = f"{name}{bad}"
+    del manifest["seal"]
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    for arguments in (["show", tmp_path / "run"], ["show", tmp_path / "run", "--json"]):
+        outcome = command(*arguments)
+        assert "\x1b" not in outcome.out + outcome.err
+        if "--json" not in arguments:
+            assert "\x9b" not in outcome.out + outcome.err

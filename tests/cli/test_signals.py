@@ -189,3 +189,22 @@ def test_a_hidden_cursor_is_shown_again_when_a_bar_is_cut_off(tmp_path: Path) ->
         process.wait(60)
     assert process.returncode == 130
     assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
+
+
+@pytest.mark.parametrize("module", ["scoremode.cli.signals", "scoremode.cli.streams", "scoremode.cli.commands"])
+def test_ctrl_c_while_the_command_line_is_still_being_imported(module: str) -> None:
+    """The signal comes at the moment at which ``module`` is looked for, long before anything is scored."""
+    finder = f"""
+import os, signal, sys
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting)
+"""
+    process = start(finder, "methods")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("scoremode: interrupted; ")
+    assert err.count("\n") == 1

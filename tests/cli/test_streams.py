@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import shlex
@@ -10,6 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.text import Text
+
+from scoremode.cli import streams
+from scoremode.report.terminal.console import console
 
 PROGRAM = f"{shlex.quote(sys.executable)} -c 'from scoremode.cli.main import entry; entry()'"
 PPL = "ppl table:uniform --text one"
@@ -94,3 +100,48 @@ def test_a_broken_pipe_that_is_not_standard_output_is_an_error() -> None:
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "scoremode: Broken pipe; check the path and its permissions\n"
+
+
+# ── any encoding, and text from anybody ──────────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("encoding", ["ascii", "latin1:strict", "ascii:ignore"])
+def test_json_in_any_encoding_has_the_same_content(encoding: str) -> None:
+    asked = [*shlex.split(PROGRAM), *("prob", "table:uniform", "--prompt", "é ±", "--target", "😀\x9b", "--json")]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(asked, capture_output=True, check=False, timeout=120, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    (found,) = json.loads(done.stdout.decode(encoding.split(":", maxsplit=1)[0]))
+    assert (found["prompt"], found["target"]) == ("é ±", "😀\x9b")
+
+
+def results(encoding: str = "utf-8") -> tuple[streams.Results, io.BytesIO]:
+    codecs.register_error(streams.ESCAPE, streams._escape)
+    raw = io.BytesIO()
+    return streams.Results(raw, encoding, streams.ESCAPE, write_through=True), raw
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("a line\n", "a line\n"),
+        ("tab\tand é 東京 😀 ±", "tab\tand é 東京 😀 ±"),
+        ("\x1b[2J", "\\u001b[2J"),
+        ("\x9b2J \x7f \u202e \u2028", "\\u009b2J \\u007f \\u202e \\u2028"),
+        ("\ud800", "\\ud800"),
+        ("\r", "\\u000d"),
+    ],
+)
+def test_control_characters_are_escaped_as_in_json(text: str, printed: str) -> None:
+    stream, raw = results()
+    assert stream.write(text) == len(text)
+    assert raw.getvalue().decode() == printed
+
+
+def test_colours_of_a_table_pass_and_those_of_its_text_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, raw = results()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = console()
+    out.print(Text("bold\x1b[31m and \x9b", "bold"))
+    assert raw.getvalue().decode() == "\x1b[1mbold\\u001b[31m and \\u009b\x1b[0m\n"

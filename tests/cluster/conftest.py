@@ -21,7 +21,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("ray") is not None:
         return
-    without = pytest.mark.skip(reason="Ray is not installed: pip install 'scoremode[ray]'")
+    without = pytest.mark.skip(reason="Ray is not installed: pip install '.[ray]'")
     for item in items:
         if "tests/cluster/" in item.nodeid and "ledger" not in item.nodeid and "spread" not in item.nodeid:
             item.add_marker(without)

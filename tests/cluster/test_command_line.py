@@ -130,5 +130,5 @@ def test_without_ray_one_line_says_what_to_install(cache: dict[str, str], text: 
     asked = ("ppl", "table:uniform", "--corpus", str(text), "--json")
     refused = scoremode(cache, *asked, "--replicas", "2")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "pip install 'scoremode[ray]'" in refused.stderr
+    assert "pip install '.[ray]'" in refused.stderr
     assert scoremode(cache, *asked).returncode == 0

@@ -134,9 +134,7 @@ def test_without_the_harness_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(registering, "find_spec", lambda name: None)
     assert main(["lm-eval", "--tasks", "x"]) == 2
-    assert capsys.readouterr().err == (
-        "scoremode: lm-evaluation-harness is not installed; pip install 'scoremode[lm-eval]'\n"
-    )
+    assert capsys.readouterr().err == ("scoremode: lm-evaluation-harness is not installed; pip install '.[lm-eval]'\n")
 
 
 def test_help_is_ours_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:

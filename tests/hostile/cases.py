@@ -33,7 +33,7 @@ class Case:
     same: bool = False  # where the exit code is 0: it was resumed, to the numbers of an undisturbed run
     stdin: bytes = b""
     process: bool = False  # in a process of its own
-    streams: str = ""  # a process of its own, with a stream that is closed or full: see harness.py
+    streams: str = ""  # a process of its own, with a stream that is closed or an odd environment: see harness.py
 
     def __str__(self) -> str:
         streams = f" [{self.streams}]" if self.streams else ""
@@ -41,6 +41,7 @@ class Case:
 
 
 FEW = "--batch-tokens 48 --json"  # as the interrupted run was asked
+RESUMED = f"ppl {{stock:model}} <question> {FEW} --out"
 PPL = "ppl table:uniform"
 ABC = f"{PPL} --text abcdef"
 
@@ -50,6 +51,40 @@ URIS = [
     (f"{ABC} --out s3://bucket/a/../b", "an empty part"),
     (f"{ABC} --out s3://key:word@bucket/x", "a user name or a secret"),
     (f"{ABC} --out s3://bucket/x?secret_key=word", "the setting 'secret_key'"),
+    (f"{ABC} --out 's3://bucket/x?scheme=gopher'", "unusable scheme"),
+    (f"{ABC} --out 's3://bucket/x?anonymous=perhaps'", "unusable anonymous"),
+    (f"{ABC} --out 's3://bucket/x?anonymous'", "unusable anonymous"),
+    (f"{ABC} --out 's3://bucket/x?region=<escape>'", "unusable region"),
+    (f"{ABC} --out 's3://bucket/x?endpoint_override=a:b:c'", "unusable endpoint_override"),
+    (f"{ABC} --out 's3://bucket/x?endpoint_override=gopher://h'", "unusable endpoint_override"),
+    (f"{ABC} --out 's3://bucket/x?scheme=http&scheme=https'", "'scheme' twice"),
+    (f"{ABC} --out 'gs://bucket/x?scheme=gopher'", "unusable scheme"),
+    (f"{PPL} --corpus 's3://bucket/x?scheme=gopher'", "unusable scheme"),
+    ("show 's3://bucket/x?scheme=gopher'", "unusable scheme"),
+    ("report {stock:run} -o 's3://bucket/x.html?scheme=gopher'", "unusable scheme"),
+    ("prob table:uniform --file 's3://bucket/x?scheme=gopher'", "unusable scheme"),
+    ("compare 's3://bucket/x?scheme=gopher' table:uniform --text abc", "unusable scheme"),
+    (f"{ABC} --out ftp://127.0.0.1:1/x", "it cannot be reached; check the host"),
+    (f"{PPL} --corpus ftp://127.0.0.1:1/x", "it cannot be reached; check the host"),
+    (f"{ABC} --out file:/some/x", "neither a URI nor a path"),
+    (f"{ABC} --out simplecache::s3://bucket/x", "neither a URI nor a path"),
+    (f"{ABC} --out dir::memory://x", "neither a URI nor a path"),
+    (f"{ABC} --out 1s://x", "neither a URI nor a path"),
+    (f"{ABC} --out s3:bucket/x", "neither a URI nor a path"),
+    (f"{ABC} --out 'C:\\x'", "neither a URI nor a path"),
+    (f"{ABC} --out simplecache::s3://key:word@bucket/x", "neither a URI nor a path"),
+    (f"{ABC} --out memory://x", "lost with this process"),
+    (f"{PPL} --corpus file:/some/x", "neither a URI nor a path"),
+    (f"{PPL} --corpus simplecache::s3://bucket/x", "neither a URI nor a path"),
+    ("report {stock:run} -o file:/some/x.html", "neither a URI nor a path"),
+    ("report {stock:run} -o memory://x.html", "lost with this process"),
+    ("compare {stock:run} {stock:other-run} --report 1s://x.html", "neither a URI nor a path|comparable|same"),
+    ("compare table:uniform table:uniform --text abc --out dir::memory://x", "neither a URI nor a path"),
+    ("reference table:uniform --text abcdef --out file:/some/x", "neither a URI nor a path|cannot"),
+    ("prob table:uniform --prompt a --target b --out file:/some/x", "neither a URI nor a path"),
+    ("prob table:uniform --prompt a --target b --out memory://x", "lost with this process"),
+    ("prob table:uniform --file file:/some/x", "neither a URI nor a path"),
+    ("tasks a b --tasks arc_easy --out 1s://x", "neither a URI nor a path"),
     (f"{ABC} --out https://example.org/x", "only read"),
     (f"{ABC} --out file://host/x", "three slashes"),
     (f"{PPL} --corpus s4://bucket/x", "does not know the scheme s4://"),
@@ -61,7 +96,7 @@ URIS = [
     ("reference table:uniform --text abcdef --kld s3://bucket/x", "--kld takes no URI"),
     ("show memory://nothing/x", "is not a run"),
     ("show s3://key:word@bucket/x", "a user name or a secret"),
-    ("report memory://nothing/x -o memory://page.html", "is not a file that can be written|is not a run"),
+    ("report memory://nothing/x -o {nothing-here}", "is not a run"),
     ("compare memory://nothing/x table:uniform --text abc", "no finished run or reference"),
     ("tasks a b --tasks arc_easy --out s3://bucket/x", "takes a path of this machine"),
     ("prob table:uniform --prompt a --target b --out s3://", "names no bucket"),
@@ -559,6 +594,16 @@ STREAMS = [
     ("methods --json", "stdout full", (2,), ("disk is full",)),
     ("--help", "stdout full", (2,), ()),
     ("ppl org-that-is-nowhere/model --text abc", "", (2,), ("org-that-is-nowhere/model",)),
+    (f"{PPL} --text é±😀", "in ascii", (0,), ("256.0000",)),
+    ("prob table:uniform --prompt é --target 😀 --json", "in latin1", (0,), ("\\ud83d\\ude00",)),
+    ("show nothing-like-é", "in ascii", (2,), ("is not a run",)),
+    (f"{PPL} --text abcdef", "in the C locale", (0,), ("256.0000",)),
+    (f"{PPL} --corpus {{é.txt}} --out {{nothing-here}}", "in the C locale", (0,), ("u00e9.txt", "256.0000")),
+    (f"{PPL} --text abcdef", "with -OO", (0,), ("256.0000",)),
+    ("methods gptq", "with -OO", (0,), ("disjoint windows",)),
+    ("ppl {empty-folder} --text abc", "with -OO", (2,), ("python -OO removes",)),
+    (f"{PPL} --text abcdef", "without a home", (2,), ("set SCOREMODE_CACHE",)),
+    (f"{PPL} --text abcdef", "with the cache at a URI", (2,), ("SCOREMODE_CACHE is a URI",)),
 ]
 
 RUN_COMMANDS = ("show {%s}", "report {%s} -o {nothing-here}", "compare {%s} {stock:run}", "compare {stock:run} {%s}")
@@ -598,8 +643,10 @@ def all_cases() -> list[Case]:
     cases += [Case("references", f"compare {{reference:{name}}} {{model:good}}", ()) for name in REFERENCES]
     cases += [Case("base logits", f"compare {{kld:{name}}} {{model:good}}", ()) for name in KLDS]
     cases += [
-        Case("journals", f"ppl {{stock:model}} <question> {FEW} --out {{journal:{name}}}", (), (0, 2), same=True)
+        Case("journals", f"{RESUMED} {{journal:{name}}}", (), (0, 2), same=True)
         for name in JOURNALS
+        if name != "impossible-entropy"
     ]
+    cases.append(Case("journals", f"{RESUMED} {{journal:impossible-entropy}}", ("entropy is 7",)))
     cases += [Case("streams", command, words, codes, streams=how) for command, how, codes, words in STREAMS]
     return sorted(cases, key=lambda case: case.group)

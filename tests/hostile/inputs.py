@@ -171,6 +171,7 @@ def _chat(*messages: Any) -> str:
 
 FILES: dict[str, Damage] = {
     "good.txt": holding(TEXT),
+    "é.txt": holding(TEXT),
     "empty.txt": holding(""),
     "one-byte.txt": holding("x"),
     "latin1.txt": holding("na\xefve text".encode("latin1")),
@@ -423,7 +424,30 @@ MODELS: dict[str, Damage] = {
 
 # ── run folders ──────────────────────────────────────────────────────────────────────────────────────────────────────
 MANIFEST, SCORES = "manifest.json", "scores.parquet"
+
+
+def _entropy_of_1e300(folder: Path) -> None:
+    """Under a new hash and a new seal."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from scoremode.store.files import file_sha256
+    from scoremode.store.sealed import sealed
+
+    table = pq.read_table(folder / SCORES)
+    where = table.schema.get_field_index("entropy")
+    values = [1e300, *table.column("entropy").to_pylist()[1:]]
+    pq.write_table(
+        table.set_column(where, table.schema.field("entropy"), pa.array(values, pa.float64())), folder / SCORES
+    )
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["seal"]
+    manifest["scores_sha256"] = file_sha256(folder / SCORES)
+    (folder / MANIFEST).write_text(json.dumps(sealed(manifest)))
+
+
 RUNS: dict[str, Damage] = {
+    "scores-impossible": _entropy_of_1e300,
     "manifest-removed": file_of(MANIFEST, removed),
     "manifest-empty": file_of(MANIFEST, emptied),
     "manifest-cut": file_of(MANIFEST, halved),
@@ -507,7 +531,31 @@ KLDS: dict[str, Damage] = {
     "least-positive": _patched(-5, "<f", 1.0),
     "not-a-distribution": _patched(-5, "<f", -0.1),
 }
+
+
+def impossible_entropy(path: Path) -> None:
+    """The entropy of the first target becomes 7, which is above ln 512, under a new checksum."""
+    from scoremode.store.journal import NAMES, RECORD_COLUMNS, SECONDS
+    from scoremode.store.records import RecordFile, read_record_header
+
+    header = read_record_header(path)
+    assert header is not None
+    file = RecordFile(path, header)
+    records = [(number, bytearray(body)) for number, _, body in file.replay()]
+    file.close()
+    path.unlink()
+    number, body = records[0]
+    targets = (len(body) - SECONDS.size) // sum(int(dtype[2]) for _, dtype in RECORD_COLUMNS)
+    before = sum(int(dtype[2]) for _, dtype in RECORD_COLUMNS[: NAMES.index("entropy")])
+    struct.pack_into("<d", body, SECONDS.size + before * targets, 7.0)
+    file = RecordFile(path, header)
+    for number, body in records:
+        file.append(number, bytes(body))
+    file.close()
+
+
 JOURNALS: dict[str, Damage] = {
+    "impossible-entropy": impossible_entropy,
     "emptied": emptied,
     "halved": halved,
     "lengthened": lengthened,

@@ -162,7 +162,19 @@ def opened(path: Path, plan: Plan) -> Journal:
     return Journal(path, IDENTITY, plan, with_kl=True, vocabulary=1000)
 
 
-@pytest.mark.parametrize("changes", [{}, {"logprob": -np.inf}, {"kl": np.inf}, {"logprob": ROUNDING}, {"rank": 1000}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"logprob": -np.inf},
+        {"kl": np.inf},
+        {"logprob": ROUNDING, "top_logprob": 0.0},
+        {"rank": 1000},
+        {"entropy": np.log(1000)},
+        {"logprob": -1.0 + 1e-3},
+        {"entropy": 1.0 - 1e-3},
+    ],
+)
 def test_what_an_engine_may_give_is_resumed(tmp_path: Path, changes: dict[str, float]) -> None:
     plan = small_plan()
     assert opened(with_records(tmp_path / "j", (0, body_of(plan, 0, **changes))), plan).done[0]
@@ -181,6 +193,10 @@ def test_what_an_engine_may_give_is_resumed(tmp_path: Path, changes: dict[str, f
         ({"entropy": np.nan}, "entropy is nan"),
         ({"entropy": -0.1}, "entropy is -0.1"),
         ({"entropy": np.inf}, "entropy is inf"),
+        ({"entropy": 1e300}, r"entropy is 1e\+300"),
+        ({"entropy": 7.0}, "entropy is 7"),  # ln 1000 = 6.9
+        ({"entropy": 0.5}, "entropy is 0.5, and top logprob -1"),
+        ({"top_logprob": -4.0}, "top logprob is -4, below the logprob -3 of a token"),
         ({"top": -1}, "top is -1"),
         ({"top": 1000}, "top is 1000"),
         ({"top_logprob": 0.5}, "top logprob is 0.5"),

@@ -291,7 +291,7 @@ def test_a_dataset_that_cannot_be_loaded_gives_its_reason_on_one_line(hub: Datas
 
 def test_without_the_package_datasets_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'scoremode[datasets]'" in complaint(dataset="some/set")
+    assert "pip install '.[datasets]'" in complaint(dataset="some/set")
 
 
 @pytest.mark.parametrize("flags", [{"dataset_config": "small"}, {"split": "train"}])

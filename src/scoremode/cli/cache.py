@@ -1,4 +1,4 @@
-"""scoremode cache: what is kept in the cache folder; scoremode cache prune removes from it"""
+"""The flags of ``scoremode cache``, and what it prints."""
 
 from __future__ import annotations
 

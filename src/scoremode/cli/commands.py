@@ -16,23 +16,23 @@ from scoremode.cli import signals, streams
 from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
-VERBS = (
-    "ppl",
-    "prob",
-    "compare",
-    "tasks",
-    "reference",
-    "report",
-    "plan",
-    "noise",
-    "lm-eval",
-    "serve",
-    "methods",
-    "show",
-    "cache",
-    "engines",
-    "doctor",
-)
+VERBS = {  # and what each is for, in the words of the help: docstrings are gone under python -OO
+    "ppl": "perplexity of a text by a named method",
+    "prob": "probability of targets after a prompt",
+    "compare": "what changed between a baseline and its candidates, with errors",
+    "tasks": "candidates against a baseline on tasks of lm-eval: recovery and flips, with errors",
+    "reference": "score a text with a baseline and keep its hidden states for comparisons",
+    "report": "runs and comparisons as one HTML page",
+    "plan": "a dry run, windows, targets, work and memory, with no weight loaded",
+    "noise": "how far scores move when only the engine's settings do",
+    "lm-eval": "lm-evaluation-harness's own command line, with its tasks scored by any engine here",
+    "serve": "load a model once, and answer many clients over HTTP",
+    "methods": "the named recipes, or one of them with its windows drawn",
+    "show": "a run that was kept with --out",
+    "cache": "what is kept in the cache folder; scoremode cache prune removes from it",
+    "engines": "what can turn a plan into scores here",
+    "doctor": "versions, devices, and a self-test of every engine that is installed",
+}
 PASSED_ON = ("lm-eval",)  # the flags of these are another program's
 TAKES_OTHERS = (*PASSED_ON, "serve")  # these have no --json, and flags that are not ours go to another program
 OUR_BUG = 70
@@ -57,9 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
     # the column is as wide as the longest name here; argparse does not count the verbs themselves
     verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", prog="scoremode", parser_class=Parser)
-    for name in VERBS:
+    for name, summary in VERBS.items():
         module = _module(name)
-        summary = (module.__doc__ or "").split("\n")[0].split(": ", 1)[1]
         verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
         verb.passes_on = getattr(module, "PASSES_ON", False)
         module.add_arguments(verb)

@@ -1,4 +1,4 @@
-"""scoremode compare: what changed between a baseline and its candidates, with errors"""
+"""The flags of ``scoremode compare``, and what it prints."""
 
 from __future__ import annotations
 

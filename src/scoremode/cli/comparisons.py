@@ -7,6 +7,8 @@ import shlex
 import sys
 from typing import Any
 
+from scoremode.errors import print_line
+
 GATE_FAILED = 1
 
 
@@ -40,5 +42,5 @@ def command_line() -> str:
 def verdict(failures: list[str]) -> int:
     """Say which rules hold; the exit code."""
     for why in failures:
-        print(f"scoremode: {why}", file=sys.stderr)
+        print_line(f"scoremode: {why}")
     return GATE_FAILED if failures else 0

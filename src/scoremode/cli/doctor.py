@@ -1,4 +1,4 @@
-"""scoremode doctor: versions, devices, and a self-test of every engine that is installed"""
+"""The flags of ``scoremode doctor``, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scoremode engines: what can turn a plan into scores here"""
+"""The flags of ``scoremode engines``, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scoremode lm-eval: lm-evaluation-harness's own command line, with its tasks scored by any engine here"""
+"""The flags of ``scoremode lm-eval``, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scoremode methods: the named recipes, or one of them with its windows drawn"""
+"""The flags of ``scoremode methods``, and what it prints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.json:
         options.print_json([facts(method) for method in chosen])
     elif parsed.name is not None:
-        sys.stdout.write(f"{inspect.getdoc(chosen[0].windows)}\n")
+        without = f"{chosen[0].summary}\n(its windows are drawn in a docstring, which python -OO removes)"
+        sys.stdout.write(f"{inspect.getdoc(chosen[0].windows) or without}\n")
     else:
         refused = [(one.name, f"cannot be used: {one.problem}") for one in methods().refused]
         options.print_parts(listing([*((m.name, m.summary) for m in chosen), *refused]))

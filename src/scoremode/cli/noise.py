@@ -1,4 +1,4 @@
-"""scoremode noise: how far scores move when only the engine's settings do"""
+"""The flags of ``scoremode noise``, and what it prints."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 def add_replicas(parser: argparse.ArgumentParser) -> None:
     """Over how many engines the work is spread, and where."""
-    group = parser.add_argument_group("replicas", "several engines share the work: pip install 'scoremode[ray]'")
+    group = parser.add_argument_group("replicas", "several engines share the work: pip install '.[ray]'")
     group.add_argument(
         "--replicas", type=integer, metavar="N", help="engines at a time (default: one, in this process)"
     )

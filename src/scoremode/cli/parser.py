@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from scoremode.errors import harmless, one_line
+from scoremode.places.uri import STORES
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
@@ -21,7 +22,8 @@ TAKE_URIS = {
     *("corpus", "out", "report", "output", "file", "run_folder", "run_folders", "baseline", "candidates", "engine_arg"),
     *MAY_BE_EMPTY,
 }
-STORED = re.compile(r"(?i)(s3[an]?|gc?s|hf|hdfs|viewfs|abfss?|az|adl|memory|file|s?ftp|ssh|smb|webhdfs|oss|oci)://")
+STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
+WRITTEN = {"out", "report", "output"}
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
@@ -63,9 +65,9 @@ class Parser(argparse.ArgumentParser):
         required = "the following arguments are required: "
         if message.startswith(required):
             names = message.removeprefix(required)
-            first = names.split(", ")[0]
-            asks = "--corpus" in self.flags() and not first.startswith("-")
-            hint = f"; as in {self.prog} {first} --corpus FILE" if asks else ""
+            asks = "--corpus" in self.flags() and not names.startswith("-")
+            places = [_name_of(action) for action in self._actions if not action.option_strings]
+            hint = f"; as in {self.prog} {' '.join(places)} --corpus FILE" if asks else ""
             return f"{names} {'are' if ', ' in names else 'is'} missing{hint}"
         if message.startswith("argument -") and message.endswith("expected one argument"):
             flag = message.removeprefix("argument ").split(":")[0].split("/")[-1]
@@ -114,6 +116,8 @@ class Parser(argparse.ArgumentParser):
             values = value if isinstance(value, list) else [value]
             if action.dest not in TAKE_URIS and any(isinstance(one, str) and STORED.match(one) for one in values):
                 self.error(f"{_name_of(action)} takes no URI; give a name or a path of this machine")
+            if action.dest in WRITTEN and isinstance(value, str) and value.lower().startswith("memory://"):
+                self.error(f"{_name_of(action)} memory:// would be lost with this process; give a path or another URI")
 
     def _verbs(self) -> dict[str, Parser]:
         subparsers = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]

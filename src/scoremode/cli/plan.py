@@ -1,4 +1,4 @@
-"""scoremode plan: a dry run, windows, targets, work and memory, with no weight loaded"""
+"""The flags of ``scoremode plan``, and what it prints."""
 
 from __future__ import annotations
 

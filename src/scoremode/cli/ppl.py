@@ -1,4 +1,4 @@
-"""scoremode ppl: perplexity of a text by a named method"""
+"""The flags of ``scoremode ppl``, and what it prints."""
 
 from __future__ import annotations
 

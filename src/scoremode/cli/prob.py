@@ -1,4 +1,4 @@
-"""scoremode prob: probability of targets after a prompt"""
+"""The flags of ``scoremode prob``, and what it prints."""
 
 from __future__ import annotations
 

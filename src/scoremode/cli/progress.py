@@ -17,7 +17,6 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -27,6 +26,8 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
         TimeRemainingColumn,
     )
     from rich.progress import Progress as Bar
+
+    from scoremode.report.terminal.console import PlainConsole
 
     columns = (
         SpinnerColumn(),
@@ -38,7 +39,7 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
         TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=PlainConsole(stderr=True), transient=True) as bar:
         yield _Line(bar, label, unit)
 
 

@@ -1,4 +1,4 @@
-"""scoremode reference: score a text with a baseline and keep its hidden states for comparisons"""
+"""The flags of ``scoremode reference``, and what it prints."""
 
 from __future__ import annotations
 

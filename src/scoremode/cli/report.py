@@ -1,4 +1,4 @@
-"""scoremode report: runs and comparisons as one HTML page"""
+"""The flags of ``scoremode report``, and what it prints."""
 
 from __future__ import annotations
 

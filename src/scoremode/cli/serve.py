@@ -1,10 +1,11 @@
-"""scoremode serve: load a model once, and answer many clients over HTTP"""
+"""The flags of ``scoremode serve``, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import sys
+
+from scoremode.errors import print_line
 
 PASSES_ON = True  # flags that are not listed here belong to the server
 EPILOG = (
@@ -41,7 +42,7 @@ def run(parsed: argparse.Namespace) -> None:
         allow_untested=parsed.allow_untested,
     )
     made = command(parsed.model, options, getattr(parsed, "passed_on", []))
-    print(f"scoremode: starting {made.shown()}", file=sys.stderr)
+    print_line(f"scoremode: starting {made.shown()}")
     asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
-    print(f"scoremode: it will answer at {made.address}; then type: {asked}", file=sys.stderr)
+    print_line(f"scoremode: it will answer at {made.address}; then type: {asked}")
     become(made)

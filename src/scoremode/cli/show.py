@@ -1,4 +1,4 @@
-"""scoremode show: a run that was kept with --out"""
+"""The flags of ``scoremode show``, and what it prints."""
 
 from __future__ import annotations
 

@@ -56,12 +56,16 @@ class Signals:
         self._before: dict[int, Any] = {}
         self._terminal = -1  # standard error; an engine that starts redirects descriptor 2
 
-    def install(self) -> None:
-        """Handle signals that are not ignored: those that ``nohup`` or a shell's ``&`` ignore stay ignored."""
+    def install(self, instead_of: Any = None) -> None:
+        """Handle signals that are not ignored: those that ``nohup`` or a shell's ``&`` ignore stay ignored.
+
+        ``instead_of`` is a handler of ours for the first moments, which stood in for Python's own.
+        """
         _installed.append(self)
         self._terminal = _copy_of_standard_error()
         for number in WORDS:
             before = signal.getsignal(number)
+            before = signal.default_int_handler if before is instead_of else before
             if before in (signal.SIG_DFL, signal.default_int_handler):
                 self._before[number] = before
                 signal.signal(number, self._handle)
@@ -117,10 +121,14 @@ class Signals:
         os._exit(self.tell(self.received or Stopped(number)))
 
     def _unraisable(self, unraisable: Any) -> None:
-        """An interruption that was raised inside a destructor or callback is lost to the main thread."""
+        """An interruption that was raised inside a destructor or callback is lost to the main thread.
+
+        An error there is a library's, of something that was never opened, and our line says what went wrong.
+        """
         if self.received is not None and not isinstance(unraisable.exc_value, Exception):
             self._end(self.received.number)
-        sys.__unraisablehook__(unraisable)
+        if os.environ.get("SCOREMODE_DEBUG"):
+            sys.__unraisablehook__(unraisable)
 
     def _forget(self) -> None:
         """A forked process is not ours to explain: it gets the handlers that were there before."""

@@ -1,12 +1,22 @@
-"""Standard streams that may be closed or full: results that cannot be printed are an error, complaints are not."""
+"""Standard streams that may be closed or full: results that cannot be printed are an error, complaints are not.
+
+They may have any encoding. Characters that it lacks are escaped as in JSON (\\u00b1), and so are control characters in
+results, which may come from anybody's file: JSON stays JSON with the same content, and a terminal obeys nothing of it.
+Only what colours a table passes by, through ``styled``.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
 import sys
 from typing import Any
+
+from scoremode.errors import escape, escaped
+
+ESCAPE = "scoremode-escape"  # what happens to characters that an encoding lacks
 
 
 class Results(io.TextIOWrapper):
@@ -15,6 +25,11 @@ class Results(io.TextIOWrapper):
     failure: OSError | None = None
 
     def write(self, text: str, /) -> int:
+        self.write_styled(escaped(text))
+        return len(text)
+
+    def write_styled(self, text: str) -> int:
+        """Write text whose control characters are ours."""
         try:
             return super().write(text)
         except OSError as error:
@@ -48,6 +63,7 @@ def prepare() -> None:
     Descriptors 0 to 2 are filled if they are closed. Otherwise the next file that is opened would take their place, and
     whatever a library prints would be written into it.
     """
+    codecs.register_error(ESCAPE, _escape)
     closed = {descriptor for descriptor in (0, 1, 2) if not _is_open(descriptor)}
     for descriptor in sorted(closed):
         _fill(descriptor)
@@ -100,9 +116,15 @@ def _fill(descriptor: int) -> None:
 def _wrap(kind: type[io.TextIOWrapper], stream: Any, descriptor: int) -> io.TextIOWrapper:
     """The stream with another class; one of its own where Python found the descriptor closed."""
     if stream is None:
-        return kind(io.FileIO(_unwritable(descriptor), "w"), "utf-8", "backslashreplace", write_through=True)
-    settings = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
-    return kind(stream.detach(), **settings)
+        return kind(io.FileIO(_unwritable(descriptor), "w"), "utf-8", ESCAPE, write_through=True)
+    settings = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
+    return kind(stream.detach(), errors=ESCAPE, **settings)
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(escape, error.object[error.start : error.end])), error.end
 
 
 def _unwritable(descriptor: int) -> int:

@@ -1,4 +1,4 @@
-"""scoremode tasks: candidates against a baseline on tasks of lm-eval: recovery and flips, with errors"""
+"""The flags of ``scoremode tasks``, and what it prints."""
 
 from __future__ import annotations
 

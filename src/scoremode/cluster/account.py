@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.errors import harmless
+from scoremode.errors import print_line
 from scoremode.values import Floats
 
 MOST_EVENTS = 100  # that are kept word by word
@@ -20,7 +19,7 @@ thousandth, which is a tenth of what a good quantization does. Another kind of G
 
 
 def say_on_standard_error(line: str) -> None:
-    print(f"scoremode: {harmless(line)}\n", end="", file=sys.stderr)  # at once: another thread may print too
+    print_line(f"scoremode: {line}")
 
 
 @dataclass(slots=True)

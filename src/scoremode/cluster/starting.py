@@ -20,7 +20,7 @@ from scoremode.cluster import guard
 from scoremode.cluster.spread import Room, Spread
 from scoremode.errors import EngineError, OptionError
 
-INSTALL = "pip install 'scoremode[ray]'"
+INSTALL = "pip install '.[ray]'"
 PATIENCE = 3.0  # seconds to reach an address
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
 

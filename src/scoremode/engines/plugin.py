@@ -11,6 +11,7 @@ are imported in ``open``.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import copy
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from scoremode.engines.options import Options
+from scoremode.errors import EngineError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +69,13 @@ class Work:
 
     longest: int | None = None  # tokens of the longest window
     shares_prompts: bool = False  # do many windows begin alike?
+
+
+def require_docstrings(library: str) -> None:
+    """Refuse to start a library that reads its own docstrings where Python has removed them."""
+    if sys.flags.optimize > 1:
+        words = f"{library} does not start without docstrings, which python -OO removes"
+        raise EngineError(words, fix="unset PYTHONOPTIMIZE, or set it to 1")
 
 
 class EnginePlugin(ABC):

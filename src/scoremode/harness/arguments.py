@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from scoremode.arguments import require_flag, require_text, whole_number
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import all_options, choose_engine
-from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean
+from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean, print_line
 from scoremode.verbs.model import HeldModel, hold
 
 GREEDY = ("measured", "unknown-is-false")
@@ -75,7 +74,7 @@ def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
         named["device"] = device
         return
     instead = plugin.instead.get("device", "it chooses devices itself")
-    print(f"scoremode: --device {device} is not used by the {plugin.name} engine: {instead}", file=sys.stderr)
+    print_line(f"scoremode: --device {device} is not used by the {plugin.name} engine: {instead}")
 
 
 def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:

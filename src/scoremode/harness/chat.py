@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from scoremode.errors import ModelError, OptionError
+from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.text.tokenizer import TextTokenizer
 
 
@@ -64,4 +63,4 @@ def _opened(rendered: str, messages: list[dict[str, Any]], open_turn: bool) -> s
 
 @cache
 def _say_once(line: str) -> None:
-    print(line, file=sys.stderr)
+    print_line(line)

@@ -85,9 +85,12 @@ def _document(task: Any, number: int, instances: list[Any]) -> Document:
     choices: tuple[str, ...] = ()
     if task.OUTPUT_TYPE == "multiple_choice":
         choices = tuple(map(str, task.doc_to_choice(doc)))
+        name = task.config.task
         if len(choices) < 2:
-            name = task.config.task
             raise InputError(f"document {number} of {name} has {len(choices)} choices", fix="correct its row")
+        if "" in choices:  # lm-eval would divide its log-probability by a length of 0
+            which = choices.index("") + 1
+            raise InputError(f"choice {which} of document {number} of {name} is empty", fix="correct its row")
     return Document(number, pairs, choices, _gold(task, doc, choices), tuple(instances))
 
 

@@ -7,7 +7,6 @@ requests ─▶ chunks of whole documents ─▶ encoding.py ─▶ likelihoods 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
-from scoremode.errors import EngineError, InputError, ModelError, OptionError
+from scoremode.errors import EngineError, InputError, ModelError, OptionError, print_line
 from scoremode.harness import answer_cache, arguments
 from scoremode.harness.chat import hugging_face_tokenizer, render
 from scoremode.harness.encoding import Encoded, PairEncoder, rolling
@@ -366,7 +365,7 @@ def _usual_device() -> Any:
 
 def _note_batch_size(batch_size: int | str | None) -> None:
     if batch_size is not None and str(batch_size) not in ("1", "auto"):
-        print(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens", file=sys.stderr)
+        print_line(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens")
 
 
 def _bar(total: int, what: str, disabled: bool) -> Any:

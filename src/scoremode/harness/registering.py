@@ -13,7 +13,7 @@ from scoremode.errors import InputError, ScoremodeError
 NAME = "scoremode"
 TARGET = "scoremode.harness.model:ScoremodeLM"
 COMMANDS = ("run", "ls", "validate")
-INSTALL = "pip install 'scoremode[lm-eval]'"
+INSTALL = "pip install '.[lm-eval]'"
 
 
 def require_harness() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from scoremode.errors import one_line
+from scoremode.errors import one_line, print_line
 from scoremode.harness.encoding import Encoded
 
 
@@ -38,16 +37,14 @@ class Tally:
         spanning, truncated = self.spanning - self._told[0], self.truncated - self._told[1]
         self._told = (self.spanning, self.truncated)
         if spanning:
-            print(
+            print_line(
                 f"scoremode: in {spanning} of {self.requests} requests a token spans the end of the context, so that "
-                f"the harness's rule scores other tokens than the text has; as in {self._examples['spanning']}",
-                file=sys.stderr,
+                f"the harness's rule scores other tokens than the text has; as in {self._examples['spanning']}"
             )
         if truncated:
-            print(
+            print_line(
                 f"scoremode: {truncated} of {self.requests} requests were longer than the context and lost "
-                f"{self.truncated_tokens} tokens on their left; as in {self._examples['truncated']}",
-                file=sys.stderr,
+                f"{self.truncated_tokens} tokens on their left; as in {self._examples['truncated']}"
             )
 
     def as_json(self) -> dict[str, Any]:

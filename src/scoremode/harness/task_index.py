@@ -34,7 +34,7 @@ def lm_eval_version() -> str:
         return version("lm_eval")
     except PackageNotFoundError:
         raise InputError(
-            "tasks are defined by lm-evaluation-harness, which is not installed", fix="pip install 'scoremode[lm-eval]'"
+            "tasks are defined by lm-evaluation-harness, which is not installed", fix="pip install '.[lm-eval]'"
         ) from None
 
 

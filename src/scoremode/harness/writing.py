@@ -6,7 +6,6 @@ A context is cut from the left so that the longest allowed answer fits. An answe
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 
 from scoremode.engines.generation import Generator, Sampling
 from scoremode.engines.plugin import Work
-from scoremode.errors import EngineError, InputError
+from scoremode.errors import EngineError, InputError, print_line
 from scoremode.harness.encoding import PairEncoder
 from scoremode.values import Ids
 from scoremode.verbs.model import HeldModel
@@ -88,10 +87,9 @@ def _write(lm: Model, generator: Generator, contexts: list[str], how: Sampling, 
     prompts = [_prompt(lm, context, how.max_tokens) for context in contexts]
     cut = sum(lost > 0 for _, lost in prompts)
     if cut:
-        print(
+        print_line(
             f"scoremode: {cut} of {len(contexts)} contexts were cut on their left, to make room for the "
-            f"{how.max_tokens} tokens of an answer",
-            file=sys.stderr,
+            f"{how.max_tokens} tokens of an answer"
         )
     found: list[str | None] = [None] * len(prompts)
     for index, ids in generator.generate([ids for ids, _ in prompts], how):

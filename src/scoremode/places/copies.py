@@ -13,13 +13,12 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scoremode.errors import StorageError, call
+from scoremode.errors import StorageError, call, print_line
 from scoremode.places.cache_home import cache_folder
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place
@@ -86,7 +85,7 @@ def _locked(folder: Path, place: Place) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                print(f"another process is fetching {place}; waiting for it (Ctrl-C to stop)", file=sys.stderr)
+                print_line(f"another process is fetching {place}; waiting for it (Ctrl-C to stop)")
                 fcntl.flock(file, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
                 if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:

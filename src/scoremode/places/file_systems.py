@@ -8,7 +8,8 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-from scoremode.errors import InputError, StorageError, did_you_mean, one_line
+from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
+from scoremode.places.explain import reason_of
 from scoremode.places.uri import SERVERS, Place
 
 CONNECT_SECONDS = 10.0
@@ -52,13 +53,34 @@ def file_system(place: Place) -> FileSystem:
 
 @cache
 def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...]) -> FileSystem:
+    try:
+        return FileSystem(_file_system(scheme, root, dict(settings)), scheme)
+    except ScoremodeError:
+        raise
+    except ImportError as error:
+        raise StorageError(
+            f"{scheme}:// needs a package that is not installed ({one_line(str(error))[:200]})",
+            fix="install it, or use a mounted folder",
+        ) from None
+    except Exception as error:  # a library raises whatever it likes
+        raise _unusable(scheme, error) from None
+
+
+def _unusable(scheme: str, error: Exception) -> StorageError:
+    reason, fix = reason_of(error), "use another URI, or a mounted folder"
+    if isinstance(error, ValueError):  # of an environment variable: what a URI may say was checked
+        words = one_line(str(error))[:200]
+        return StorageError(f"{scheme}:// cannot be used here ({words})", fix=f"check the environment; or {fix}")
+    host = f"check the host, as in {scheme}://HOST:PORT/PATH, and that it is up; or "
+    return StorageError(f"{scheme}:// cannot be used here: {reason.words}", fix=(host if reason.may_pass else "") + fix)
+
+
+def _file_system(scheme: str, root: str, settings: dict[str, str]) -> Any:
     if scheme == "s3":
-        return FileSystem(_s3(root, dict(settings)), scheme)
+        return _s3(root, settings)
     if scheme == "gs":
-        return FileSystem(_gs(dict(settings)), scheme)
-    if scheme in BY_ARROW:
-        return FileSystem(_by_uri(scheme, root), scheme)
-    return FileSystem(_by_fsspec(scheme), scheme)
+        return _gs(settings)
+    return _by_uri(scheme, root) if scheme in BY_ARROW else _by_fsspec(scheme, root)
 
 
 def _s3(bucket: str, settings: dict[str, str]) -> Any:
@@ -115,16 +137,10 @@ def _gs(settings: dict[str, str]) -> Any:
 def _by_uri(scheme: str, root: str) -> Any:
     from pyarrow import fs
 
-    try:
-        return fs.FileSystem.from_uri(f"{scheme}://{root}/")[0]
-    except Exception as error:  # a library that is missing raises whatever it likes
-        raise StorageError(
-            f"{scheme}:// cannot be used here ({one_line(str(error))[:200]})",
-            fix="use another URI, or a mounted folder",
-        ) from None
+    return fs.FileSystem.from_uri(f"{scheme}://{root}/")[0]
 
 
-def _by_fsspec(scheme: str) -> Any:
+def _by_fsspec(scheme: str, root: str) -> Any:
     from pyarrow import fs
 
     try:
@@ -135,15 +151,5 @@ def _by_fsspec(scheme: str) -> Any:
     if scheme not in (*known_implementations, *fsspec.available_protocols()):
         fix = did_you_mean(scheme, ["s3", "gs", "hf", "file", "memory", "hdfs", "abfs", "sftp", *SERVERS])
         raise InputError(f"scoremode does not know the scheme {scheme}://", fix=fix)
-    try:
-        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme)))
-    except ImportError as error:
-        raise StorageError(
-            f"{scheme}:// needs a package that is not installed ({one_line(str(error))[:200]})",
-            fix="install it, or use a mounted folder",
-        ) from None
-    except Exception as error:  # each of them raises its own kinds, such as a host that is missing
-        raise StorageError(
-            f"{scheme}:// cannot be used here ({type(error).__name__}: {one_line(str(error))[:200]})",
-            fix="use another URI, or a mounted folder",
-        ) from None
+    kind = fsspec.get_filesystem_class(scheme)
+    return fs.PyFileSystem(fs.FSSpecHandler(kind(**kind._get_kwargs_from_urls(f"{scheme}://{root}"))))  # host and port

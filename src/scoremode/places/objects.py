@@ -72,8 +72,8 @@ class Objects:
         inner = place.path
         if system.fsspec is None and system.scheme in ("hdfs", "viewfs"):
             inner = "/" + inner.partition("/")[2]
-        elif system.scheme == "memory":
-            inner = "/" + inner
+        elif system.fsspec is not None:
+            inner = str(system.fsspec._strip_protocol(f"{system.scheme}://{inner}"))  # without the host
         return f"{inner}/{name}" if name else inner
 
     def _attempt(self, name: str, doing: str, work: Callable[[], T]) -> T:

@@ -4,6 +4,9 @@ s3://BUCKET/KEY   gs://BUCKET/KEY   hf://datasets/OWNER/NAME/PATH   memory://PAT
 file:///PATH      is an ordinary path
 
 Names are taken as they are: nothing is unquoted. Settings may follow, as in s3://BUCKET/KEY?region=eu-west-1.
+
+What only looks like a URI is refused, and does not become a local folder of that name: file:/PATH, s3:BUCKET/KEY,
+simplecache::s3://BUCKET/KEY, 1s://PATH, C:\\PATH. A local name with a colon is a path (run:1), and ./NAME always is.
 """
 
 from __future__ import annotations
@@ -21,8 +24,19 @@ KNOWN_SETTINGS = {
     "s3": ("region", "endpoint_override", "scheme", "anonymous"),
     "gs": ("endpoint_override", "scheme", "anonymous"),
 }
+VALUES = {  # of settings: what they must match, and an example
+    "region": (r"[a-z0-9-]+", "eu-west-1"),
+    "endpoint_override": (r"(https?://)?([\w.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?/?", "localhost:9000"),
+    "scheme": (r"https?", "http"),
+    "anonymous": (r"true|false", "true"),
+}
 SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # other names of the same scheme
 SERVERS = ("http", "https")  # where a model is named, these are servers of models
+STORES = (  # schemes of files and folders; fsspec and Arrow know more
+    *("s3", "s3a", "s3n", "gs", "gcs", "hf", "hdfs", "viewfs", "abfs", "abfss", "az", "adl", "memory", "file", "ftp"),
+    *("sftp", "ssh", "smb", "webhdfs", "oss", "oci"),
+)
+ALMOST_URI = re.compile(rf"[^/\\]*:[/\\]|({'|'.join((*STORES, *SERVERS))}):", re.IGNORECASE)
 CREDENTIALS = "leave it out: credentials come from the environment, a profile or the machine's role"
 
 
@@ -70,6 +84,19 @@ def is_uri(given: object) -> bool:
     return isinstance(given, str) and URI.match(given) is not None
 
 
+def require_path(text: str) -> None:
+    """Refuse a text that is not a URI but begins like one, or like a path of Windows. It may contain a secret.
+
+    >>> require_path("runs/base"), require_path("run:1"), require_path("./file:/base")
+    (None, None, None)
+    """
+    if ALMOST_URI.match(text) and not is_uri(text):
+        raise InputError(
+            f"{harmless(text.partition(':')[0])[:40]}:… is neither a URI nor a path of this machine",
+            fix="a URI begins with SCHEME://, as in s3://BUCKET/KEY or file:///PATH; a name with a colon is ./NAME",
+        )
+
+
 def may_be_stored(given: object) -> bool:
     """Can something of ours lie there? An http address names a server, where a model may be named too."""
     if isinstance(given, Place):
@@ -87,6 +114,7 @@ def located(given: str | os.PathLike[str] | Place) -> Path | Place:
     if isinstance(given, Place):
         return given
     text = os.fspath(given)
+    require_path(text)
     if not is_uri(text):
         return Path(text)
     if text.lower().startswith("file://"):
@@ -117,9 +145,8 @@ def name_in(given: str) -> str:
 
 def parse(text: str) -> Place:
     """The place that a URI names; InputError if it cannot be one, or if it has a secret in it."""
-    found = URI.fullmatch(text)
-    assert found is not None, "not a URI"
-    scheme, rest = found[1].lower(), found[2]
+    scheme, _, rest = text.partition("://")
+    scheme = scheme.lower()
     scheme = SAME.get(scheme, scheme)
     _refuse_password(scheme, rest)
     rest, settings = _split_settings(scheme, rest)
@@ -152,18 +179,23 @@ def _refuse_password(scheme: str, rest: str) -> None:
 
 
 def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    known = KNOWN_SETTINGS.get(scheme, ())
+    if rest.rpartition("?")[2] in known:
+        rest += "="  # refused below, as a setting without a value
     found = SETTINGS.fullmatch(rest)
     if found is None:
         return rest, ()
-    settings = []
+    settings: list[tuple[str, str]] = []
     for pair in found[2].split("&"):
         name, _, value = pair.partition("=")
-        known = KNOWN_SETTINGS.get(scheme, ())
         if name not in known:  # its value may be a secret: it is not repeated
             allowed = f"{scheme}:// takes {', '.join(known)}; " if known else ""
             raise InputError(f"a {scheme}:// URI has the setting '{harmless(name)[:40]}'", fix=allowed + CREDENTIALS)
-        if "@" in value or not value or harmless(value) != value:
-            raise InputError(f"a {scheme}:// URI has an unusable {name}", fix=f"as in ?{name}=…, without a user name")
+        pattern, example = VALUES[name]
+        if not re.fullmatch(pattern, value):  # it may be a secret too
+            raise InputError(f"a {scheme}:// URI has an unusable {name}", fix=f"as in ?{name}={example}")
+        if name in dict(settings):
+            raise InputError(f"a {scheme}:// URI has the setting '{name}' twice", fix="give it once")
         settings.append((name, value))
     return found[1], tuple(sorted(settings))
 

@@ -105,7 +105,7 @@ def read_flags(words: Sequence[str]) -> dict[str, str | None]:
 
 def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
-    installed = support.installed_version()
+    installed = support.installed_version(otherwise="")
     support.check_version(installed, options.allow_untested)
     support.check_plugin()
     check_kernel_name(options.head_kernel)

@@ -14,13 +14,13 @@ import hashlib
 import json
 import math
 import struct
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError, harmless, print_line
+from scoremode.places.cache_home import give_another
 from scoremode.store.cache import cache_folder, is_cached, mark_used
 from scoremode.store.entries import ANSWERS, LOCK
 from scoremode.store.locks import hold_lock
@@ -136,7 +136,7 @@ def opened_answers(folder: Path, identity: dict[str, Any]) -> Iterator[AnswerFil
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be created ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{folder} cannot be created ({error.strerror})", fix=give_another(folder)) from None
     busy = RunError(f"another process is writing into {folder}", fix="wait for it, or give another --out")
     with hold_lock(folder / LOCK, busy=busy, waiting=_say_waiting if cached else None):
         answers = AnswerFile(folder, identity)
@@ -148,7 +148,7 @@ def opened_answers(folder: Path, identity: dict[str, Any]) -> Iterator[AnswerFil
 
 
 def _say_waiting() -> None:
-    print(WAITING, file=sys.stderr, flush=True)
+    print_line(WAITING)
 
 
 def _require_ours(folder: Path, identity: dict[str, Any]) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import OptionError, RunError
+from scoremode.errors import OptionError, RunError, print_line
 from scoremode.places.cache_home import cache_folder as cache_folder  # noqa: PLC0414  # others import it from here
 from scoremode.store import usage
 from scoremode.store.entries import DIGEST, EVICTING, KINDS, REMOVED, entries, inspect_entry, mark_of
@@ -133,8 +132,7 @@ def _announce(outcome: Outcome, limit: int) -> None:
         f"cache: removed {counted} ({size_words(outcome.freed)}), last used before {newest:%Y-%m-%d %H:%M}, to stay "
         f"below {size_words(limit)}; SCOREMODE_CACHE_LIMIT changes the limit"
     )
-    with suppress(OSError, ValueError):  # standard error may be closed
-        print(line, file=sys.stderr, flush=True)
+    print_line(line)
 
 
 # ── hashes ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,7 @@ column that is null in only some rows is refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -127,7 +128,7 @@ class ColumnFile:
 
         self.path = path
         try:
-            self._file = pq.ParquetFile(pa.OSFile(str(path)))
+            self._file = pq.ParquetFile(pa.OSFile(os.fsencode(path)))
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows
@@ -165,6 +166,14 @@ class ColumnFile:
             except (pa.ArrowException, KeyError, OSError) as error:
                 raise self._unreadable(error) from None
         return found
+
+    def extremes(self, name: str) -> npt.NDArray[Any]:
+        """The least and the largest number of each row group, as far as the file's own statistics know them."""
+        metadata, index = self._file.metadata, self._file.schema_arrow.names.index(name)
+        groups = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
+        return np.array(
+            [x for found in groups if found is not None and found.has_min_max for x in (found.min, found.max)]
+        )
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; one that is long and holds numbers lies in a temporary file. None: it was not measured."""

@@ -45,6 +45,9 @@ COLUMNS_ARE = (1 << 64) - 1  # used in place of a window's number
 ROUNDING = 1e-4
 """Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two float32
 products that round differently. scoremode's heads give at most 0 on a CPU; their self-test allows an error of 1e-4."""
+SLACK = 1e-2
+"""Nats by which columns may contradict each other, and an entropy its bound: servers may round as they like."""
+MOST_IDS = 1 << 31  # ids are int32
 OLD_MAGIC = b"scor"  # records of format 1
 FIRST_BYTES = 1 << 20
 
@@ -155,7 +158,7 @@ class Journal:
         """The first value of a window that cannot be, in words."""
         if not 0 <= seconds < math.inf:
             return f"window {window} took an impossible time"
-        problem = impossible_value(columns, self.vocabulary, self.least_kl)
+        problem = impossible_value(columns, self.vocabulary, self.least_kl) or contradiction(columns)
         return None if problem is None else f"in window {window} {problem}"
 
     def _split(self, body: bytes, targets: int) -> dict[str, Column]:
@@ -260,7 +263,7 @@ def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = Non
     bounds = {
         "logprob": (-math.inf, ROUNDING),
         "rank": (1, highest),
-        "entropy": (-ROUNDING, math.inf),
+        "entropy": (-ROUNDING, math.log(vocabulary or MOST_IDS) + SLACK),  # largest if all ids are as likely
         "top": (0, highest - 1),
         "top_logprob": (-math.inf, ROUNDING),
         "kl": (least_kl, math.inf),
@@ -277,6 +280,22 @@ def impossible_value(columns: Mapping[str, Column], vocabulary: int | None = Non
         if not finite:
             bad |= np.isinf(column)
         return f"{name.replace('_', ' ')} is {column[bad][0]:g}"
+    return None
+
+
+def contradiction(columns: Mapping[str, Column]) -> str | None:
+    """The first value that cannot be beside another one of its target, in words; None if there is none.
+
+    No token is more likely than the first choice. The entropy is the mean of -log p, so at least -log p of that one.
+    """
+    top = columns.get("top_logprob")
+    if top is None or not len(top):
+        return None
+    logprob, entropy = columns["logprob"], columns.get("entropy")
+    if (bad := logprob > top + SLACK).any():
+        return f"top logprob is {top[bad][0]:g}, below the logprob {logprob[bad][0]:g} of a token"
+    if entropy is not None and (bad := entropy < -top - SLACK).any():
+        return f"entropy is {entropy[bad][0]:g}, and top logprob {top[bad][0]:g}"
     return None
 
 

@@ -23,12 +23,11 @@ import random
 import re
 import secrets
 import socket
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.errors import OptionError, RunError, harmless
+from scoremode.errors import OptionError, RunError, harmless, print_line
 from scoremode.places.objects import Found, Objects
 from scoremode.store.units import moment
 from scoremode.text.json_files import parse
@@ -130,7 +129,7 @@ class Lease:
             if flag.writes:
                 since = "" if quiet is None else f", which was not heard of for {quiet:.0f} s"
                 line = f"scoremode: taking over {self._objects.place} from {_who(about)}{since}"
-                print(line, file=sys.stderr, flush=True)
+                print_line(line)
             self._objects.remove(flag.name)
         for flag in self._flags():
             if flag.holder == self.holder and flag.name != self._name("writer"):

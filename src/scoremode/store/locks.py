@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scoremode.errors import RunError
+from scoremode.places.cache_home import give_another
 
 TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
@@ -65,7 +66,7 @@ class Lock:
             return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise RunError(
-                f"{self.path.parent} cannot be written ({error.strerror})", fix="give another --out"
+                f"{self.path.parent} cannot be written ({error.strerror})", fix=give_another(self.path.parent)
             ) from None
 
     def _take(self, file: int, *, wait: bool) -> bool:

@@ -6,11 +6,10 @@ stops the thread; ``check`` raises then.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 
-from scoremode.errors import StorageError
+from scoremode.errors import StorageError, print_line
 from scoremode.store.leases import Lease, LeaseLostError
 from scoremode.store.segments import Sender
 
@@ -107,4 +106,4 @@ class Mirror:
 
 
 def _say(line: str) -> None:
-    print(f"scoremode: {line}", file=sys.stderr, flush=True)
+    print_line(f"scoremode: {line}")

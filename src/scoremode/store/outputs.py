@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scoremode.errors import InputError, RunError
+from scoremode.errors import InputError, RunError, print_line
 from scoremode.places.objects import Objects
-from scoremode.places.uri import SERVERS, Place, is_uri, located
+from scoremode.places.uri import SERVERS, Place, is_uri, located, require_path
 from scoremode.store import runs
 from scoremode.store.files import write_atomically
 from scoremode.store.reference_folder import is_reference
@@ -120,7 +120,7 @@ class Output:
         if not (quiet or self.is_stream):
             print(line)
         elif self.is_link or not quiet:
-            print(line.strip(), file=sys.stderr)
+            print_line(line.strip())
 
 
 def has_content(path: Path) -> bool:
@@ -146,6 +146,7 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
         raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
     if is_uri(text):
         return _check_elsewhere(text, flag)
+    require_path(text)
     if (descriptor := _own_descriptor(text)) is not None:
         return Output(text, flag, Path(text), is_stream=True, descriptor=_require_open(descriptor, text, another))
     path = Path(os.path.realpath(text))

@@ -16,13 +16,12 @@ import errno
 import json
 import os
 import struct
-import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError, print_line
 from scoremode.text.json_files import parse
 
 Buffer = bytes | memoryview
@@ -63,10 +62,7 @@ class RecordFile:
             at, self.end = self.end, self.end + HEAD.size + len(body)
             yield number, at, body
         if self._is_damaged():
-            print(
-                f"scoremode: {harmless(str(self.path))} is damaged after byte {self.end}: what followed is done again",
-                file=sys.stderr,
-            )
+            print_line(f"scoremode: {self.path} is damaged after byte {self.end}: what followed is done again")
         self._file.truncate(self.end)
 
     def _is_damaged(self) -> bool:

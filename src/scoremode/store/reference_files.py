@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scoremode.errors import RunError
+from scoremode.places.cache_home import give_another
 from scoremode.store.reference import CHUNK, Progress
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -62,7 +63,7 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise RunError(
-                f"{folder} cannot be written ({error.strerror or error})", fix="give another --out"
+                f"{folder} cannot be written ({error.strerror or error})", fix=give_another(folder)
             ) from None
         sizes = ""
         with suppress(OSError):

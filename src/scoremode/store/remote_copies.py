@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.errors import RunError, StorageError, call, harmless
+from scoremode.errors import RunError, StorageError, call, harmless, print_line
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place, located, may_be_stored
 from scoremode.store.cache import cache_folder, cache_limit, make_room, mark_used
@@ -193,4 +192,4 @@ def _remove_strange_parts(folder: Path, names: list[str]) -> None:
 
 
 def _say_waiting(place: Place) -> None:
-    print(f"another process is fetching {place}; waiting for it (Ctrl-C to stop)", file=sys.stderr, flush=True)
+    print_line(f"another process is fetching {place}; waiting for it (Ctrl-C to stop)")

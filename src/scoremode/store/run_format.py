@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ def columns_problem(path: Path) -> str | None:
     import pyarrow.parquet as pq
 
     try:
-        schema = pq.read_schema(path)
+        with pa.OSFile(os.fsencode(path)) as file:  # a name need not be UTF-8
+            schema = pq.read_schema(file)
         types = {name: str(schema.field(name).type) for name in schema.names}
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"

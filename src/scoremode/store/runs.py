@@ -15,15 +15,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless
+from scoremode.errors import RunError, harmless, print_line, readable
+from scoremode.places.cache_home import give_another
 from scoremode.places.uri import Place
+from scoremode.plan.windows import COLUMNS
 from scoremode.store import columns, journal
 from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
 from scoremode.store.entries import LOCK
@@ -184,7 +185,7 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[
     def say() -> None:
         nonlocal waited
         if not waited:
-            print(WAITING, file=sys.stderr, flush=True)
+            print_line(WAITING)
         waited = True
 
     while True:
@@ -204,13 +205,13 @@ def _require_possible(folder: Path) -> None:
     """Raise RunError if this cannot be a folder."""
     try:
         if "\0" in str(folder):
-            raise RunError(f"{harmless(str(folder))} contains NUL", fix="give another --out")
+            raise RunError(f"{harmless(str(folder))} contains NUL", fix=give_another(folder))
         os.fsencode(folder)
         is_file = folder.exists() and not folder.is_dir()
     except UnicodeEncodeError:
-        raise RunError(f"{harmless(str(folder))} cannot be a file's name", fix="give another --out") from None
+        raise RunError(f"{harmless(str(folder))} cannot be a file's name", fix=give_another(folder)) from None
     except OSError as error:
-        raise RunError(f"{harmless(str(folder))} cannot be read ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{harmless(str(folder))} cannot be read ({error.strerror})", fix=give_another(folder)) from None
     if is_file:
         raise RunError(f"{folder} is a file", fix="give a folder to --out")
 
@@ -243,7 +244,7 @@ def _names_in(folder: Path) -> set[str]:
     try:
         return {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
     except OSError as error:
-        raise RunError(f"{folder} cannot be read ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
 
 
 def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[str, Any]) -> None:
@@ -296,7 +297,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder} cannot be created ({error.strerror})", fix="give another --out") from None
+        raise RunError(f"{folder} cannot be created ({error.strerror})", fix=give_another(folder)) from None
 
 
 def finished_in(folder: Path, identity: dict[str, Any]) -> Run:
@@ -349,6 +350,11 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         raise RunError(
             f"the measured columns of {stored.path} are not those of its manifest", fix="score again with --fresh"
         )
+    wrong = journal.impossible_value(
+        {name: stored.extremes(name) for name in COLUMNS if name not in stored.not_measured}
+    )
+    if wrong is not None:
+        raise RunError(f"{stored.path} cannot be right: {wrong}", fix="score again with --fresh")
     return Run(
         plan_digest=manifest["plan_digest"],
         scores=Scores.on_disk(stored),
@@ -364,7 +370,8 @@ def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any],
     columns.write(folder / SCORES, blocks)
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
-    whole = sealed(json.loads(json.dumps(whole, allow_nan=False)))  # as it will be read: tuples are lists
+    written = readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))
+    whole = sealed(json.loads(written))  # as it will be read: tuples are lists
     wrong = unusable_field(whole, FIELDS, MORE)
     assert wrong is None, f"an invalid manifest: no usable {wrong}"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())

@@ -15,7 +15,6 @@ import hashlib
 import json
 import mmap
 import os
-import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from scoremode.errors import CorpusError, RunError, harmless
+from scoremode.errors import CorpusError, RunError, print_line
 from scoremode.store import sealed
 from scoremode.store.cache import cache_folder, make_room, mark_used
 from scoremode.store.entries import LOCK, TOKENS_MARK
@@ -73,7 +72,7 @@ def kept_tokens(key: Mapping[str, Any] | None, facts: TokenizerFacts, make: Make
         try:
             return _from_cache(folder, key, facts, make)
         except CannotKeepError as error:
-            _say(f"cache: tokens cannot be kept in {folder} ({error}); they are kept for this command alone")
+            print_line(f"cache: tokens cannot be kept in {folder} ({error}); they are kept for this command alone")
     try:
         with _writing():
             place = tempfile.TemporaryDirectory(prefix="scoremode-tokens-")
@@ -124,7 +123,7 @@ def _locked(folder: Path) -> Iterator[None]:
     lock = Lock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(waiting=lambda: _say("waiting for another process that cuts the same text into tokens"))
+        lock.acquire(waiting=lambda: print_line("waiting for another process that cuts the same text into tokens"))
     except OSError as error:
         raise CannotKeepError(error.strerror) from None
     except RunError as error:
@@ -133,11 +132,6 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _say(line: str) -> None:
-    with suppress(OSError, ValueError):  # standard error may be closed
-        print(harmless(line), file=sys.stderr, flush=True)
 
 
 # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,7 +146,7 @@ def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens
     try:
         tokens = read_tokens(folder, key, facts)
     except (DamagedError, OSError, ValueError) as error:
-        _say(f"cache: {folder / TOKENS_MARK} or a file beside it is damaged ({error}); the tokens are made again")
+        print_line(f"cache: {folder / TOKENS_MARK} or a file beside it is damaged ({error}); the tokens are made again")
         return None
     mark_used(folder)
     return tokens

@@ -28,7 +28,7 @@ from typing import Any, Literal, cast
 
 from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.errors import CorpusError, OptionError
-from scoremode.places.uri import is_uri
+from scoremode.places.uri import is_uri, require_path
 from scoremode.text import plugins
 from scoremode.text.files import (
     PIECE,
@@ -197,6 +197,7 @@ def expanded(spec: str) -> list[str]:
         return [f"wikitext2:{path}" for path in local_files(spec.removeprefix("wikitext2:"), TEXTS)]
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
+    require_path(spec)
     if os.path.isdir(spec):
         inside = Path(spec).rglob("*")
         found = [path for path in inside if path.is_file() and path.suffix.lower() in TEXTS and not _hidden(path, spec)]
@@ -426,7 +427,7 @@ def _hub_dataset(name: str, config: str | None, split: str | None, field: str | 
     try:
         from datasets import load_dataset
     except ImportError:
-        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install 'scoremode[datasets]'") from None
+        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install '.[datasets]'") from None
     try:
         rows: Any = load_dataset(name, config, split=split or "test")
     except Exception as error:

@@ -333,7 +333,7 @@ def parquet_column(path: Path, field: str | None) -> str:
     import pyarrow.parquet as pq
 
     try:
-        names = pq.read_schema(path).names
+        names = pq.read_schema(pa.OSFile(os.fsencode(path))).names
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorpusError(f"{path} is not a Parquet file ({error})", fix="check the file") from None
     if field is None:
@@ -352,7 +352,7 @@ def parquet_rows(path: Path, column: str) -> Iterator[Row]:
 
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(pa.OSFile(os.fsencode(path))) as file:
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 if batch.num_columns != 1:
                     raise CorpusError(f"{path}: the column '{column}' cannot be read alone", fix="rename it")

@@ -11,13 +11,12 @@ several fail, there is a line for each of the others before.
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from scoremode.errors import ScoremodeError, harmless
+from scoremode.errors import ScoremodeError, print_line
 from scoremode.verbs.comparing import short
 from scoremode.verbs.progress import Progress, relabel
 
@@ -150,7 +149,7 @@ def _few(names: list[str]) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"scoremode: {harmless(' '.join(line.split()))}\n", end="", file=sys.stderr)  # at once: others print too
+    print_line(f"scoremode: {line}")
 
 
 class _Turn:

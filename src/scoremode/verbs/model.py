@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import threading
 import uuid
@@ -20,7 +19,7 @@ from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import EVERYTHING, EnginePlugin, Work
 from scoremode.engines.registry import Chosen
-from scoremode.errors import ModelError, OptionError
+from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
 from scoremode.places.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
@@ -118,7 +117,7 @@ class HeldModel:
             doubled = 2 * open_for if context is None else min(2 * open_for, context)
             work = replace(work, longest=max(longest, doubled))
             line = f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens"
-            print(line, file=sys.stderr)
+            print_line(line)
             self.close()
         if self._engine is None:
             if self.many_questions:  # more may come, and of other kinds

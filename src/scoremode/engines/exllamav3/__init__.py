@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 METHOD = "exl3"  # in a config's quantization_config
 BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run unquantized layers that need it
-INSTALL = "install a CUDA build of torch, then pip install 'scoremode[exl3]'"
+INSTALL = "install a CUDA build of torch, then pip install '.[exl3]'"
 
 
 class ExllamaPlugin(EnginePlugin):
@@ -23,7 +23,7 @@ class ExllamaPlugin(EnginePlugin):
 
     contract = 1
     name = "exllamav3"
-    summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU: pip install 'scoremode[exl3]'"
+    summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU: pip install '.[exl3]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
         rank=True,
         entropy=True,

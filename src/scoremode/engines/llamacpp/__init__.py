@@ -20,7 +20,7 @@ class LlamaCppPlugin(EnginePlugin):
 
     contract = 1
     name = "llamacpp"
-    summary = "GGUF files as llama.cpp serves them: pip install 'scoremode[gguf]'"
+    summary = "GGUF files as llama.cpp serves them: pip install '.[gguf]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
         rank=True,
         entropy=True,

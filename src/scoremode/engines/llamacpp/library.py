@@ -1,6 +1,6 @@
 """llama.cpp's own library, as a Python package brings it: its functions, and structs whose layout was checked.
 
-Two packages are known. ``xllamacpp`` is what ``pip install 'scoremode[gguf]'`` brings: built ahead of time, and its
+Two packages are known. ``xllamacpp`` is what ``pip install '.[gguf]'`` brings: built ahead of time, and its
 library exports llama.cpp's C functions. ``llama-cpp-python`` is compiled by its user, usually for a GPU, and is
 preferred if it is installed. llama.cpp changes its structs between releases without a version number in them, so
 their defaults are read back and compared before anything is done.
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from scoremode.engines.llamacpp import last_words
 from scoremode.errors import EngineError
 
-INSTALL = "pip install 'scoremode[gguf]'"
+INSTALL = "pip install '.[gguf]'"
 OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference
 SPARE = 512  # bytes behind a struct: a later release may have more fields there, and gets its own defaults back
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.models.subject import Subject
 
-INSTALL = "pip install 'scoremode[server]'"
+INSTALL = "pip install '.[server]'"
 
 
 class ServerPlugin(EnginePlugin):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, require_docstrings
 from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.errors import EngineError
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -33,7 +34,15 @@ class TransformersPlugin(EnginePlugin):
     packages = ("torch", "transformers", "tokenizers")
     known_to_all_runs = True
 
+    def problem(self) -> str | None:
+        try:
+            require_docstrings("Transformers")
+        except EngineError as error:
+            return str(error)
+        return None
+
     def subject(self, model: str, options: TransformersOptions, tokenizer: str | None) -> Subject:
+        require_docstrings("Transformers")
         from scoremode.engines.transformers.adapters import with_adapter
         from scoremode.models.subject import checkpoint_subject
 
@@ -48,8 +57,10 @@ class TransformersPlugin(EnginePlugin):
 
     def settings(self, subject: Subject, options: TransformersOptions) -> dict[str, Any]:
         from scoremode.engines.transformers.choices import chosen_device_and_dtype
+        from scoremode.engines.transformers.quantization import require_quantization_library
 
         assert subject.checkpoint is not None
+        require_quantization_library(subject.checkpoint)
         device, dtype = chosen_device_and_dtype(options, subject.checkpoint)
         return {**options.identity(), "device": device, "dtype": dtype}
 

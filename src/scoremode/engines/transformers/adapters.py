@@ -19,7 +19,7 @@ def with_adapter(subject: Subject, folder: str) -> Subject:
     """The subject with an adapter: a different model, so it has a different fingerprint. No weights are loaded."""
     path = Path(folder).expanduser()
     if find_spec("peft") is None:
-        raise ModelError("--adapter needs the package 'peft'", fix="pip install 'scoremode[peft]'")
+        raise ModelError("--adapter needs the package 'peft'", fix="pip install '.[peft]'")
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise ModelError(f"the adapter folder {folder} has no {name}", fix="give a folder that PEFT saved")

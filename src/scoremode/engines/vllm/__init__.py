@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.engines.plugin import Capabilities, EnginePlugin, Work, require_docstrings
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.errors import ScoremodeError
@@ -30,7 +30,7 @@ class VllmPlugin(EnginePlugin):
 
     contract = 1
     name = "vllm"
-    summary = "quantized weights as served, any parallel size: pip install 'scoremode[vllm]'"
+    summary = "quantized weights as served, any parallel size: pip install '.[vllm]'"
     capabilities: ClassVar[Capabilities] = Capabilities(
         rank=True,
         entropy=True,
@@ -53,6 +53,7 @@ class VllmPlugin(EnginePlugin):
 
     def problem(self) -> str | None:
         try:
+            require_docstrings("vLLM")
             support.installed_version()
         except ScoremodeError as error:
             return str(error)
@@ -61,6 +62,7 @@ class VllmPlugin(EnginePlugin):
     def subject(self, model: str, options: VllmOptions, tokenizer: str | None) -> Subject:
         from scoremode.models.subject import checkpoint_subject
 
+        require_docstrings("vLLM")
         return checkpoint_subject(
             model,
             tokenizer=tokenizer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,7 +32,7 @@ from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, 
 from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
 from scoremode.engines.vllm.wire import Request, states_words
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
+from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError, print_line
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.reference_format import RAW_DTYPES as RAW
@@ -67,6 +66,7 @@ class VllmEngine(Engine):
         self._own_context = context  # context length of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
         self._notes, self._one_by_one = notes, False
+        self._has_answered = False
         self.llm: Any = None
         self._begin()
 
@@ -96,6 +96,7 @@ class VllmEngine(Engine):
             self._asked = 0
             self._gather = False
             verdict = self._self_test(version)
+            self._has_answered = True
             self._stored_head = verdict.kernel.pop("stored_head", "")
             self.facts = self._facts(version, verdict)
             self._require_kernel()
@@ -226,7 +227,7 @@ class VllmEngine(Engine):
         if not self.log.ran_out_of_memory() or tokens < SMALLEST_BATCH:
             return False
         self.log.discard()
-        print(f"scoremode: out of memory; restarting vLLM with --max-num-batched-tokens {tokens}", file=sys.stderr)
+        print_line(f"scoremode: out of memory; restarting vLLM with --max-num-batched-tokens {tokens}")
         self.close()
         self.options = replace(self.options, max_num_batched_tokens=tokens)
         self._begin()
@@ -334,9 +335,11 @@ class VllmEngine(Engine):
             raise
         except Exception as error:
             why = self.log.cause() or one_line(error)
-            raise EngineError(
-                f"vLLM stopped ({why})", fix=f"run the same command again to resume; {self.log.where()}"
-            ) from None
+            if self._has_answered:
+                fix = "run the same command again to resume"
+            else:  # it cannot run this model, and would stop again
+                fix = "use --engine transformers, or other options of vLLM"
+            raise EngineError(f"vLLM stopped ({why})", fix=f"{fix}; {self.log.where()}") from None
 
     def _forget(self, flying: dict[str, Job]) -> None:
         """Nobody reads the remaining answers: tell vLLM to drop what is in flight. A dead engine already has."""

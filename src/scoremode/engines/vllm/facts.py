@@ -19,6 +19,27 @@ def dtype_of(config: Any) -> str:
     return str(config.model_config.dtype).removeprefix("torch.")
 
 
+UNQUANTIZED = ("auto", "float16", "bfloat16", "half", "float32")
+
+
+def unread_cache_note(config: Any) -> list[str]:
+    """A line if prefill does not read the K/V cache that it fills: then scores hardly show what its rounding does.
+
+    In vLLM up to 0.32, TurboQuant, UltraQuant and dense MLA attend to the first chunk's keys and values as they were
+    computed. Only later chunks and generated tokens read the cache.
+    """
+    dtype, model = str(config.cache_config.cache_dtype), config.model_config
+    is_dense_mla = bool(getattr(model, "use_mla", False)) and not hasattr(model.hf_text_config, "index_topk")
+    if not (dtype.startswith(("turboquant", "ultraquant")) or (is_dense_mla and dtype not in UNQUANTIZED)):
+        return []
+    chunk = int(config.scheduler_config.max_num_batched_tokens)
+    kind = f"{dtype} K/V cache" + (" of MLA" if is_dense_mla else "")
+    return [
+        f"the {kind} is hardly measured: the first chunk of a window, up to {chunk} tokens, attends to keys and values "
+        "that were not rounded; only later chunks and generated tokens read the cache"
+    ]
+
+
 def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) -> EngineFacts:
     """The facts of an engine that was started with this ``VllmConfig`` and passed its self-test."""
     import torch
@@ -45,7 +66,11 @@ def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) ->
             "gathered_logits": gathered,
             **head.kernel,
         },
-        notes=(*head.notes(dtype), *activation_notes(config.model_config.hf_config, current_platform.is_cpu())),
+        notes=(
+            *head.notes(dtype),
+            *activation_notes(config.model_config.hf_config, current_platform.is_cpu()),
+            *unread_cache_note(config),
+        ),
     )
 
 

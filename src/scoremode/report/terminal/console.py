@@ -6,22 +6,44 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from scoremode.errors import escaped
+
 
 class PlainConsole(Console):
-    """A console that raises BrokenPipeError for the command line to handle, instead of ending the process."""
+    """A console for text that may come from anybody's file: its control characters are escaped, ours are not.
+
+    It raises BrokenPipeError for the command line to handle, instead of ending the process.
+    """
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else escaped(text), style, control)
+
+
+class _Styled:
+    """Standard output of the command line, for colours: cli/streams.py escapes all other control characters."""
+
+    def __init__(self, stream: Any) -> None:
+        self.write = stream.write_styled
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def console() -> Console:
     """Standard output; 100 columns wide if it is not a terminal, so that lines in files are not folded."""
     width = None if sys.stdout.isatty() else 100
-    return PlainConsole(width=width, highlight=False, emoji=False, markup=False)
+    file: Any = _Styled(sys.stdout) if hasattr(sys.stdout, "write_styled") else None
+    return PlainConsole(file=file, width=width, highlight=False, emoji=False, markup=False)
 
 
 def listing(rows: Iterable[tuple[str, str]]) -> list[Any]:

@@ -98,7 +98,7 @@ def method_line(manifest: dict[str, Any] | Any) -> str:
     settings = manifest["method_settings"]
     names = (("context_length", "context"), ("stride", "stride"))
     given = ", ".join(f"{label} {settings[name]}" for name, label in names if name in settings)
-    return f"{manifest['method']} ({given})"
+    return shown(f"{manifest['method']} ({given})")
 
 
 def worst_table(run: Run, count: int) -> Table:
