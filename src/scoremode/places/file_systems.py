@@ -13,6 +13,7 @@ from scoremode.places.uri import SERVERS, Place
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 15.0  # without a byte
+REQUEST_SECONDS = 120.0  # for one HTTP request, which reads some megabytes at most
 ATTEMPTS = 2  # of one request, by the library; objects.py repeats whole operations
 BY_ARROW = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
@@ -136,7 +137,8 @@ def _by_fsspec(scheme: str) -> Any:
         fix = did_you_mean(scheme, ["s3", "gs", "hf", "file", "memory", "hdfs", "abfs", "sftp", *SERVERS])
         raise InputError(f"scoremode does not know the scheme {scheme}://", fix=fix)
     try:
-        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme)))
+        settings = {"client_kwargs": {"timeout": _http_seconds()}} if scheme in SERVERS else {}
+        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(scheme, **settings)))
     except ImportError as error:
         raise StorageError(
             f"{scheme}:// needs a package that is not installed ({one_line(str(error))[:200]})",
@@ -147,3 +149,10 @@ def _by_fsspec(scheme: str) -> Any:
             f"{scheme}:// cannot be used here ({type(error).__name__}: {one_line(str(error))[:200]})",
             fix="use another URI, or a mounted folder",
         ) from None
+
+
+def _http_seconds() -> Any:
+    """Limits for a server that sends nothing, or next to nothing."""
+    from aiohttp import ClientTimeout
+
+    return ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
