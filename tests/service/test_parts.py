@@ -137,7 +137,7 @@ def test_the_quota_drops_what_was_unused_for_longest(heads: Heads) -> None:
 
 def test_a_file_that_is_no_head(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(made(1).replace(b'"scale": 0.5', b'"scale": NaN'))
-    with pytest.raises(InputError, match="described wrongly"):
+    with pytest.raises(InputError, match="not JSON"):
         HeadFile.open(tmp_path / "x")
 
 

@@ -47,7 +47,12 @@ class Service:
         self.diverges = one_machine  # workers elsewhere do not see the folder with the heads
         self.heads = Heads(scorer.limits.heads_bytes)
         self.bodies = Bodies(scorer.limits.body_bytes, scorer.limits.held_bytes)
-        await scorer.start()
+        try:
+            await scorer.start()
+        except EngineError as error:  # its remedy is another engine, and a server has only this one
+            raise EngineError(
+                error.message, fix="try --head as-served, and please report the model and the version"
+            ) from None
         self.prober = Prober(scorer, names[0])
         self._scorer = scorer
         logger.info("scoremode: the self-test passed; ready at %s", ROOT)

@@ -199,7 +199,10 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
 
     on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in given
     if on_cpu:
-        support.check_int4_on_cpu(quantization_of(model, trusted))
+        try:
+            support.check_int4_on_cpu(quantization_of(model, trusted))
+        except ModelError as error:  # its remedy is another engine, and a server has only this one
+            raise ModelError(error.message, fix="start it on a GPU") from None
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
     settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
     words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]

@@ -55,7 +55,7 @@ class VllmPlugin(EnginePlugin):
         try:
             support.installed_version()
         except ScoremodeError as error:
-            return str(error)
+            return f"{error}, or use --engine transformers"
         return None
 
     def subject(self, model: str, options: VllmOptions, tokenizer: str | None) -> Subject:

@@ -40,7 +40,7 @@ def installed_version() -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]', or use --engine transformers")
+    raise ModelError("vLLM is not installed", fix="pip install 'scoremode[vllm]'")
 
 
 def is_for_gpus() -> bool:
