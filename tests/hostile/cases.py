@@ -96,6 +96,8 @@ FLAGS = [
     ("serve m --head x", "invalid choice"),
     ("serve m --head exact --head exact", "given twice"),
     ("serve m --most-windows many", "invalid int value"),
+    ("serve m --api-key <empty>", "--api-key is empty"),
+    ("serve m --port 80 --api-key", "--api-key is empty"),
     ("serve nowhere", "there is no model or folder 'nowhere'|vLLM is not installed"),
     ("serve {good.txt}", "is a file|vLLM is not installed"),
     ("serve {empty-folder}", "has no config.json|vLLM is not installed"),

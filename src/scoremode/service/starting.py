@@ -134,6 +134,7 @@ def split_keys(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
+    flags, keys = split_keys(flags)
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
     support.check_plugin()
@@ -142,7 +143,6 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
         raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
     if model.startswith("-") or not model:
         raise OptionError("the model comes first", fix="give scoremode serve MODEL, then flags")
-    flags, keys = split_keys(flags)
     given = read_flags(flags)
     _refuse(given)
     name, folder = given.get("served_model_name") or model, _folder(model)

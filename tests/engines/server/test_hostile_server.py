@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.engines.server import link, service
+from scoremode.engines.server import link, service, subject
 from scoremode.engines.server.link import Link, _retry_after
 from scoremode.engines.server.service import ROOT, is_service
 from scoremode.errors import EngineError
@@ -255,3 +255,11 @@ def test_what_was_scored_before_is_kept(served: SmallServer, tmp_path: Path, cap
     assert main(words) == 0
     assert 0 < served.completions - before < 20
     capsys.readouterr()
+
+
+def test_a_hub_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: time.sleep(5))
+    monkeypatch.setattr(subject, "HUB_SECONDS", 0.1)
+    began = time.monotonic()
+    assert subject._on_hub("nobody/nothing-of-that-name") is None
+    assert time.monotonic() - began < 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from types import UnionType
@@ -121,11 +122,10 @@ def is_service(address: str) -> bool | None:
     """Is there a service at an address? None if it does not say without a key, or does not answer."""
     try:
         link = Link(root_of(address), None, timeout=SECONDS, patience=0.0)
-        found = _description(link)
+        with contextlib.closing(link):
+            return "messages" in _description(link)
     except ScoremodeError:
         return None
-    link.close()
-    return "messages" in found
 
 
 class SameService:
