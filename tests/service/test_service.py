@@ -124,6 +124,19 @@ def test_scores_have_the_same_bits_as_in_one_process(served: ServedModel, in_pro
         assert_same_bits(scored(engine_of(served, alone=True), source), scored(in_process, source))
 
 
+def test_the_same_batch_gives_the_same_bits_and_another_one_moves_the_last_digits(
+    served: ServedModel, in_process: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both with their defaults. One window is one batch; of several, vLLM's timing decides which share one."""
+    monkeypatch.setattr(in_process, "_one_by_one", False)
+    for window in windows()[:3]:
+        source = WindowList((window,))
+        assert_same_bits(scored(engine_of(served), source), scored(in_process, source))
+    source = WindowList(windows())
+    for found, wanted in zip(scored(engine_of(served), source), scored(in_process, source), strict=True):
+        np.testing.assert_allclose(found.logprob, wanted.logprob, rtol=0, atol=NATS)
+
+
 def test_shared_prompts_have_the_same_bits(served: ServedModel, in_process: VllmEngine) -> None:
     random = np.random.default_rng(5)
     prompt = random.integers(3, 300, 150).astype(np.int32)
