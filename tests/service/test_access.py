@@ -240,3 +240,30 @@ def test_clients_in_good_faith_are_not_let_go(address: tuple[str, int]) -> None:
             came += len(piece)
             time.sleep(QUICK / 20)
         assert came > LARGE
+
+
+def test_a_few_bytes_of_a_long_answer_are_no_progress() -> None:
+    """The client reads a byte between two looks: of a long rest that is nothing, of a short one it is something."""
+
+    class Transport:
+        unread, aborted = 0, False
+
+        def get_write_buffer_size(self) -> int:
+            return self.unread
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    class Connection:
+        transport: Transport
+        cycle = Namespace(response_complete=False)
+
+    for unread, is_let_go in ((3 << 20, True), (1000, False)):
+        transport = Transport()
+        connection = Connection()
+        connection.transport = transport
+        watch = slow_clients.Watch([connection])
+        for step in range(20):
+            transport.unread = unread + 500 - step
+            watch.look(slow_clients.SECONDS / 12 * step)
+        assert transport.aborted == is_let_go

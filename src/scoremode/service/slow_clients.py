@@ -2,7 +2,7 @@
 
 headers     60 s from the connection, or from the answer before
 body        60 s without a byte; and 60 s in all, with a second more for each 64 KiB that came
-answer      60 s in which the client reads nothing of it
+answer      60 s in which the client reads nothing of it; of a long one, less than a MiB
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 SECONDS = 60.0
 RATE = 64 << 10  # bytes a second
+PROGRESS = 1 << 20  # bytes
 LOOKS = 12  # times in that many seconds that connections are looked at
 
 
@@ -71,8 +72,8 @@ class Watch:
 def _waits_for(connection: Any) -> tuple[str, int] | None:
     """What a connection waits for, as a value that changes when the client does its part; None: for the server."""
     cycle, unread = connection.cycle, connection.transport.get_write_buffer_size()
-    if unread:
-        return "answer", unread
+    if unread:  # of a long answer, a few bytes are no progress
+        return "answer", unread if unread < PROGRESS else -(unread // PROGRESS)
     if cycle is None or cycle.response_complete:
         return "headers", id(cycle)
     return None
