@@ -129,9 +129,11 @@ def _on_hub(name: str) -> str | Path | None:
     found: SimpleQueue[set[str]] = SimpleQueue()
 
     def ask() -> None:
-        with suppress(Exception):  # the hub client raises many kinds; all of them mean that the server must do
+        try:
             told = HfApi().model_info(name, timeout=HUB_SECONDS)
             found.put({file.rfilename for file in told.siblings or ()})
+        except Exception:  # the hub client raises many kinds; all of them mean that the server must do
+            found.put(set())
 
     # in a thread, because the client's own limit is for each byte: a hub that hangs must not keep us
     threading.Thread(target=ask, daemon=True, name="scoremode-hub").start()
