@@ -83,7 +83,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "three dimensions": (changed(arrays={"ids": ["int32", [1, 1, 1]]}), "described wrongly"),
     "no arrays": (changed(arrays=[]), "not of the kind"),
     "vocabulary below 0": (changed(vocabulary=-1), "vocabulary"),
-    "vocabulary NaN": (changed(vocabulary=float("nan")), "vocabulary"),
+    "vocabulary NaN": (changed(vocabulary=float("nan")), "not JSON"),
     "a digest that is a number": (changed(against=5), "against"),
     "states of an unknown dtype": (changed(states_dtype="float8"), "against"),
 }
@@ -122,3 +122,13 @@ def test_any_flipped_bytes_are_a_request_or_a_refusal(flips: list[tuple[int, int
     except InputError:
         return
     assert len(found.windows) == len(example().windows)
+
+
+@pytest.mark.parametrize("vocabulary", ["0", "-1", "true", "false", "3.0", "1e3", "null", '"3"', "[3]", "1" + "0" * 30])
+def test_a_vocabulary_is_a_number_from_1_on(vocabulary: str) -> None:
+    from scoremode.service.forms import asked_in_json
+
+    with pytest.raises(InputError):
+        asked_in_json(f'{{"windows": [{{"ids": [1, 2]}}], "vocabulary": {vocabulary}}}'.encode())
+    assert asked_in_json(b'{"windows": [{"ids": [1, 2]}], "vocabulary": 3}').vocabulary == 3
+    assert asked_in_json(b'{"windows": [{"ids": [1, 2]}]}').vocabulary == 0, "all ids count"

@@ -124,6 +124,19 @@ def test_scores_have_the_same_bits_as_in_one_process(served: ServedModel, in_pro
         assert_same_bits(scored(engine_of(served, alone=True), source), scored(in_process, source))
 
 
+def test_the_same_batch_gives_the_same_bits_and_another_one_moves_the_last_digits(
+    served: ServedModel, in_process: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both with their defaults. One window is one batch; of several, vLLM's timing decides which share one."""
+    monkeypatch.setattr(in_process, "_one_by_one", False)
+    for window in windows()[:3]:
+        source = WindowList((window,))
+        assert_same_bits(scored(engine_of(served), source), scored(in_process, source))
+    source = WindowList(windows())
+    for found, wanted in zip(scored(engine_of(served), source), scored(in_process, source), strict=True):
+        np.testing.assert_allclose(found.logprob, wanted.logprob, rtol=0, atol=NATS)
+
+
 def test_shared_prompts_have_the_same_bits(served: ServedModel, in_process: VllmEngine) -> None:
     random = np.random.default_rng(5)
     prompt = random.integers(3, 300, 150).astype(np.int32)
@@ -226,9 +239,15 @@ def test_every_token_has_the_text_that_its_tokenizer_gives(served: ServedModel) 
 
 
 def test_the_key_is_wanted_and_shown_nowhere(served: ServedModel) -> None:
-    for path in ("/v1/scoremode", SCORE, "/v1/scoremode/prob", "/v1/scoremode/heads/" + "a" * 64):
-        status, _ = served.ask(path, Authorization="Bearer wrong")
-        assert status == 401
+    assert served.ask("/health", Authorization="none")[0] == 200
+    ours = ("/v1/scoremode", SCORE, "/v1/scoremode/prob", "/v1/scoremode/heads/" + "a" * 64)
+    for path in (*ours, "/v1/models", "/metrics", "/version", "/docs", "/openapi.json", "/load", "/nothing"):
+        assert served.ask(path, Authorization="Bearer wrong")[0] == 401
+    for path in ("/pooling", "/tokenize", "/detokenize", "/classify", "/invocations"):
+        assert served.ask(path, b"{}", Authorization="Bearer wrong")[0] == 401
+        assert served.ask(path, b"{}")[0] != 401
+    assert served.process is not None
+    assert KEY not in Path(f"/proc/{served.process.pid}/cmdline").read_text()
     with pytest.raises(OptionError, match="wants a key"):
         sm.ppl("llama", engine=served.address, text=TEXT)
     assert "scoremode: starting" in served.said()
@@ -289,6 +308,7 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     "NaN": (SCORE, b'{"windows": [{"ids": [NaN]}]}', JSON, 400, "not JSON"),
     "a float": (SCORE, b'{"windows": [{"ids": [1.5]}]}', JSON, 400, "whole numbers"),
     "true": (SCORE, b'{"windows": [{"ids": [true, true]}]}', JSON, 400, "whole numbers"),
+    "no vocabulary": (SCORE, b'{"windows": [{"ids": [1, 2]}], "vocabulary": 0}', JSON, 400, "vocabulary is below 1"),
     "a list": (SCORE, b"[1]", JSON, 400, "not a JSON object"),
     "an unknown field": (SCORE, b'{"windows": [], "file": "/etc/passwd"}', JSON, 400, "no field 'file'"),
     "uneven targets": (SCORE, b'{"windows": [{"ids": [1, 2], "targets": [[1], [1, 2]]}]}', JSON, 400, "one length"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.engines.vllm import support
-from scoremode.errors import OptionError
+from scoremode.engines.vllm import VllmPlugin, support
+from scoremode.errors import ModelError, OptionError
 from scoremode.service import heads, starting
-from scoremode.service.starting import ServiceOptions, command, read_flags
+from scoremode.service.starting import ServiceOptions, command, read_flags, split_keys
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -88,8 +89,50 @@ def test_the_command_is_that_of_stock_vllm(tiny: Path) -> None:
     assert made.environment["SCOREMODE_VLLM"] == "1"
     assert made.address == "http://localhost:81"
     assert "verysecret" not in made.shown()
-    assert "--api-key" in made.shown()
-    assert "verysecret" in " ".join(made.words)
+    assert "verysecret" not in " ".join(made.words), "anybody on the machine can list command lines"
+    digest = hashlib.sha256(b"sk-verysecret").hexdigest()
+    assert made.environment["SCOREMODE_SERVICE_KEYS"] == digest
+    assert digest not in made.shown()
+    assert made.words[-2:] == ["--middleware", "scoremode.service.access.Access"], "the last one is the outermost"
+
+
+@NEEDS_VLLM
+def test_int4_on_a_cpu_without_a_kernel_has_a_remedy_that_a_server_has(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support, "has_int4_kernel", lambda: False)
+    monkeypatch.setattr(support, "_int4_weights_alone", lambda _: True)
+    with pytest.raises(ModelError, match="no CPU kernel for int4") as caught:
+        command(str(tiny), ServiceOptions(), [])
+    assert caught.value.fix == "start it on a GPU"
+
+
+@pytest.mark.parametrize(
+    ("words", "rest", "keys"),
+    [
+        ([], [], None),
+        (["--port", "80"], ["--port", "80"], None),
+        (["--api-key", "a", "--port", "80"], ["--port", "80"], ["a"]),
+        (["--port", "80", "--api_key=a=b"], ["--port", "80"], ["a=b"]),
+        (["--api-key", "a", "-b", "--x", "--api-key", "c"], ["--x"], ["a", "-b", "c"]),
+        (["--api-key-file", "f"], ["--api-key-file", "f"], None),
+    ],
+)
+def test_keys_leave_the_command_line(words: list[str], rest: list[str], keys: list[str] | None) -> None:
+    found = split_keys(words)
+    assert found[0] == rest
+    if keys is None:
+        assert found[1] == {}
+    else:
+        digests = [hashlib.sha256(key.encode()).hexdigest() for key in keys]
+        assert found[1] == {"SCOREMODE_SERVICE_KEYS": ",".join(digests), "VLLM_API_KEY": ""}
+
+
+@pytest.mark.parametrize("words", [["--api-key"], ["--api-key", ""], ["--api-key="], ["--api-key", "a", " "]])
+def test_an_empty_key_is_refused(words: list[str]) -> None:
+    """As it comes from a variable that is not set. vLLM would start a server that is open to all."""
+    with pytest.raises(OptionError, match="--api-key is empty"):
+        split_keys(words)
 
 
 @NEEDS_VLLM
@@ -102,10 +145,12 @@ def test_the_users_own_choices_win(tiny: Path) -> None:
 
 
 def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(support, "DISTRIBUTIONS", ())
-    assert main(["serve", "MODEL"]) == 2
-    assert capsys.readouterr().err == "scoremode: vLLM is not installed; pip install '.[vllm]'\n"
-    monkeypatch.setattr(support, "installed_version", lambda **_: "0.11.0")
+    with monkeypatch.context() as without:
+        without.setattr(support, "DISTRIBUTIONS", ())
+        assert main(["serve", "MODEL"]) == 2
+        assert capsys.readouterr().err == "scoremode: vLLM is not installed; pip install '.[vllm]'\n"
+        assert str(VllmPlugin().problem()).endswith("or use --engine transformers")  # other verbs have that flag
+    monkeypatch.setattr(support, "installed_version", lambda: "0.11.0")
     assert main(["serve", "MODEL"]) == 2
     said = capsys.readouterr().err
     assert "vLLM 0.11.0 is untested" in said

@@ -21,6 +21,7 @@ from scoremode.engines.lines import Words, width
 from scoremode.errors import InputError
 from scoremode.plan.windows import Window
 from scoremode.store.reference_format import RAW_DTYPES
+from scoremode.text.json_files import parse_received
 from scoremode.values import Ids, Ints, Raw
 
 MAGIC = b"SCOREMOD"
@@ -87,8 +88,8 @@ def read_layout(start: bytes | memoryview, kind: str) -> Layout:
     if length > MOST_HEADER or START.size + length > len(start):
         raise InputError(f"the header of a message has {length} bytes and is cut or too long", fix="send it again")
     try:
-        header = json.loads(bytes(start[START.size : START.size + length]))
-    except (ValueError, RecursionError):
+        header = parse_received(bytes(start[START.size : START.size + length]))
+    except ValueError:
         raise InputError("the header of a message is not JSON", fix="send it again") from None
     if not isinstance(header, dict) or header.get("kind") != kind or not isinstance(header.get("arrays"), dict):
         raise InputError(f"this message is not of the kind '{kind}'", fix="send it to the right address")

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 
 from scoremode.errors import StorageError, one_line
-from scoremode.places.uri import Place
+from scoremode.places.uri import SERVERS, Place
 
 NETWORK = "check the network, the endpoint (AWS_ENDPOINT_URL or ?endpoint_override=HOST:PORT) and that it is up"
+ADDRESS = "check the address, and that the server is up"
 CREDENTIALS = "check the credentials in the environment, the profile or the machine's role, and what they may do"
 AGAIN = "try again later"
 
@@ -78,4 +79,5 @@ def refusal(place: Place, doing: str, error: BaseException) -> StorageError:
     if isinstance(error, StorageError):
         return error
     reason = reason_of(error)
-    return StorageError(f"{place} cannot {doing}: {reason.words}", fix=reason.fix)
+    fix = ADDRESS if reason.fix == NETWORK and place.scheme in SERVERS else reason.fix
+    return StorageError(f"{place} cannot {doing}: {reason.words}", fix=fix)

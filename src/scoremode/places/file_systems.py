@@ -14,6 +14,7 @@ from scoremode.places.uri import SERVERS, Place
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 15.0  # without a byte
+REQUEST_SECONDS = 120.0  # for one HTTP request, which reads some megabytes at most
 ATTEMPTS = 2  # of one request, by the library; objects.py repeats whole operations
 BY_ARROW = ("s3", "gs", "hdfs", "viewfs", "abfs", "abfss")
 ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
@@ -152,4 +153,14 @@ def _by_fsspec(scheme: str, root: str) -> Any:
         fix = did_you_mean(scheme, ["s3", "gs", "hf", "file", "memory", "hdfs", "abfs", "sftp", *SERVERS])
         raise InputError(f"scoremode does not know the scheme {scheme}://", fix=fix)
     kind = fsspec.get_filesystem_class(scheme)
-    return fs.PyFileSystem(fs.FSSpecHandler(kind(**kind._get_kwargs_from_urls(f"{scheme}://{root}"))))  # host and port
+    settings = kind._get_kwargs_from_urls(f"{scheme}://{root}")  # host and port
+    if scheme in SERVERS:
+        settings["client_kwargs"] = {"timeout": _http_seconds()}
+    return fs.PyFileSystem(fs.FSSpecHandler(kind(**settings)))
+
+
+def _http_seconds() -> Any:
+    """Limits for a server that sends nothing, or next to nothing."""
+    from aiohttp import ClientTimeout
+
+    return ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.errors import OptionError, StorageError
-from scoremode.places.explain import reason_of, refusal
+from scoremode.errors import OptionError, StorageError, one_line
+from scoremode.places.explain import ADDRESS, reason_of, refusal
 from scoremode.places.file_systems import FileSystem, file_system
 from scoremode.places.uri import SERVERS, Place
 
@@ -108,8 +108,32 @@ class Objects:
 
     def look(self, name: str = "") -> Found | None:
         """The file or folder of that name; None if there is none."""
-        info = self._attempt(name, "be read", lambda: self._system.arrow.get_file_info(self._path(name)))
+        info = self._attempt(name, "be read", lambda: self._about(name))
         return self._found(info, name) if info.type.name != "NotFound" else None
+
+    def _about(self, name: str) -> Any:
+        info = self._system.arrow.get_file_info(self._path(name))
+        if info.type.name == "NotFound" and self._system.scheme in SERVERS:
+            self._require_absence(name)
+        return info
+
+    def _require_absence(self, name: str) -> None:
+        """fsspec says of every file that it cannot read over HTTP that there is none. Ask why."""
+        try:
+            assert self._system.fsspec is not None
+            self._system.fsspec.info(self._path(name))
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            status = getattr(cause, "status", None)
+            if cause is None or status in (404, 410):
+                return
+            if status is not None:
+                raise OSError(f"HTTP status {status}") from None  # some of them pass
+            why = one_line(str(cause))[:200] or type(cause).__name__
+            raise StorageError(
+                f"{self._place(name)} cannot be read: the server does not answer ({why})",
+                fix=ADDRESS,
+            ) from None
 
     def _found(self, info: Any, name: str) -> Found:
         modified = info.mtime.timestamp() if info.mtime is not None else None

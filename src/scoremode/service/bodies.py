@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from scoremode.errors import InputError
-from scoremode.service.limits import BusyError, SlowError, TooLargeError
-
-STALLED = 60.0  # seconds between two chunks of a body
+from scoremode.service.limits import BusyError, TooLargeError
 
 
 def declared_length(request: Any) -> int | None:
@@ -21,19 +18,6 @@ def declared_length(request: Any) -> int | None:
     if not said.isdecimal() or len(said) > 15:
         raise InputError("Content-Length is not a number", fix="send the number of bytes")
     return int(said)
-
-
-async def promptly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks of a body; a client that stalls is let go."""
-    while True:
-        try:
-            async with asyncio.timeout(STALLED):
-                chunk = await anext(chunks, None)
-        except TimeoutError:
-            raise SlowError(f"no byte of the request came for {STALLED:g} s", fix="send it again") from None
-        if chunk is None:
-            return
-        yield chunk
 
 
 class Bodies:
@@ -51,7 +35,7 @@ class Bodies:
             if declared is not None:
                 self._require_room(declared, declared)
             body = bytearray()
-            async for chunk in promptly(request.stream()):
+            async for chunk in request.stream():
                 self._require_room(len(chunk), len(body) + len(chunk))
                 body += chunk
                 self.held += len(chunk)

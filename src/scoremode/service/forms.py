@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from scoremode.engines.messages import Asked, own_tokens
 from scoremode.errors import InputError
 from scoremode.plan.windows import Window, measured
 from scoremode.service.limits import TooLargeError
+from scoremode.text.json_files import parse_received
 from scoremode.values import Ids
 
 EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
@@ -22,22 +22,18 @@ COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """A JSON object. NaN and infinity are not JSON. It is read while others wait, so it must be small."""
+    """A JSON object with numbers and characters that can be used. It is read while others wait, so it must be small."""
     if len(data) > MOST_JSON:
         raise TooLargeError(
             f"{len(data)} bytes of JSON are more than {MOST_JSON}", fix="use the binary form, or several requests"
         )
     try:
-        value = json.loads(data, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+        value = parse_received(data)
+    except ValueError:
         raise InputError("the body is not JSON", fix=EXAMPLE) from None
     if not isinstance(value, dict):
         raise InputError("the body is not a JSON object", fix=EXAMPLE)
     return value
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(name)
 
 
 def take(value: dict[str, Any], known: dict[str, type | tuple[type, ...]], example: str) -> dict[str, Any]:
@@ -54,10 +50,9 @@ def asked_in_json(data: bytes) -> Asked:
     """``{"windows": [{"ids": […], "rows": […], "targets": [[…]]}], "vocabulary": n}``; only the ids are required."""
     value = take(parse_json(data), {"windows": list, "vocabulary": int}, EXAMPLE)
     windows = tuple(_window(index, given) for index, given in enumerate(value.get("windows", [])))
-    vocabulary = value.get("vocabulary", 0)
-    if vocabulary < 0:
-        raise InputError("vocabulary is below 0", fix="leave it out")
-    return Asked(windows, vocabulary)
+    if value.get("vocabulary", 1) < 1:
+        raise InputError("vocabulary is below 1", fix="leave it out, and all ids count")
+    return Asked(windows, value.get("vocabulary", 0))
 
 
 def _window(index: int, given: Any) -> Window:

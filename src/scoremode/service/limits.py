@@ -24,10 +24,6 @@ class BusyError(InputError):
     """There is no room at the moment."""
 
 
-class SlowError(InputError):
-    """The rest of a request does not come."""
-
-
 class AbsentError(InputError):
     """What was asked about is not here."""
 

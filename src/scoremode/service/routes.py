@@ -17,10 +17,10 @@ from scoremode import __version__
 from scoremode.engines.messages import CONTENT_TYPE, VERSION, Asked, TooManyError, answer_parts
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
-from scoremode.service.bodies import Bodies, declared_length, promptly
+from scoremode.service.bodies import Bodies, declared_length
 from scoremode.service.forms import answers_in_json, asked_in_json, parse_json
 from scoremode.service.heads import Heads
-from scoremode.service.limits import AbsentError, BusyError, SlowError, TooLargeError
+from scoremode.service.limits import AbsentError, BusyError, TooLargeError
 from scoremode.service.prob import Prober
 from scoremode.service.scoring import Scorer
 
@@ -47,7 +47,12 @@ class Service:
         self.diverges = one_machine  # workers elsewhere do not see the folder with the heads
         self.heads = Heads(scorer.limits.heads_bytes)
         self.bodies = Bodies(scorer.limits.body_bytes, scorer.limits.held_bytes)
-        await scorer.start()
+        try:
+            await scorer.start()
+        except EngineError as error:  # its remedy is another engine, and a server has only this one
+            raise EngineError(
+                error.message, fix="try --head as-served, and please report the model and the version"
+            ) from None
         self.prober = Prober(scorer, names[0])
         self._scorer = scorer
         logger.info("scoremode: the self-test passed; ready at %s", ROOT)
@@ -143,7 +148,7 @@ class Service:
             raise InputError("a server on several machines gives no divergence", fix="use one machine")
         if declared is None:
             return _refusal(411, InputError("the length of this head is not declared", fix="send Content-Length"))
-        await self.heads.put(digest, promptly(request.stream()), declared, scorer.room.vocabulary)
+        await self.heads.put(digest, request.stream(), declared, scorer.room.vocabulary)
         return JSONResponse({"head": digest})
 
 
@@ -180,7 +185,6 @@ def _status(error: ScoremodeError) -> int:
         TooManyError: 413,
         BusyError: 503,
         AbsentError: 404,
-        SlowError: 408,
     }
     return known.get(type(error), 400)
 

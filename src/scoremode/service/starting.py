@@ -23,9 +23,11 @@ from scoremode.head.budget import check_kernel_name
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
 from scoremode.service import heads, limits
+from scoremode.service.access import KEYS, digest_of
 from scoremode.store.redaction import command_without_secrets
 
 MIDDLEWARE = "scoremode.service.endpoint.ScoreMiddleware"
+ACCESS = "scoremode.service.access.Access"
 ENDPOINT_GROUP = "vllm.endpoint_plugins"
 OTHER_GROUPS = (
     "vllm.general_plugins",
@@ -46,6 +48,7 @@ OURS = {
 }
 SWITCHES = {"kv_sharing_fast_prefill", "enforce_eager", "trust_remote_code", "skip_tokenizer_init", "headless", "omni"}
 PORT = 8000  # vLLM's own default
+VLLM_KEY = "VLLM_API_KEY"  # a key may be there instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class Command:
 
     def shown(self) -> str:
         """The command as one could type it, without secrets."""
-        changes = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        shown = {name: value for name, value in self.environment.items() if name not in (KEYS, VLLM_KEY)}
+        changes = [f"{name}={shlex.quote(value)}" for name, value in sorted(shown.items())]
         return " ".join([*changes, shlex.join(command_without_secrets(self.words))])
 
 
@@ -103,9 +107,35 @@ def read_flags(words: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
+def split_keys(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The flags without ``--api-key``, and the environment that has the keys instead: anybody may list command lines.
+
+    >>> split_keys(["--port", "80", "--api-key", "a", "b", "--x"])[0]
+    ['--port', '80', '--x']
+    """
+    rest: list[str] = []
+    keys: list[str] = []
+    is_key = is_given = False
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            is_key = name.replace("_", "-") == "--api-key"
+            is_given |= is_key
+            keys += [value] if is_key and equals else []
+        elif is_key:
+            keys.append(word)
+        rest += [] if is_key else [word]
+    if not is_given:
+        return rest, {}
+    if not keys or not all(key.strip() for key in keys):
+        raise OptionError("--api-key is empty, so everybody could ask", fix="give a key, or leave the flag out")
+    return rest, {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""}
+
+
 def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
-    installed = support.installed_version(otherwise="")
+    flags, keys = split_keys(flags)
+    installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
     support.check_plugin()
     check_kernel_name(options.head_kernel)
@@ -118,11 +148,12 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
     name, folder = given.get("served_model_name") or model, _folder(model)
     named = ["--served-model-name", model] if model == EMBEDDED and name == model else []
     words = [*_program(folder), *flags, *named, *_score_mode(folder, given, options)]
-    environment = _environment(given)
+    environment = {**_environment(given), **keys}
     if _has_endpoints(installed):
         environment["VLLM_PLUGINS"] = _plugins()
     else:
         words += ["--middleware", MIDDLEWARE]
+    words += ["--middleware", ACCESS]  # the last one is the outermost
     host, port = given.get("host") or "localhost", given.get("port") or str(PORT)
     shown = "localhost" if host in ("0.0.0.0", "::") else host
     scheme = "https" if given.get("ssl_certfile") else "http"
@@ -168,7 +199,10 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
 
     on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in given
     if on_cpu:
-        support.check_int4_on_cpu(quantization_of(model, trusted))
+        try:
+            support.check_int4_on_cpu(quantization_of(model, trusted))
+        except ModelError as error:  # its remedy is another engine, and a server has only this one
+            raise ModelError(error.message, fix="start it on a GPU") from None
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
     settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
     words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]

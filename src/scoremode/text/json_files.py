@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +35,30 @@ def parse(data: bytes | str, *, constants: bool = False) -> Any:
     if text.count("[") + text.count("{") > DEEPEST and _deeper_than(DEEPEST, value):
         raise ValueError("nested too deeply")
     return value
+
+
+def parse_received(data: bytes) -> Any:
+    """Parse what another program sent: strict JSON, numbers that are finite and fit in 64 bits, valid Unicode.
+
+    >>> parse_received(b'[1e400]')
+    Traceback (most recent call last):
+    ...
+    ValueError: a number or a character in it cannot be used
+    """
+    value = parse(data)
+    if _SUSPICIOUS.search(data) and not _is_usable(value):
+        raise ValueError("a number or a character in it cannot be used")
+    return value
+
+
+def _is_usable(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_usable(name) and _is_usable(item) for name, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_usable, value))
+    if isinstance(value, str):
+        return not _HALF_PAIR.search(value)
+    return math.isfinite(value) if isinstance(value, float) else value is None or -(1 << 63) <= value < 1 << 63
 
 
 def _decoded(data: bytes) -> str:
@@ -75,4 +101,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 BLANKS = " \t\n\r"  # that may stand around a value
+# what alone can be unusable: many digits in front of a point, a long exponent, half of a pair. Others are not looked at
+_SUSPICIOUS = re.compile(rb"(?<![.\d])\d{19}|[eE][+-]?\d{3}|\\u[dD][89a-fA-F]")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _STRICT, _WITH_CONSTANTS = json.JSONDecoder(parse_constant=_no_number), json.JSONDecoder()

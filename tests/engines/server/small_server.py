@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,6 +52,8 @@ class SmallServer:
     gives: str = "logprobs"  # or "logits"
     delay: float = 0.0
     trouble: Callable[[str, int], str | None] = lambda path, number: None  # path and number of the request: what to do
+    edit: Callable[[str, bytes], bytes] = lambda path, body: body  # path and JSON of an answer: what is sent instead
+    wire: Callable[[str], Iterable[bytes] | None] = lambda path: None  # what goes over the connection, instead of HTTP
     ids: int = 256  # the size of its vocabulary
     more: dict[str, Any] = field(default_factory=dict)  # what other paths answer
     completions: int = 0
@@ -199,6 +201,11 @@ class _Handler(BaseHTTPRequestHandler):
         if served.key is not None and self.headers.get("Authorization") != f"Bearer {served.key}":
             self._send(401, {"error": f"bad key {self.headers.get('Authorization')}"})
             return
+        if (pieces := served.wire(path)) is not None:
+            for piece in pieces:
+                self.wfile.write(piece)
+            self.close_connection = True
+            return
         if trouble is not None and self._misbehave(trouble):
             return
         status, value = self._value(asked or {}, served, path)
@@ -255,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _send(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
-        self._raw(json.dumps(value).encode(), "application/json", status, headers)
+        self._raw(self.server_.edit(self.path, json.dumps(value).encode()), "application/json", status, headers)
 
     def _raw(self, data: bytes, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

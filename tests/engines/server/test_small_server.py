@@ -212,7 +212,7 @@ def test_a_server_that_is_too_slow_is_asked_again(served: SmallServer) -> None:
         ("other-model", "model was small and is another"),
         ("html", "not JSON: '<html>"),
         ("empty", "an empty answer"),
-        ("deep", "not JSON"),
+        ("deep", "nested too deeply"),
         ("huge", "answers with more than"),
         ("redirect:http://elsewhere.example/v1", "redirects to http://elsewhere.example/v1"),
         ("status:400", "refuses a prompt of 100 tokens (400: not�[2J now)"),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.errors import harmless
 from scoremode.values import Floats
 
 FLOOR = -9999.0  # and below: probability zero
@@ -153,4 +154,4 @@ def _require_length(found: int, wanted: int) -> None:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return harmless(value)[:4096] if isinstance(value, str) else None

@@ -14,6 +14,7 @@ COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 BYTES_PER_TOKEN = 2048  # of an answer; a token and its score take about a hundred
 FIRST_IDS = (1, 2, 3)  # every vocabulary has these
 SHOWN = 8  # served names in an error
+LONGEST_NAME = 4096  # characters; a name may be a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> Served:
     """The served model of that name. Its fingerprint comes with the first scores."""
     reply = link.get(MODELS, first_contact=first_contact)
     listed = reply.value.get("data") if reply.good and isinstance(reply.value, dict) else None
-    entries = [e for e in listed if isinstance(e, dict) and isinstance(e.get("id"), str)] if listed else []
+    entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
     if not entries:
         said = f"{reply.status}{': ' + reply.words if reply.words else ''}" if not reply.good else "it lists no model"
         raise _unfit(link, f"{link.root}{MODELS} names no model ({said})")
@@ -44,7 +45,13 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> Served:
         names = [harmless(e["id"])[:200] for e in entries]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ModelError(f"{link.root} does not serve '{model}'", fix=f"it serves {', '.join(names[:SHOWN])}{more}")
-    return Served(found["id"], _text(found, "root"), _length(found), _version(link), None)
+    return Served(found["id"], _text(found, "root"), _length(link, found), _version(link), None)
+
+
+def _has_name(entry: Any) -> bool:
+    """Is this a model that can be named, in a request and on a terminal?"""
+    name = entry.get("id") if isinstance(entry, dict) else None
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and harmless(name) == name
 
 
 def _version(link: Link) -> str | None:
@@ -57,9 +64,14 @@ def _text(found: dict[str, Any], name: str) -> str | None:
     return harmless(value)[:500] if isinstance(value, str) and value else None
 
 
-def _length(found: dict[str, Any]) -> int | None:
+def _length(link: Link, found: dict[str, Any]) -> int | None:
     value = found.get("max_model_len")
-    return value if type(value) is int and value > 0 else None
+    if value is None or (type(value) is int and 0 < value < 1 << 31):
+        return value
+    raise EngineError(
+        f"{link.root}{MODELS} names a max_model_len that no model has ({harmless(str(value))[:40]})",
+        fix="see to the server",
+    )
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────

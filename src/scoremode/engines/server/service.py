@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 import numpy as np
 
 from scoremode.engines.messages import VERSION
 from scoremode.engines.server.address import root_of
-from scoremode.engines.server.link import ANYTHING, Link
+from scoremode.engines.server.link import ANYTHING, NOT_JSON, Link
 from scoremode.engines.server.probe import UNCHANGED, distance
 from scoremode.errors import EngineError, ScoremodeError, harmless
 
@@ -47,8 +49,7 @@ class Service:
 
 def find_service(link: Link) -> Service | None:
     """The service behind a link; None if the server is another one."""
-    reply = link.get(ROOT, final=ANYTHING - {BUSY})
-    value = reply.value if reply.good and isinstance(reply.value, dict) else {}
+    value = _description(link)
     version = value.get("messages")
     if version is None:
         return None
@@ -60,10 +61,22 @@ def find_service(link: Link) -> Service | None:
     try:
         return _read(value)
     except (KeyError, TypeError, ValueError) as wrong:
-        raise EngineError(
-            f"{link.root}{ROOT} does not say what a service must say ({harmless(str(wrong))[:80]})",
-            fix="use one version of scoremode on both sides",
-        ) from None
+        raise _wrong(link, harmless(str(wrong))[:80]) from None
+
+
+def _description(link: Link) -> dict[str, Any]:
+    """What the server says of itself; nothing if it is no service."""
+    reply = link.get(ROOT, final=ANYTHING - {BUSY})
+    if reply.good and reply.wrong not in ("", NOT_JSON):  # JSON, and yet not to be used
+        raise _wrong(link, reply.wrong)
+    return reply.value if reply.good and isinstance(reply.value, dict) else {}
+
+
+def _wrong(link: Link, why: str) -> EngineError:
+    return EngineError(
+        f"{link.root}{ROOT} does not say what a service must say ({why})",
+        fix="use one version of scoremode on both sides",
+    )
 
 
 def _read(value: dict[str, Any]) -> Service:
@@ -79,15 +92,15 @@ def _read(value: dict[str, Any]) -> Service:
         versions={harmless(k)[:80]: harmless(_of(v, str))[:80] for k, v in _of(value["versions"], dict).items()},
         settings={harmless(k)[:80]: _plain(v) for k, v in _of(value["settings"], dict).items()},
         notes=tuple(harmless(_of(note, str))[:500] for note in _of(value["notes"], list)),
-        probe=tuple(float(x) for x in _of(value["probe"], list)),
+        probe=tuple(float(_of(x, int | float)) for x in _of(value["probe"], list)),
         body_bytes=_count(limits["body_bytes"]),
         windows=_count(limits["windows"]),
     )
 
 
-def _of(value: Any, kind: type) -> Any:
+def _of(value: Any, kind: type | UnionType) -> Any:
     if not isinstance(value, kind):
-        raise TypeError(f"not a {kind.__name__}")
+        raise TypeError(f"not a {getattr(kind, '__name__', 'number')}")
     return value
 
 
@@ -107,18 +120,12 @@ def _plain(value: Any) -> Any:
 
 def is_service(address: str) -> bool | None:
     """Is there a service at an address? None if it does not say without a key, or does not answer."""
-    import httpx
-
     try:
-        reply = httpx.get(f"{root_of(address)}{ROOT}", timeout=SECONDS, follow_redirects=False)
-    except (httpx.HTTPError, ScoremodeError):
+        link = Link(root_of(address), None, timeout=SECONDS, patience=0.0)
+        with contextlib.closing(link):
+            return "messages" in _description(link)
+    except ScoremodeError:
         return None
-    if reply.status_code in (401, 403, BUSY):
-        return None
-    try:
-        return reply.status_code == 200 and "messages" in reply.json()
-    except (ValueError, TypeError):
-        return False
 
 
 class SameService:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from scoremode.engines.server.address import read_key, root_of
 from scoremode.engines.server.forms import Form
@@ -21,7 +24,7 @@ from scoremode.models.facts import resolve
 from scoremode.models.subject import Subject
 from scoremode.text.tokenizer import HuggingFaceTokenizer
 
-HUB_SECONDS = 10  # to wait for the hub, which a machine beside a server may not reach
+HUB_SECONDS = 10.0  # to wait for the hub, which a machine beside a server may not reach
 RESERVED = 2  # positions that a window leaves free: for its last target, and for the token that servers always generate
 
 
@@ -123,11 +126,20 @@ def _on_hub(name: str) -> str | Path | None:
     kept = try_to_load_from_cache(name, "tokenizer.json")
     if isinstance(kept, str):
         return Path(kept).parent
-    try:
-        files = {file.rfilename for file in HfApi().model_info(name, timeout=HUB_SECONDS).siblings or ()}
-    except Exception:  # the hub client raises many kinds; all of them mean that the server must do
-        return None
-    return name if "tokenizer.json" in files else None
+    found: SimpleQueue[set[str]] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            told = HfApi().model_info(name, timeout=HUB_SECONDS)
+            found.put({file.rfilename for file in told.siblings or ()})
+        except Exception:  # the hub client raises many kinds; all of them mean that the server must do
+            found.put(set())
+
+    # in a thread, because the client's own limit is for each byte: a hub that hangs must not keep us
+    threading.Thread(target=ask, daemon=True, name="scoremode-hub").start()
+    with suppress(Empty):
+        return name if "tokenizer.json" in found.get(timeout=HUB_SECONDS) else None
+    return None
 
 
 def _folder(name: str) -> str | Path:

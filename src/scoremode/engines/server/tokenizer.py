@@ -26,7 +26,7 @@ from scoremode.text.tokenizer import (
 from scoremode.values import Ids, Ints
 
 TOKENIZE, DETOKENIZE, TOKENS = "/tokenize", "/detokenize", "/v1/scoremode/tokens"
-LARGEST_LIST = 256 << 20  # bytes
+LARGEST_LIST = 64 << 20  # bytes
 PART = 1 << 20  # characters that are compared in one request
 MOST_TEXTS, MOST_CHARACTERS = 256, 8 << 20  # that are compared; beyond, one text in 64 is
 ONE_IN = 64

@@ -56,7 +56,7 @@ class VllmPlugin(EnginePlugin):
             require_docstrings("vLLM")
             support.installed_version()
         except ScoremodeError as error:
-            return str(error)
+            return f"{error}, or use --engine transformers"
         return None
 
     def subject(self, model: str, options: VllmOptions, tokenizer: str | None) -> Subject:

@@ -33,14 +33,14 @@ OURS = {
 """Arguments of ``vllm.LLM`` that score mode itself sets."""
 
 
-def installed_version(otherwise: str = ", or use --engine transformers") -> str:
-    """The version of vLLM, without importing it. ``otherwise``: what a user without it may do instead."""
+def installed_version() -> str:
+    """The version of vLLM, without importing it."""
     for name in DISTRIBUTIONS:
         try:
             return version(name)
         except PackageNotFoundError:
             continue
-    raise ModelError("vLLM is not installed", fix=f"pip install '.[vllm]'{otherwise}")
+    raise ModelError("vLLM is not installed", fix="pip install '.[vllm]'")
 
 
 def is_for_gpus() -> bool:

@@ -1,0 +1,106 @@
+"""Who may ask, and how slowly: in front of every route, vLLM's own too. Named with vLLM's flag ``--middleware``.
+
+vLLM asks for the key under /v1 and a few other paths only. Here every request needs it, but those for health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from scoremode.service.slow_clients import TimedBody, Watch
+
+KEYS = "SCOREMODE_SERVICE_KEYS"  # SHA-256 of each key: the keys themselves are in no command line
+OPEN = ("/health", "/ping")  # both say whether the server is up, and nothing else
+
+
+def digest_of(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
+def accepted_keys(args: Any) -> list[str]:
+    """Digests of all keys: those of ``scoremode serve``, and those that vLLM found itself."""
+    ours = [digest for digest in os.environ.get(KEYS, "").split(",") if digest]
+    theirs = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
+    return ours + [digest_of(key.encode()) for key in theirs if key]
+
+
+def is_allowed(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[str]) -> bool:
+    """Does one of the keys come with a request? How long this takes tells nothing about them."""
+    given = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, key = given.partition(b" ")
+    found = digest_of(key)
+    return scheme.lower() == b"bearer" and sum(secrets.compare_digest(found, known) for known in keys) > 0
+
+
+class Access:
+    """The outermost layer of vLLM's application."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self._keys: list[str] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            self._watch(scope["app"].state)
+            await self.app(scope, receive, send)
+            return
+        if self._keys is None:
+            self._keys = accepted_keys(scope["app"].state.args)
+        if self._keys and not _is_open(scope) and not is_allowed(scope["headers"], self._keys):
+            await _refuse_entry(scope, send)
+        elif scope["type"] == "http":
+            await self._in_time(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _watch(self, state: Any) -> None:
+        """vLLM's server knows its connections, and leaves itself in the state of the application."""
+        if (server := getattr(state, "server", None)) is not None:
+            self._watching = asyncio.create_task(Watch(server.server_state.connections).run())
+
+    async def _in_time(self, scope: Any, receive: Any, send: Any) -> None:
+        body, started = TimedBody(receive), False
+
+        async def send_unless_late(message: Any) -> None:
+            nonlocal started
+            if not body.is_late:
+                started = True
+                await send(message)
+
+        try:
+            await self.app(scope, body.receive, send_unless_late)
+        except Exception:
+            if not body.is_late:  # else it found that the rest does not come, as it should
+                raise
+        if body.is_late and not started:
+            await refuse(send, 408, "the request came too slowly; send it again, faster")
+
+
+def _is_open(scope: Any) -> bool:
+    """Health; and a browser's question whether it may ask, which cannot have a key and reaches no route."""
+    if scope["type"] == "http" and scope["method"] == "OPTIONS":
+        return any(name == b"access-control-request-method" for name, _ in scope["headers"])
+    return scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN
+
+
+async def _refuse_entry(scope: Any, send: Any) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await refuse(send, 401, "the key is missing or wrong; send Authorization: Bearer KEY")
+
+
+async def refuse(send: Any, status: int, message: str) -> None:
+    """One line, and the end of the connection: what still comes of the request is not read."""
+    body = json.dumps({"error": {"message": message, "type": "Refused", "code": status}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
