@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 PROGRAM = f"{shlex.quote(sys.executable)} -c 'from scoremode.cli.main import entry; entry()'"
 PPL = "ppl table:uniform --text one"
 PRINTING = ["--help", "--version", "methods --json", PPL, f"{PPL} --json"]
@@ -91,6 +93,6 @@ def test_a_broken_pipe_that_is_not_standard_output_is_an_error() -> None:
         "from scoremode.cli.main import entry\nentry()"
     )
     arguments = ["ppl", "table:uniform", "--text", "a new text", "--fresh"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "scoremode: Broken pipe; check the path and its permissions\n"
