@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.makers import make_successor_model, make_tiny_model
+from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -111,3 +111,11 @@ def tiny_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def successor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama built by hand that always predicts the previous id + 1."""
     return make_successor_model(tmp_path_factory.mktemp("successor"))
+
+
+@pytest.fixture(scope="session")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of four heads, for engines that split it: vocabulary 1003, context 1024."""
+    folder = tmp_path_factory.mktemp("llama4h")
+    make_tokenizer(folder, adds_bos=False)
+    return make_small_llama(folder)

@@ -48,6 +48,7 @@ READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
     *("OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "TORCH", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
 )
+HIGH = 500  # a number of descriptors that nobody asks for
 SET_SUBREAPER = 36  # of prctl: orphans among our descendants become our children
 Request = dict[str, Any]
 
@@ -100,33 +101,25 @@ if sys.platform != "linux":  # nothing else hands orphans over
 
 
 class Template:
-    """A process that has the libraries."""
+    """A process that has the libraries, at the other end of a socket. It ends when this one does."""
 
-    def __init__(self, environment: dict[str, str], libraries: tuple[str, ...]) -> None:
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno()), *libraries],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        atexit.register(self.close)
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
 
     def fork(self, request: Request, descriptors: dict[int, int]) -> int:
         """Start a process with these descriptors, by the numbers that they have there; its id."""
         _become_subreaper(True)
         try:
-            _send(self.socket, {**request, "numbers": [*descriptors]}, [*descriptors.values()])
-            answer, _ = _receive(self.socket)
+            _send(self.channel, {**request, "numbers": [*descriptors]}, [*descriptors.values()])
+            answer, _ = _receive(self.channel)
         finally:
             _become_subreaper(False)
         return int(answer["pid"])
 
-    def close(self) -> None:
-        self.socket.close()
-        self.process.wait()
+    def spawn(self, words: list[str], descriptors: list[int]) -> int:
+        """What multiprocessing's method "spawn" starts."""
+        request = {"words": words[-3:], "folder": os.getcwd(), "environment": {**os.environ}, "session": False}
+        return self.fork(request, {number: number for number in (0, 1, 2, *descriptors)})
 
 
 _templates: dict[Any, Template] = {}
@@ -135,21 +128,25 @@ _templates: dict[Any, Template] = {}
 def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRARIES) -> Template:
     key = libraries, frozenset(item for item in environment.items() if item[0].startswith(READ_AT_IMPORT))
     if key not in _templates:
-        _templates[key] = Template(environment, libraries)
+        ours, theirs = socket.socketpair()
+        # not by the script's folder: tests/statistics is not Python's module of that name
+        command, no = [sys.executable, "-P", __file__, str(theirs.fileno()), *libraries], subprocess.DEVNULL
+        process = subprocess.Popen(command, env=environment, stdin=no, stdout=no, pass_fds=[theirs.fileno()])
+        theirs.close()
+        _templates[key] = Template(ours)
+        atexit.register(process.kill)
     return _templates[key]
 
 
 @contextlib.contextmanager
-def vllm_engines() -> Iterator[None]:
+def vllm_engines(template: Template | None = None) -> Iterator[None]:
     """Processes that vLLM starts, by multiprocessing's method "spawn", have vLLM already."""
     stock = multiprocessing.util.spawnv_passfds
 
     def spawn(program: bytes, words: list[str], descriptors: list[int]) -> int:
         if "--multiprocessing-fork" not in words or sys.platform != "linux":
             return stock(program, words, descriptors)
-        environment = dict(os.environ)
-        request = {"words": words[-3:], "folder": os.getcwd(), "environment": environment, "session": False}
-        return template_for(environment, VLLM).fork(request, {n: n for n in (0, 1, 2, *descriptors)})
+        return (template or template_for(dict(os.environ), VLLM)).spawn(words, descriptors)
 
     multiprocessing.util.spawnv_passfds = spawn
     yield
@@ -168,10 +165,10 @@ def _send(to: socket.socket, message: Request, descriptors: list[int]) -> None:
 
 
 def _receive(source: socket.socket) -> tuple[Request, list[int]]:
-    """A message and the descriptors that came with it. Ends this process where the other one is gone."""
+    """A message and the descriptors that came with it."""
     size, descriptors, _, _ = socket.recv_fds(source, 8, 64)
     if not size:
-        os._exit(0)
+        raise EOFError("the process at the other end is gone")
     wanted, data = int.from_bytes(size, "little"), bytearray()
     while len(data) < wanted:
         data += source.recv(wanted - len(data))
@@ -179,34 +176,49 @@ def _receive(source: socket.socket) -> tuple[Request, list[int]]:
 
 
 # ── the template ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def serve(channel: socket.socket) -> Request:
-    """Answer requests. Returns in each new process, with its request."""
+def serve(channel: socket.socket, nested: bool) -> tuple[Request, contextlib.AbstractContextManager[None]]:
+    """Answer requests. Returns in each new process, with its request. A nested one has a template of its own."""
     while True:
-        request, descriptors = _receive(channel)
+        try:
+            request, descriptors = _receive(channel)
+        except EOFError:
+            os._exit(0)
         reader, writer = os.pipe()
         middle = os.fork()
-        if not middle:
-            middle = os.getpid()
-            if pid := os.fork():
-                os.write(writer, pid.to_bytes(8, "little"))
-                os._exit(0)
-            while os.getppid() == middle:
-                time.sleep(0.0002)
-            for descriptor in (channel.detach(), reader, writer):
-                os.close(descriptor)
-            settle(request, descriptors)
-            return request
-        os.waitpid(middle, 0)  # then the new process is the caller's child
-        _send(channel, {"pid": int.from_bytes(os.read(reader, 8), "little")}, [])
-        for descriptor in (reader, writer, *descriptors):
-            os.close(descriptor)
+        if middle:
+            os.waitpid(middle, 0)  # then the new process is the caller's child
+            _send(channel, {"pid": int.from_bytes(os.read(reader, 8), "little")}, [])
+            _close(reader, writer, *descriptors)
+            continue
+        middle = os.getpid()
+        if pid := os.fork():
+            os.write(writer, pid.to_bytes(8, "little"))
+            os._exit(0)
+        while os.getppid() == middle:
+            time.sleep(0.0002)
+        _close(channel.detach(), reader, writer)
+        if request["session"]:
+            os.setsid()
+        if nested:
+            ours, channel = socket.socketpair()
+            if not os.fork():
+                _close(ours.detach(), *descriptors)
+                continue
+            channel.close()
+            ours = socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, HIGH))
+        settle(request, descriptors)
+        return request, vllm_engines(Template(ours)) if nested else contextlib.nullcontext()
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def settle(request: Request, descriptors: list[int]) -> None:
-    """Streams, folder, environment and session of a new process."""
-    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 500) for descriptor in descriptors]
-    for descriptor in descriptors:
-        os.close(descriptor)
+    """Streams, folder and environment of a new process."""
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH) for descriptor in descriptors]
+    _close(*descriptors)
     for number, descriptor in zip(request["numbers"], aside, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -215,8 +227,7 @@ def settle(request: Request, descriptors: list[int]) -> None:
         new = open(number, old.mode, buffering, encoding=old.encoding, errors=old.errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
-    if request["session"]:
-        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -263,11 +274,13 @@ def live(words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in sys.argv[2:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Arrow's allocator
-    live(serve(socket.socket(fileno=int(sys.argv[1])))["words"])
+    request, engines = serve(socket.socket(fileno=int(sys.argv[1])), nested=tuple(sys.argv[2:]) == VLLM)
+    with engines:
+        live(request["words"])
