@@ -46,7 +46,7 @@ LIBRARIES = (
 VLLM = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.entrypoints.llm")
 READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
-    *("OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "TORCH", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
+    *("OMP_", "MKL_", "OPENBLAS_", "TORCH_", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
 )
 HIGH = 500  # a number of descriptors that nobody asks for
 SET_SUBREAPER = 36  # of prctl: orphans among our descendants become our children
