@@ -72,8 +72,8 @@ class Popen(subprocess.Popen):
         streams = [number if chosen == -1 else chosen for number, chosen in enumerate(ours)]
         self.pid = template_for(environment).fork(request, dict(enumerate(streams)))
         self._child_created = True
-        for number in {*ours} - {-1, getattr(self, "_devnull", None)}:
-            os.close(number)
+        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(given[name] for name in names))
 
 
 def run(
@@ -126,7 +126,9 @@ _templates: dict[Any, Template] = {}
 
 
 def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRARIES) -> Template:
-    key = libraries, frozenset(item for item in environment.items() if item[0].startswith(READ_AT_IMPORT))
+    read = {name: environment[name] for name in environment if name.startswith(READ_AT_IMPORT)}
+    read.pop("PYTHONUNBUFFERED", None)  # streams are opened anew
+    key = libraries, frozenset(read.items())
     if key not in _templates:
         ours, theirs = socket.socketpair()
         # not by the script's folder: tests/statistics is not Python's module of that name
