@@ -50,6 +50,7 @@ READ_AT_IMPORT = (
 )
 HIGH = 500  # a number of descriptors that nobody asks for
 SET_SUBREAPER = 36  # of prctl: orphans among our descendants become our children
+STOCK: Any = subprocess.Popen  # its own methods have no types
 Request = dict[str, Any]
 
 
@@ -58,7 +59,7 @@ class Popen(subprocess.Popen):
     """``subprocess.Popen`` whose process is forked from a template."""
 
     def _execute_child(self, *arguments: Any) -> None:
-        given = inspect.signature(subprocess.Popen._execute_child).bind(self, *arguments).arguments
+        given = inspect.signature(STOCK._execute_child).bind(self, *arguments).arguments
         command, environment = [os.fspath(word) for word in given["args"]], given["env"] or dict(os.environ)
         assert command[0] == sys.executable
         assert not any(given[name] for name in ("shell", "preexec_fn", "pass_fds"))
@@ -73,7 +74,7 @@ class Popen(subprocess.Popen):
         self.pid = template_for(environment).fork(request, dict(enumerate(streams)))
         self._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(given[name] for name in names))
+        STOCK._close_pipe_fds(self, *(given[name] for name in names))
 
 
 def run(
@@ -143,16 +144,17 @@ def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRA
 @contextlib.contextmanager
 def vllm_engines(template: Template | None = None) -> Iterator[None]:
     """Processes that vLLM starts, by multiprocessing's method "spawn", have vLLM already."""
-    stock = multiprocessing.util.spawnv_passfds
+    util: Any = multiprocessing.util
+    stock = util.spawnv_passfds
 
-    def spawn(program: bytes, words: list[str], descriptors: list[int]) -> int:
+    def spawn(program: bytes, words: list[str], descriptors: list[int]) -> Any:
         if "--multiprocessing-fork" not in words or sys.platform != "linux":
             return stock(program, words, descriptors)
         return (template or template_for(dict(os.environ), VLLM)).spawn(words, descriptors)
 
-    multiprocessing.util.spawnv_passfds = spawn
+    util.spawnv_passfds = spawn
     yield
-    multiprocessing.util.spawnv_passfds = stock
+    util.spawnv_passfds = stock
 
 
 def _become_subreaper(wanted: bool) -> None:
@@ -265,7 +267,7 @@ def live(words: list[str]) -> NoReturn:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = "interrupted" if isinstance(error, KeyboardInterrupt) else 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    vars(threading)["_shutdown"]()  # waits for threads
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

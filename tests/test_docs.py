@@ -118,7 +118,8 @@ def in_shell(command: str, environment: dict[str, str]) -> subprocess.CompletedP
     how: dict[str, Any] = {"env": environment, "capture_output": True, "text": True, "timeout": 120}
     if command.startswith("scoremode ") and not set(command) & set("|<>&;$`*?~#(){}[]!"):
         return forked.run([sys.executable, "-m", *shlex.split(command)], **how)
-    return subprocess.run(["bash", "-c", command], check=False, **how)
+    done: subprocess.CompletedProcess[str] = subprocess.run(["bash", "-c", command], check=False, **how)
+    return done
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=name_of)

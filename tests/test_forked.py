@@ -29,8 +29,9 @@ PROGRAMS = (
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_ends_and_prints_as_in_a_fresh_interpreter(program: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"env": {**os.environ, "WORD": "given"}, "cwd": tmp_path, "start_new_session": True}
+    runs: list[Any] = [forked.run, subprocess.run]
     found = []
-    for run in (forked.run, subprocess.run):
+    for run in runs:
         done = run([sys.executable, "-c", program, "a", "b c"], input="in", capture_output=True, text=True, **how)
         found.append((done.returncode, done.stdout, done.stderr.splitlines()[-1:]))
     assert found[0] == found[1]

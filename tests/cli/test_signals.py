@@ -38,13 +38,12 @@ LINES = {
 }
 
 
-def start(
-    code: str, *arguments: object, process: type[subprocess.Popen[str]] = forked.Popen, **more: Any
-) -> subprocess.Popen[str]:
+def start(code: str, *arguments: object, process: Any = forked.Popen, **more: Any) -> subprocess.Popen[str]:
     """A command whose first lines are ``code``."""
     program = [sys.executable, "-c", f"{OBEY_INTERRUPTS}\n{code}\n{ENTRY}", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return process(program, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **more)
+    made: subprocess.Popen[str] = process(program, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **more)
+    return made
 
 
 def start_scoring(out: Path, more: str = "", seconds: float = 0.2) -> subprocess.Popen[str]:
