@@ -48,6 +48,7 @@ READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
     *("OMP_", "MKL_", "OPENBLAS_", "TORCH_", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
 )
+SEVERAL_RANKS = "VLLM_CPU_OMP_THREADS_BIND"  # our engine sets it for engines that start processes themselves
 HIGH = 500  # a number of descriptors that nobody asks for
 SET_SUBREAPER = 36  # of prctl: orphans among our descendants become our children
 STOCK: Any = subprocess.Popen  # its own methods have no types
@@ -180,8 +181,8 @@ def _receive(source: socket.socket) -> tuple[Request, list[int]]:
 
 
 # ── the template ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def serve(channel: socket.socket, nested: bool) -> tuple[Request, contextlib.AbstractContextManager[None]]:
-    """Answer requests. Returns in each new process, with its request. A nested one has a template of its own."""
+def serve(channel: socket.socket) -> tuple[Request, contextlib.AbstractContextManager[None]]:
+    """Answer requests. Returns in each new process, with its request; one with ranks has a template of its own."""
     while True:
         try:
             request, descriptors = _receive(channel)
@@ -203,15 +204,17 @@ def serve(channel: socket.socket, nested: bool) -> tuple[Request, contextlib.Abs
         _close(channel.detach(), reader, writer)
         if request["session"]:
             os.setsid()
-        if nested:
+        if SEVERAL_RANKS in request["environment"]:
             ours, channel = socket.socketpair()
             if not os.fork():
                 _close(ours.detach(), *descriptors)
                 continue
             channel.close()
             ours = socket.socket(fileno=fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, HIGH))
+            settle(request, descriptors)
+            return request, vllm_engines(Template(ours))
         settle(request, descriptors)
-        return request, vllm_engines(Template(ours)) if nested else contextlib.nullcontext()
+        return request, contextlib.nullcontext()
 
 
 def _close(*descriptors: int) -> None:
@@ -285,6 +288,6 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Arrow's allocator
-    request, engines = serve(socket.socket(fileno=int(sys.argv[1])), nested=tuple(sys.argv[2:]) == VLLM)
+    request, engines = serve(socket.socket(fileno=int(sys.argv[1])))
     with engines:
         live(request["words"])
