@@ -114,6 +114,9 @@ class Template:
         try:
             _send(self.channel, {**request, "numbers": [*descriptors]}, [*descriptors.values()])
             answer, _ = _receive(self.channel)
+        except BaseException:  # a test out of time: its answer must not be taken for that of the next
+            self.channel.close()
+            raise
         finally:
             _become_subreaper(False)
         return int(answer["pid"])
@@ -131,7 +134,7 @@ def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRA
     read = {name: environment[name] for name in environment if name.startswith(READ_AT_IMPORT)}
     read.pop("PYTHONUNBUFFERED", None)  # streams are opened anew
     key = libraries, frozenset(read.items())
-    if key not in _templates:
+    if key not in _templates or _templates[key].channel.fileno() == -1:
         ours, theirs = socket.socketpair()
         # not by the script's folder: tests/statistics is not Python's module of that name
         command, no = [sys.executable, "-P", __file__, str(theirs.fileno()), *libraries], subprocess.DEVNULL
