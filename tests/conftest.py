@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.makers import make_successor_model, make_tiny_model
+from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+# what takes longest, in this order: it is started first, so that no process is busy alone at the end
+LONGEST = (
+    *("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_cli", "service/test_service"),
+    *("engines/server/test_real_server", "engines/vllm/test_smollm2", "engines/vllm/test_compare", "cluster/"),
+    *("engines/vllm/test_prob", "service/", "engines/vllm/test_", "hostile/", "head/test_fused", "test_wheel"),
+    *("test_docs", "benchmarks/", "oracles/", "harness/", "store/test_remote", "verbs/", "cli/", "report/test_browser"),
+)
+
+
+def pytest_configure() -> None:
+    """A shell's ``&`` makes what it starts ignore Ctrl-C. The tests, and all processes that they start, obey it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.nodeid.removeprefix("tests/")
+    return next((i for i, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several processes the longest files come first; see ``make test``, where each file stays in one."""
+    if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        items.sort(key=_place)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Environment and handlers of signals, for the next test. Libraries change both."""
+    environment = dict(os.environ)
+    handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    if dict(os.environ) != environment:
+        os.environ.clear()
+        os.environ.update(environment)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler and handler is not None:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,3 +111,11 @@ def tiny_bos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def successor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama built by hand that always predicts the previous id + 1."""
     return make_successor_model(tmp_path_factory.mktemp("successor"))
+
+
+@pytest.fixture(scope="session")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of four heads, for engines that split it: vocabulary 1003, context 1024."""
+    folder = tmp_path_factory.mktemp("llama4h")
+    make_tokenizer(folder, adds_bos=False)
+    return make_small_llama(folder)

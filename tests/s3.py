@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 
 KEY, SECRET = "AKIDSCOREMODETEST", "a-secret-that-must-not-be-stored"
@@ -265,7 +266,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
 
 
 def start(arguments: list[str], cache: Path, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", SLOWED, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cli.conftest import Command, Refused
 
 DAY = 86_400.0
@@ -138,7 +138,7 @@ def test_a_run_beyond_the_limit_announces_what_went_and_leaves_json_alone(root: 
     old = kept(command, "an old text", 40)
     code = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"]
     environment = {**os.environ, "SCOREMODE_CACHE_LIMIT": "10kB"}
-    done = subprocess.run(
+    done = forked.run(
         [*code, *PPL, "a new text", "--json"], env=environment, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout)["cached"] is False

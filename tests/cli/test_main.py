@@ -13,6 +13,7 @@ import pytest
 
 from scoremode import __version__
 from scoremode.cli import commands as edge
+from tests import forked
 from tests.cli.conftest import Command, Refused
 
 # output is buffered for users, and some faults show only when the buffer is emptied at the end
@@ -21,7 +22,7 @@ PROGRAM = [sys.executable, "-c", "from scoremode.cli.main import entry; entry()"
 
 
 def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked.run(
         PROGRAM + [str(a) for a in arguments], capture_output=True, text=True, check=False, timeout=120, **more
     )
 
@@ -166,7 +167,7 @@ def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(
+        done = forked.run(
             [*PROGRAM, *arguments], stdout=write, stderr=subprocess.PIPE, check=False, timeout=120, env=BUFFERED
         )
     finally:
@@ -177,7 +178,7 @@ def test_a_reader_that_leaves_early_is_no_error(arguments: list[str]) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_output_to_a_full_disk_is_one_line_and_exit_code_2() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
+        done = forked.run(
             [*PROGRAM, "engines", "--json"],
             stdout=full,
             stderr=subprocess.PIPE,
@@ -195,7 +196,7 @@ def test_a_file_that_may_not_grow_leaves_no_manifest(tmp_path: Path) -> None:
         "from scoremode.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     )
     arguments = ["ppl", "table:uniform", "--text", "word " * 400, "--out", str(tmp_path / "run"), "--json"]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import stat
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from scoremode.verbs.prob import SequenceProbability
 from scoremode.verbs.prob_files import CHUNK
+from tests import forked
 from tests.cli.conftest import Command, Refused
 
 PAIRS = [("ab", "cd"), ("ab", "c"), ("xyz", "é")]
@@ -328,9 +328,9 @@ def test_results_go_through_a_link(command: Command, tmp_path: Path) -> None:
 
 def test_results_go_to_standard_output(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scoremode", *ONE, "/dev/stdout"]
-    piped = subprocess.run(command, capture_output=True, text=True, check=True)
+    piped = forked.run(command, capture_output=True, text=True, check=True)
     with (tmp_path / "log").open("wb") as file:
-        subprocess.run(command, stdout=file, check=True)
+        forked.run(command, stdout=file, check=True)
     assert piped.stderr == "1 results in /dev/stdout\n"
     assert [json.loads(line)["target"] for line in piped.stdout.splitlines()] == ["b"]
     assert (tmp_path / "log").read_text() == piped.stdout

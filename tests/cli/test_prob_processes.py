@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 PAIRS = 640
 CHUNK = 16  # smaller than usual, so that a kill finds many of them done
 SLOWED = f"""
@@ -40,7 +42,7 @@ def start(model: str | Path, pairs: Path, out: Path, seconds: float = 0.0) -> su
     """The command, each chunk of which takes some seconds more."""
     command = [sys.executable, "-c", SLOWED, "prob", str(model), "--file", str(pairs), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLOWED": str(seconds)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

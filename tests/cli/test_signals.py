@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 
 RESUME = "what was scored is kept: run the same command again to resume"
@@ -37,11 +38,12 @@ LINES = {
 }
 
 
-def start(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
+def start(code: str, *arguments: object, process: Any = forked.Popen, **more: Any) -> subprocess.Popen[str]:
     """A command whose first lines are ``code``."""
     program = [sys.executable, "-c", f"{OBEY_INTERRUPTS}\n{code}\n{ENTRY}", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(program, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **more)
+    made: subprocess.Popen[str] = process(program, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **more)
+    return made
 
 
 def start_scoring(out: Path, more: str = "", seconds: float = 0.2) -> subprocess.Popen[str]:
@@ -67,7 +69,7 @@ def test_a_signal_while_scoring_is_one_line_and_the_run_resumes(tmp_path: Path, 
     assert [p.name for p in (tmp_path / "run").iterdir() if "manifest" in p.name] == []
     results = []
     for out in (tmp_path / "run", tmp_path / "whole"):
-        done = subprocess.run([sys.executable, "-c", ENTRY, *ASKED, "--out", out], capture_output=True, check=True)
+        done = forked.run([sys.executable, "-c", ENTRY, *ASKED, "--out", out], capture_output=True, check=True)
         results.append(json.loads(done.stdout)["perplexity"])
     assert results[0] == results[1]
 
@@ -81,7 +83,7 @@ def test_a_signal_during_imports_is_one_line(tmp_path: Path, module: str, number
         f"        if name == {module!r}:\n            os.kill(os.getpid(), {int(number)})\n"
         f"sys.meta_path.insert(0, Finder())\nsys.modules.pop({module!r}, None)"
     )
-    process = start(finder, *ASKED, "--out", tmp_path / "run")
+    process = start(finder, *ASKED, "--out", tmp_path / "run", process=subprocess.Popen)
     assert complaint_of(process) == LINES[number]
     assert process.returncode == 128 + number
 
@@ -153,7 +155,7 @@ def test_a_forked_process_has_the_usual_handlers() -> None:
         "if pid == 0:\n    os.kill(os.getpid(), signal.SIGTERM)\n    os._exit(5)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == (f"{-signal.SIGTERM}\n", "", 0)
 
 

@@ -17,6 +17,8 @@ from rich.text import Text
 from scoremode.cli import streams
 from scoremode.report.terminal.console import console
 
+from tests import forked
+
 PROGRAM = f"{shlex.quote(sys.executable)} -c 'from scoremode.cli.main import entry; entry()'"
 PPL = "ppl table:uniform --text one"
 PRINTING = ["--help", "--version", "methods --json", PPL, f"{PPL} --json"]
@@ -97,7 +99,7 @@ def test_a_broken_pipe_that_is_not_standard_output_is_an_error() -> None:
         "from scoremode.cli.main import entry\nentry()"
     )
     arguments = ["ppl", "table:uniform", "--text", "a new text", "--fresh"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "scoremode: Broken pipe; check the path and its permissions\n"
 

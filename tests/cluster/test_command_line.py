@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,14 @@ import psutil
 import pytest
 
 from scoremode.store.runs import JOURNAL
+from tests import forked
 from tests.cluster.conftest import ROOT, wait_until
 
+# "auto" looks at all processes of the machine: clusters of others must not be found
+ALONE = (
+    "import ray._private.services as services; services.find_gcs_addresses = set; "
+    "services.find_bootstrap_address = lambda _: None; from scoremode.cli.main import entry; entry()"
+)
 SIZES = ("--method", "gptq", "--context-length", "64", "--max-windows", "0")
 
 
@@ -30,10 +36,13 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "scoremode", *arguments]
 
 
-def scoremode(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def scoremode(
+    environment: dict[str, str], *arguments: str, run: Callable[..., Any] = forked.run
+) -> subprocess.CompletedProcess[str]:
+    done: subprocess.CompletedProcess[str] = run(
         command(*arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
+    return done
 
 
 def family_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
@@ -49,9 +58,7 @@ def left_of(family: list[psutil.Process]) -> list[str]:
 def started(cache: dict[str, str], text: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A command that has scored some of its windows on two replicas, with Ray of its own."""
     asked = ["ppl", "paced:wait=0.2", "--corpus", str(text), *SIZES, "--out", str(tmp_path / "run"), "--replicas", "2"]
-    made = subprocess.Popen(
-        command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    made = forked.Popen(command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "run" / JOURNAL
     try:
         wait_until(lambda: journal.exists() and journal.stat().st_size > 3000, 120)
@@ -110,7 +117,8 @@ def test_an_address_without_a_cluster_is_answered_at_once(
     cache: dict[str, str], text: Path, flags: list[str], words: str
 ) -> None:
     began = time.monotonic()
-    done = scoremode(cache, "ppl", "table:uniform", "--corpus", str(text), *flags)
+    asked = ["ppl", "table:uniform", "--corpus", str(text), *flags]
+    done = forked.run([sys.executable, "-c", ALONE, *asked], env=cache, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert words in done.stderr
@@ -128,7 +136,7 @@ def test_without_ray_one_line_says_what_to_install(cache: dict[str, str], text: 
     )
     cache["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), cache["PYTHONPATH"]])
     asked = ("ppl", "table:uniform", "--corpus", str(text), "--json")
-    refused = scoremode(cache, *asked, "--replicas", "2")
+    refused = scoremode(cache, *asked, "--replicas", "2", run=subprocess.run)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "pip install '.[ray]'" in refused.stderr
-    assert scoremode(cache, *asked).returncode == 0
+    assert scoremode(cache, *asked, run=subprocess.run).returncode == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -16,6 +15,7 @@ import pytest
 
 from scoremode.cli.main import main
 from scoremode.harness import registering
+from tests import forked
 from tests.harness.tasks import write_tasks
 
 HAS_HARNESS = find_spec("lm_eval") is not None
@@ -115,7 +115,7 @@ def test_the_harness_keeps_its_own_models() -> None:
         "from lm_eval.api.registry import get_model\n"
         "print(get_model('dummy').__name__, get_model('scoremode').__name__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["DummyLM", "ScoremodeLM"]
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import forked
+
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 import scoremode as sm
@@ -162,14 +164,14 @@ def test_kill_9_loses_little_and_changes_nothing(models: tuple[str, str], tmp_pa
     out, kept = tmp_path / "out", tmp_path / "out" / "baseline" / ANSWERS
     flags = ["--tasks", "arc_easy", "--task-data", str(rows), "--out", str(out), "--json"]
     command = [sys.executable, "-m", "scoremode", "tasks", *models, *flags]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = forked.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     ends = time.monotonic() + 120
     while time.monotonic() < ends and process.poll() is None and (not kept.exists() or kept.stat().st_size < 2500):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it ended before it was killed"
     assert kept.stat().st_size >= 2500
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
+    done = forked.run(command, capture_output=True, text=True, check=True, timeout=180)
     resumed = json.loads(done.stdout)["candidates"][0]
     undisturbed = sm.tasks(*models, tasks="arc_easy", task_data=rows, out=tmp_path / "undisturbed")[0]
     assert resumed["rows"] == json.loads(json.dumps(undisturbed.rows))

@@ -18,6 +18,7 @@ AT_LEAST = 200  # tests: fewer means that something was not collected
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # of two hundred tests
 def test_the_fused_head_answers_to_the_definition() -> None:
     environment = with_triton()
     if not torch.cuda.is_available():

@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from tests import forked
 from tests.hostile.inputs import TEXT
 from tests.makers import make_small_llama, make_tiny_model, make_tokenizer
 
@@ -71,7 +72,7 @@ class Started:
     def __init__(self, arguments: list[str], log: Path) -> None:
         self.log = log
         with log.open("wb") as file:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [*PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.makers import make_small_llama, make_tokenizer
+from tests.engines.vllm.conftest import forked_engines  # noqa: F401  # a fixture
 from tests.servers import LocalServer
 
 KEY = "sk-verysecret"
@@ -96,13 +96,6 @@ class ServedModel(LocalServer):
         found = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names)]
         assert found, "vLLM's metrics name no requests"
         return sum(found)
-
-
-@pytest.fixture(scope="session")
-def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama4h")
-    make_tokenizer(folder, adds_bos=False)
-    return make_small_llama(folder)
 
 
 @pytest.fixture(scope="session")

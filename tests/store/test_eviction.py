@@ -37,6 +37,7 @@ from scoremode.store.locks import Lock
 from scoremode.store.reference import Reference
 from scoremode.store.units import age_words, parse_age, parse_size, size_words
 from scoremode.verbs.cache import list_cache, prune_cache
+from tests import forked
 
 DAY = 86_400.0
 HELD = """
@@ -103,7 +104,7 @@ def a_run(root: Path) -> Callable[..., Path]:
 def another_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A process that holds a lock until the block ends."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip()
         try:

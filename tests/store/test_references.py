@@ -24,6 +24,7 @@ from scoremode.store.reference_folder import discard, is_reference
 from scoremode.store.reference_format import DATA_START, HEAD, PARTIAL, RAW_DTYPES, REFERENCE, ROWS, shard_name
 from scoremode.store.reference_writer import StatesWriter
 from scoremode.store.sealed import sealed
+from tests import forked
 
 IDENTITY = {"model": "m" * 64, "plan": "p" * 64, "engine": "table", "settings": {"dtype": "float32"}}
 MANIFEST: dict[str, Any] = {
@@ -234,7 +235,7 @@ for window in np.random.default_rng(int(sys.argv[2])).permutation(8):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_killed_process_loses_only_what_was_in_flight(tmp_path: Path, seed: int) -> None:
     command = [sys.executable, "-c", CHILD, str(tmp_path / "ref"), str(seed)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = forked.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     flushed = [int(process.stdout.readline()) for _ in range(3)]
     process.kill()

@@ -22,6 +22,7 @@ from scoremode.store import runs
 from scoremode.store.locks import Lock
 from scoremode.store.reference import Reference
 from scoremode.verbs.reference import reference
+from tests import forked
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
 ASKED = ["--text", TEXT, "--context-length", "32", "--stride", "16", "--json"]
@@ -44,7 +45,7 @@ entry()
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", SLOWED, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -209,7 +210,7 @@ def states_of(folder: Path, arguments: list[str], template: Path | None) -> list
     """The folder after a kill at step 0, 1, 2, … of what the command does in it."""
     folder.mkdir()
     command = [sys.executable, "-c", KILLED, str(folder), str(template or ""), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = forked.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return [folder / f"{step:03d}" for step in range(int(done.stdout))]
 

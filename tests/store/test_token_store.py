@@ -25,6 +25,7 @@ from scoremode.text.tokens import Document, KnownAtTheEnd, Tokens, TokenSink, to
 from scoremode.values import MappedFile, let_go
 from scoremode.verbs.cache import list_cache, prune_cache
 from scoremode.verbs.model import hold
+from tests import forked
 
 BYTES = ByteTokenizer()
 KEY = {"corpus": "abc", "special": True}
@@ -170,7 +171,7 @@ print(sm.plan("table:uniform", corpus=sys.argv[1])["plan_digest"])
 
 
 def started(corpus: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", SCRIPT, str(corpus)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 

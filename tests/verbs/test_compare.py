@@ -33,6 +33,7 @@ from scoremode.store.journal import Journal
 from scoremode.verbs.compare import compare
 from scoremode.verbs.ppl import ppl
 from scoremode.verbs.reference import reference
+from tests import forked
 from tests.makers import ask, make_tiny_model
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 6
@@ -411,7 +412,7 @@ def test_a_killed_process_goes_on_to_the_same_numbers(
         "compare": ["compare", str(models[0]), str(models[1]), "--out", str(tmp_path / "out"), *common],
     }[what]
     journal = tmp_path / "out" / ("" if what == "reference" else models[1].name) / runs.JOURNAL
-    child = subprocess.Popen(
+    child = forked.Popen(
         [sys.executable, "-m", "scoremode", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120

@@ -26,6 +26,7 @@ from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics
 from scoremode.store.kld import MAGIC, KldFile
 from scoremode.values import Floats
+from tests import forked
 from tests.kld_files import kl_longhand, log_p, random_logits, record, write_file
 from tests.makers import OBEY_INTERRUPTS
 
@@ -308,7 +309,7 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path, h
     path = tmp_path / "killed.kld"
     asked = ["--text", TEXT, "--context-length", str(CONTEXT), "--batch-tokens", "64"]
     command = ["reference", str(tiny), *asked, "--kld", str(path)]
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = forked.Popen([sys.executable, "-c", SLOW, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     journal = tmp_path / ".killed.kld.scoremode" / "partial.journal"
     deadline = time.monotonic() + 120
     while not (journal.exists() and journal.stat().st_size > 4000):
@@ -320,7 +321,7 @@ def test_a_killed_writer_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Path, h
     assert process.returncode != 0
     assert not path.exists(), "a killed writer leaves no file that looks complete"
     kept = journal.stat().st_size
-    done = subprocess.run([sys.executable, "-m", "scoremode", *command], capture_output=True, text=True, check=False)
+    done = forked.run([sys.executable, "-m", "scoremode", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert kept > 0
     assert path.read_bytes() == whole.read_bytes()

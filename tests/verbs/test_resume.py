@@ -16,6 +16,7 @@ import pytest
 import scoremode as sm
 from scoremode.store.records import HEAD
 from scoremode.store.runs import JOURNAL, MANIFEST
+from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 
 SLOWED = (
@@ -46,7 +47,7 @@ def windows_kept(out: Path) -> int:
 
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-c", SLOWED, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -76,7 +77,7 @@ def test_a_killed_run_goes_on_to_exactly_the_same_numbers(tiny: Path, tmp_path: 
     kept = windows_kept(out)
     assert kept >= 4
 
-    finished = subprocess.run(
+    finished = forked.run(
         [sys.executable, "-m", "scoremode", *command(tiny, out)], capture_output=True, text=True, check=True
     )
     resumed = sm.load(out)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.makers import make_small_llama, make_tokenizer
 from tests.servers import LocalServer
 
 
@@ -35,13 +34,6 @@ class RealServer(LocalServer):
         words += ["--served-model-name", "llama", "--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32"]
         words += ["--enforce-eager", "--max-model-len", "256", "--disable-uvicorn-access-log", *more]
         return self.launch(words, {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"})
-
-
-@pytest.fixture(scope="session")
-def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama4h")
-    make_tokenizer(folder, adds_bos=False)
-    return make_small_llama(folder)
 
 
 @pytest.fixture(scope="session")

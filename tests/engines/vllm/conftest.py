@@ -18,8 +18,9 @@ from scoremode.engines.vllm.options import EngineArguments
 from scoremode.head.definition import define_columns
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids
-from tests.makers import make_small_llama, make_tokenizer
+from tests import forked
 
+QUIET = "ignore::FutureWarning"  # as our engine sets it
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
@@ -33,18 +34,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="vLLM is not installed: make test installs it"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_engines() -> Iterator[None]:
+    """Half of an engine's start is importing vLLM once more, in each of its processes."""
+    with forked.vllm_engines():
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     from scoremode.models.facts import resolve
 
     return resolve("smollm2-135m")
-
-
-@pytest.fixture(scope="session")
-def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama4h")
-    make_tokenizer(folder, adds_bos=False)
-    return make_small_llama(folder)
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +84,7 @@ def ordinary(model: Path, **arguments: Any) -> Iterator[Any]:
     from scoremode.engines.vllm.support import environment
 
     processes = Processes()
-    with environment({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}, {}):
+    with environment({"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": QUIET}, {}):
         llm = LLM(str(model), enforce_eager=True, **arguments)
     processes.started(llm)
     try:
