@@ -16,7 +16,6 @@ from rich.text import Text
 
 from scoremode.cli import streams
 from scoremode.report.terminal.console import console
-
 from tests import forked
 
 PROGRAM = f"{shlex.quote(sys.executable)} -c 'from scoremode.cli.main import entry; entry()'"

@@ -69,7 +69,7 @@ def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
         return replace(one, rows=64, warps=4) if two_products else one
     if weight.shape[1] <= SHALLOW:  # two programs run per processor: one reduces its tile while the other multiplies
         one = Tiles(128, 128, 64, 4, 3, span=16, descriptors=True, unit=128, group=32, shorts=24)
-        return replace(one, warps=8, stages=4) if two_products else one
+        return replace(one, warps=8, stages=5) if two_products else one
     one = Tiles(128, 256, 64, 8, 3, span=8, descriptors=True, unit=128)
     return replace(_halved(one), stages=4) if two_products else one
 
