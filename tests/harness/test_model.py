@@ -161,7 +161,7 @@ def test_choices_that_lost_different_parts_of_their_context_fill_batches(
         (f"{i} " + "The quick brown fox jumps over the lazy dog. " * 4, choice) for i in range(8) for choice in choices
     ]
     requests = instances(pairs)
-    engine = lm.engine(24)
+    engine: Any = lm.engine(24)
     passes: list[tuple[int, ...]] = []
     hidden = engine._hidden
 

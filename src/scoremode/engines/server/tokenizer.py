@@ -225,7 +225,7 @@ class ServedTokenizer:
 
     @cached_property
     def _other(self) -> list[int]:
-        return self._ids("a", special=False).tolist()[-1:]
+        return [int(token) for token in self._ids("a", special=False)[-1:]]
 
     def pieces(self) -> list[bytes]:
         raise ModelError("a server does not list its tokens", fix="give the model's tokenizer with --tokenizer FOLDER")

@@ -112,7 +112,7 @@ class SentStates:
         self._buffers = PinnedBuffers()
 
     def rows(self, which: Raw, device: torch.device) -> Tensor:
-        rows = self._buffers.rows(*which.shape, self._dtype, device)
+        rows = self._buffers.rows(len(which), which.shape[1], self._dtype, device)
         rows[:] = which
         return self._buffers.send(rows, self._dtype, device)
 

@@ -49,7 +49,7 @@ class PageData:
             self.texts.append(
                 {
                     "count": len(order),
-                    "word": self._words([word for part in stretches for word in owned(part)]),
+                    "word": self._words([word for part in stretches for word in owned(part.tolist())]),
                     # runs of consecutive tokens: where each starts, its first position and its document
                     "begin": column(np.flatnonzero(begins)),
                     "beginToken": column(token[begins]),
