@@ -60,9 +60,10 @@ demo-formats: $(VENV)/.gguf ## install, then put a GGUF as llama.cpp serves it, 
 
 # two processes, because most of the time is spent waiting for engines to start; one thread in each, because threads of
 # two processes on two cores wait for each other. A file stays in one process: its tests share engines. Files are given
-# out in the order of tests/conftest.py, the longest first.
+# out in the order of tests/conftest.py, the longest first. Bytecode is kept: hundreds of processes import scoremode.
 test: $(VENV)/.dev $(VENV)/.triton chromium lint ## install, then lint, types and the whole suite
-	OMP_NUM_THREADS=1 SCOREMODE_TRITON=$(abspath $(TRITON)) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 SCOREMODE_TRITON=$(abspath $(TRITON)) \
+	  $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # the report is tested in a real browser; without one, and without the right to install one, those tests are skipped
 chromium:
