@@ -48,7 +48,7 @@ READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
     *("OMP_", "MKL_", "OPENBLAS_", "TORCH_", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
 )
-SEVERAL_RANKS = "VLLM_CPU_OMP_THREADS_BIND"  # our engine sets it for engines that start processes themselves
+SPAWNED = "--multiprocessing-fork"  # the last word of a process that multiprocessing's method "spawn" starts
 HIGH = 500  # a number of descriptors that nobody asks for
 SET_SUBREAPER = 36  # of prctl: orphans among our descendants become our children
 STOCK: Any = subprocess.Popen  # its own methods have no types
@@ -152,7 +152,7 @@ def vllm_engines(template: Template | None = None) -> Iterator[None]:
     stock = util.spawnv_passfds
 
     def spawn(program: bytes, words: list[str], descriptors: list[int]) -> Any:
-        if "--multiprocessing-fork" not in words or sys.platform != "linux":
+        if SPAWNED not in words or sys.platform != "linux":
             return stock(program, words, descriptors)
         return (template or template_for(dict(os.environ), VLLM)).spawn(words, descriptors)
 
@@ -185,7 +185,7 @@ def _receive(source: socket.socket) -> tuple[Request, list[int]]:
 
 # ── the template ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def serve(channel: socket.socket) -> tuple[Request, contextlib.AbstractContextManager[None]]:
-    """Answer requests. Returns in each new process, with its request; one with ranks has a template of its own."""
+    """Answer requests. Returns in each new process, with its request; vLLM's have a template of their own."""
     while True:
         try:
             request, descriptors = _receive(channel)
@@ -207,7 +207,7 @@ def serve(channel: socket.socket) -> tuple[Request, contextlib.AbstractContextMa
         _close(channel.detach(), reader, writer)
         if request["session"]:
             os.setsid()
-        if SEVERAL_RANKS in request["environment"]:
+        if request["words"][-1] == SPAWNED:  # vLLM's core, which starts a worker
             ours, channel = socket.socketpair()
             if not os.fork():
                 _close(ours.detach(), *descriptors)
