@@ -11,11 +11,9 @@ import ast
 import contextlib
 import json
 import math
-import os
 import random
 import re
 import shlex
-import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -26,11 +24,12 @@ from typing import Any, Self
 
 import pytest
 
+from tests import forked
 from tests.benchmarks.conftest import FOLDER, load
 from tests.engines.server.small_server import SmallServer
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.harness.task_rows import arc_row
-from tests.makers import make_small_llama, make_tiny_model, make_tokenizer
+from tests.makers import make_tiny_model
 from tests.service.conftest import ServedModel
 
 NUMBER = r"(-?[\d.,]+(?:e[-+]?\d+)?|nan|-?inf)"
@@ -68,7 +67,7 @@ ROWS = (
     ),
     Row(
         "gpu_checks",
-        "--small --model {small} --groups kernel,exactness,model,chunks,inert --jobs 1",
+        "--small --model {small_llama} --groups kernel,exactness,model,chunks,inert --jobs 1",
         (
             "PASS  head: nats off, small: #",
             "PASS  scores that differ with a divergence, blocked, float32: 0 ",
@@ -172,7 +171,7 @@ ROWS = (
     ),
     Row(
         "service",
-        "--url {service} --served-name llama --model {small} --clients 1 --context 40 --windows 4 --repeat 1",
+        "--url {service} --served-name llama --model {small_llama} --clients 1 --context 40 --windows 4 --repeat 1",
         ("service +# tokens/s", "engine +# tokens/s", "service / engine +#", "mean log-probability # and #: same"),
         needs="vllm",
     ),
@@ -206,7 +205,8 @@ ROWS = (
     ),
     Row(
         "vllm_engine",
-        "--model {small} --variants plain,logprobs0,ours,against --dtype float32 --context 40 --prompts 3 --repeat 1",
+        "--model {small_llama} --variants plain,logprobs0,ours,against --dtype float32 "
+        "--context 40 --prompts 3 --repeat 1",
         (
             "largest KL of the model to itself: #",
             "plain +# +1.000 +# +- +- +-",
@@ -226,14 +226,6 @@ MISSED = {"gpu_checks", "server_engine", "text"}  # exit code 1 is a missed goal
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
-
-
-@pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that vLLM can serve."""
-    made = tmp_path_factory.mktemp("small")
-    make_tokenizer(made, adds_bos=False)
-    return make_small_llama(made)
 
 
 @pytest.fixture(scope="session")
@@ -293,8 +285,8 @@ def copy(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def service(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    running = ServedModel(small, tmp_path_factory.mktemp("service"))
+def service(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    running = ServedModel(small_llama, tmp_path_factory.mktemp("service"))
     try:
         yield running.start().address
     finally:
@@ -321,17 +313,17 @@ class Lent:
 
 
 @pytest.fixture(scope="session")
-def engine(small: Path) -> Iterator[Lent]:
+def engine(small_llama: Path) -> Iterator[Lent]:
     """vLLM with the probe of the benchmarks in its worker."""
     from scoremode.engines.vllm.engine import VllmEngine
     from scoremode.engines.vllm.options import EngineArguments
 
     common = load("common")
     arguments = EngineArguments(dtype="float32", max_model_len=128, extra={"worker_extension_cls": common.PROBE})
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, forked.vllm_engines():
         for name, value in common.child_environment().items():
             patch.setenv(name, value)
-        opened = VllmEngine(str(small), arguments)
+        opened = VllmEngine(str(small_llama), arguments)
     with opened:
         yield Lent(opened)
 
@@ -366,15 +358,6 @@ class PlayedLLM:
 
 
 # ── scripts, and children of scripts ─────────────────────────────────────────────────────────────────────────────────
-@pytest.fixture(autouse=True)
-def _leave_no_trace() -> Iterator[None]:
-    """Some scripts set variables for their children."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
 def called_here(command: Sequence[str], environment: dict[str, str], log: Path, timeout: float) -> str | None:
     """As ``common.run_child``, but in this process."""
     with pytest.MonkeyPatch.context() as patch, log.open("w", encoding="utf-8") as file:
@@ -402,7 +385,7 @@ def run_here(row: Row, words: list[str], patch: pytest.MonkeyPatch, capsys: pyte
 
 def run_in_process(row: Row, words: list[str]) -> str:
     command = [sys.executable, str(FOLDER / f"{row.script}.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = forked.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
 
