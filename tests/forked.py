@@ -43,7 +43,10 @@ LIBRARIES = (
     *("transformers.models.auto.tokenization_auto", "transformers.models.llama.modeling_llama"),
     *("scoremode.cli.commands", "scoremode.verbs.session", "scoremode.engines.transformers.engine"),
 )
-VLLM = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.entrypoints.llm")
+VLLM = (
+    *("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.entrypoints.llm"),
+    *("vllm.entrypoints.openai.api_server", "scoremode.cli.commands", "scoremode.verbs.session"),
+)
 READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
     *("OMP_", "MKL_", "OPENBLAS_", "TORCH_", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
@@ -59,6 +62,8 @@ Request = dict[str, Any]
 class Popen(subprocess.Popen):
     """``subprocess.Popen`` whose process is forked from a template."""
 
+    libraries: tuple[str, ...] = LIBRARIES
+
     def _execute_child(self, *arguments: Any) -> None:
         given = inspect.signature(STOCK._execute_child).bind(self, *arguments).arguments
         command, environment = [os.fspath(word) for word in given["args"]], given["env"] or dict(os.environ)
@@ -72,10 +77,16 @@ class Popen(subprocess.Popen):
         }
         ours = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         streams = [number if chosen == -1 else chosen for number, chosen in enumerate(ours)]
-        self.pid = template_for(environment).fork(request, dict(enumerate(streams)))
+        self.pid = template_for(environment, self.libraries).fork(request, dict(enumerate(streams)))
         self._child_created = True
         names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         STOCK._close_pipe_fds(self, *(given[name] for name in names))
+
+
+class VllmPopen(Popen):
+    """The same with vLLM, also in the processes that it starts."""
+
+    libraries = VLLM
 
 
 def run(
@@ -99,7 +110,7 @@ def run(
 
 
 if sys.platform != "linux":  # nothing else hands orphans over
-    Popen, run = subprocess.Popen, subprocess.run  # type: ignore[misc, assignment]
+    Popen, VllmPopen, run = subprocess.Popen, subprocess.Popen, subprocess.run  # type: ignore[misc, assignment]
 
 
 class Template:
@@ -133,6 +144,7 @@ _templates: dict[Any, Template] = {}
 def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRARIES) -> Template:
     read = {name: environment[name] for name in environment if name.startswith(READ_AT_IMPORT)}
     read.pop("PYTHONUNBUFFERED", None)  # streams are opened anew
+    read = {name: value for name, value in read.items() if value}
     key = libraries, frozenset(read.items())
     if key not in _templates or _templates[key].channel.fileno() == -1:
         ours, theirs = socket.socketpair()
@@ -184,7 +196,7 @@ def _receive(source: socket.socket) -> tuple[Request, list[int]]:
 
 
 # ── the template ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def serve(channel: socket.socket) -> tuple[Request, contextlib.AbstractContextManager[None]]:
+def serve(channel: socket.socket, *, nested: bool) -> tuple[Request, contextlib.AbstractContextManager[None]]:
     """Answer requests. Returns in each new process, with its request; vLLM's have a template of their own."""
     while True:
         try:
@@ -207,7 +219,7 @@ def serve(channel: socket.socket) -> tuple[Request, contextlib.AbstractContextMa
         _close(channel.detach(), reader, writer)
         if request["session"]:
             os.setsid()
-        if request["words"][-1] == SPAWNED:  # vLLM's core, which starts a worker
+        if nested:  # it starts processes too: an engine its core, and the core its workers
             ours, channel = socket.socketpair()
             if not os.fork():
                 _close(ours.detach(), *descriptors)
@@ -283,14 +295,26 @@ def live(words: list[str]) -> NoReturn:
     os._exit(code if isinstance(code, int) else 0)
 
 
+def become(_program: str, words: list[str], environment: dict[str, str]) -> NoReturn:
+    """Like ``os.execve`` of another Python, without importing the libraries again."""
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    live(words[1:])
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in sys.argv[2:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # it finds the place of a process's name only while the environment is new
+        importlib.import_module("setproctitle").getproctitle()
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Arrow's allocator
-    request, engines = serve(socket.socket(fileno=int(sys.argv[1])))
+    request, engines = serve(socket.socket(fileno=int(sys.argv[1])), nested=tuple(sys.argv[2:]) == VLLM)
+    vars(os)["execve"] = become
     with engines:
         live(request["words"])

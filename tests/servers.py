@@ -11,6 +11,8 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
+from tests import forked
+
 SECONDS = 240
 
 
@@ -31,7 +33,7 @@ class LocalServer:
     def launch(self, words: list[str], environment: dict[str, str]) -> Self:
         """Start it, and wait until it answers."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = forked.VllmPopen(
                 words, env={**os.environ, **environment}, stdout=log, stderr=log, start_new_session=True
             )
         ends = time.monotonic() + SECONDS

@@ -25,6 +25,7 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
 from scoremode.head.definition import define_columns
 from scoremode.plan.windows import Window, WindowList
+from tests import forked
 from tests.engines.server.conftest import RealServer
 from tests.makers import VOCABULARY
 
@@ -143,7 +144,7 @@ def test_killed_and_started_again(real: RealServer, tmp_path: Path) -> None:
     ]
     words += ["--corpus", str(tmp_path / "text.txt"), "--context-length", "100", "--out", str(tmp_path / "run")]
     words += ["--concurrency", "2", "--patience", "2"]
-    run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = forked.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = tmp_path / "run" / "partial.journal"
     while run.poll() is None and (not journal.exists() or journal.stat().st_size < 20_000):
         time.sleep(0.01)
@@ -152,7 +153,7 @@ def test_killed_and_started_again(real: RealServer, tmp_path: Path) -> None:
     assert run.returncode == 2, said
     assert "run the same command again" in said.splitlines()[-1]
     real.start()
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = forked.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     resumed = sm.load(str(tmp_path / "run"))
     assert resumed.plan_digest == undisturbed.plan_digest

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import scoremode as sm
 from scoremode.store.runs import JOURNAL, MANIFEST
+from tests import forked
 from tests.makers import OBEY_INTERRUPTS
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
@@ -31,13 +32,13 @@ RESUME = "what was scored is kept: run the same command again to resume"
 Process = subprocess.Popen[str]
 
 
-def start(model: Path, out: Path, *more: str) -> Process:
-    return _popen("-c", ENTRY, "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out), *more)
+def start(model: Path, out: Path, popen: type[Process] = forked.VllmPopen) -> Process:
+    return _popen("-c", ENTRY, "ppl", str(model), "--text", TEXT, *FLAGS, "--out", str(out), popen=popen)
 
 
-def _popen(*arguments: str) -> Process:
+def _popen(*arguments: str, popen: type[Process] = forked.VllmPopen) -> Process:
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, *arguments], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return popen([sys.executable, *arguments], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def children(pid: int) -> list[int]:
@@ -145,7 +146,7 @@ def test_ctrl_c_twice_while_scoring(small_llama: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
     """During the start vLLM does not react to signals, and swallows a KeyboardInterrupt in the waiting process."""
-    process = start(small_llama, tmp_path / "run")
+    process = start(small_llama, tmp_path / "run", subprocess.Popen)
     engine_core(process)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
@@ -158,7 +159,7 @@ def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
 def test_a_process_that_just_began_to_import_vllm_does_not_outlive_its_parent(
     small_llama: Path, tmp_path: Path
 ) -> None:
-    process = start(small_llama, tmp_path / "run")
+    process = start(small_llama, tmp_path / "run", subprocess.Popen)
     wait_for_process(process, b"spawn_main")
     process.kill()
     process.wait()

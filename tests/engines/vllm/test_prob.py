@@ -16,6 +16,7 @@ import scoremode as sm
 from scoremode.errors import ModelError
 from scoremode.verbs.prob import SequenceProbability
 from scoremode.verbs.prob_files import CHUNK
+from tests import forked
 from tests.engines.vllm.test_cli import ENTRY, assert_no_orphans
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 4
@@ -46,7 +47,7 @@ def test_an_interrupted_prob_leaves_no_process_and_keeps_what_is_done(small_llam
     rows = [{"prompt": f"The dog {i} ", "target": "jumps over the lazy dog"} for i in range(60 * CHUNK)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["prob", str(small_llama), "--engine", "vllm", "--dtype", "float32", "--file", "pairs.jsonl"]
-    process = subprocess.Popen(
+    process = forked.VllmPopen(
         [sys.executable, "-c", ENTRY, *command, "--out", "r.jsonl"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
