@@ -51,6 +51,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "other log-probabilities": (["--logprobs-mode", "raw_logits"], "unmodified model"),
     "overrides that are no JSON": (["--hf-overrides", "x"], "not a JSON object"),
     "ranks that are no number": (["--tensor-parallel-size", "two"], "is not a number"),
+    "replicas that are no number": (["--data-parallel-size", "-1.5"], "is not a number"),
+    "more ranks than atoms": (["--tensor-parallel-size", "9" * 5000], "is not a number"),
+    "overrides too deep": (["--hf-overrides", "[" * 100_000], "--hf-overrides is not a JSON object"),
 }
 
 

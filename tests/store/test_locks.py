@@ -90,3 +90,10 @@ def test_a_file_system_without_locks_is_told_as_what_it_is(tmp_path: Path, monke
 def test_a_folder_that_cannot_be_written_is_told_as_that(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be written"):
         Lock(tmp_path / "missing" / ".lock").acquire()
+
+
+def test_a_file_with_something_in_it_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("somebody's notes")
+    with hold_lock(tmp_path / ".lock", busy=RunError("busy", fix="wait")):
+        pass
+    assert (tmp_path / ".lock").read_text() == "somebody's notes"

@@ -120,6 +120,7 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
+    from scoremode.places.uri import located
     from scoremode.store.outputs import check_output
 
     output = check_output(parsed.out, "--out")
@@ -128,7 +129,8 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
     if output.is_stream and (parsed.json or parsed.fresh):
         flag = "--json" if parsed.json else "--fresh"
         raise OptionError(f"{flag} does not apply to {output.name}, which keeps nothing", fix=f"leave {flag} out")
-    if parsed.file and output.path.exists() and output.path.samefile(parsed.file):
+    source = located(parsed.file) if parsed.file else None
+    if isinstance(source, Path) and source.exists() and output.path.exists() and output.path.samefile(source):
         raise InputError("--out would overwrite --file", fix="give --out another name")
     return output
 

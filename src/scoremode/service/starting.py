@@ -177,10 +177,11 @@ def _refuse(given: dict[str, str | None]) -> None:
         name = "model" if "model" in given else "config"
         raise OptionError(f"--{name} is not passed on", fix="name the model first, and give flags as flags")
     named: dict[str, Any] = {name: True if value is None else value for name, value in given.items()}
+    for name in ("prefill_context", "pipeline", "tensor", "data"):
+        size = str(named.get(f"{name}_parallel_size", 1))
+        if not (size.isascii() and size.isdecimal() and len(size) < 6 and int(size) > 0):
+            raise OptionError(f"--{name.replace('_', '-')}-parallel-size is not a number of ranks", fix="give a number")
     named.pop("data_parallel_size", None)  # the engine in one process refuses it; a server has it
-    for name in ("prefill_context_parallel_size", "pipeline_parallel_size", "tensor_parallel_size"):
-        if name in named and not str(named[name]).isdecimal():
-            raise OptionError(f"--{name.replace('_', '-')} is not a number", fix="give a number")
     support.check_arguments({name: value for name, value in named.items() if name not in support.OURS})
 
 
@@ -243,7 +244,7 @@ def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(given["hf_overrides"] or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise OptionError("--hf-overrides is not a JSON object", fix="give it as --hf-overrides '{\"name\": value}'")

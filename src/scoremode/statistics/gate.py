@@ -94,7 +94,7 @@ def _parsed(rule: str, fields: tuple[str, ...], example: str) -> Rule:
 
 
 def _number(text: str) -> float:
-    if text.endswith("%") and NUMBER.fullmatch(text[:-1]):
+    if text.endswith("%") and NUMBER.fullmatch(text[:-1]) and math.isfinite(float(text[:-1])):
         raise OptionError(f"{_quoted(text)} is not a number", fix=f"write {float(text[:-1]) / 100:g}")
     value = float(text) if NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(value):

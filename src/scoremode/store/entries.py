@@ -216,15 +216,18 @@ def _copy(path: Path, info: os.stat_result) -> Entry:
     return Entry("files", path, _size(files), files[FILE_MARK].st_mtime, FINISHED, facts=facts)
 
 
-def _files(folder: Path, *, deep: bool = True, before: str = "") -> Stats:
+def _files(folder: Path, *, deep: bool = True) -> Stats:
     """Every file in a folder, by relative name; links are not followed."""
     found: Stats = {}
-    with os.scandir(folder) as inside:
-        for entry in inside:
-            if deep and entry.is_dir(follow_symlinks=False):
-                found |= _files(Path(entry.path), before=f"{before}{entry.name}{os.sep}")
-            else:
-                found[before + entry.name] = entry.stat(follow_symlinks=False)
+    waiting = [(str(folder), "")]
+    while waiting:
+        here, before = waiting.pop()
+        with os.scandir(here) as inside:
+            for entry in inside:
+                if deep and entry.is_dir(follow_symlinks=False):
+                    waiting.append((entry.path, f"{before}{entry.name}{os.sep}"))
+                else:
+                    found[before + entry.name] = entry.stat(follow_symlinks=False)
     return found
 
 

@@ -54,7 +54,7 @@ class Lock:
             return
         file, self._file = self._file, None
         try:
-            if _is_still_there(file, self.path):
+            if _is_still_there(file, self.path) and os.fstat(file).st_size == 0:  # else it is somebody's file
                 self.path.unlink(missing_ok=True)  # before the release, so that a waiting process sees it is gone
         except OSError:
             pass  # the folder was removed in the meantime, and the lock file with it

@@ -199,8 +199,7 @@ def expanded(spec: str) -> list[str]:
         return [spec]
     require_path(spec)
     if os.path.isdir(spec):
-        inside = Path(spec).rglob("*")
-        found = [path for path in inside if path.is_file() and path.suffix.lower() in TEXTS and not _hidden(path, spec)]
+        found = [path for path in _inside(spec) if path.suffix.lower() in TEXTS and not _hidden(path, spec)]
         what, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
     elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
         found = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
@@ -210,6 +209,13 @@ def expanded(spec: str) -> list[str]:
     if not found:
         raise CorpusError(what, fix=fix)
     return sorted(map(str, found))
+
+
+def _inside(folder: str) -> list[Path]:
+    try:
+        return [path for path in Path(folder).rglob("*") if path.is_file()]
+    except RecursionError:
+        raise CorpusError(f"the folders in {folder} are too deep", fix="name a folder further inside") from None
 
 
 def _hidden(path: Path, folder: str) -> bool:

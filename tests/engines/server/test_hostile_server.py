@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import resource
@@ -10,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.engines.server import link, service, subject
+from scoremode.engines.server import exchange, link, service, subject
 from scoremode.engines.server.link import Link, _retry_after
 from scoremode.engines.server.service import ROOT, is_service
 from scoremode.errors import EngineError
@@ -267,3 +269,31 @@ def test_a_hub_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
         began = time.monotonic()
         assert subject._on_hub("nobody/nothing-of-that-name") is None
         assert time.monotonic() - began < 3
+
+
+# ── the environment ──────────────────────────────────────────────────────────────────────────────────────────────────
+ENVIRONMENT = {
+    "HTTP_PROXY": ("gopher://x", "unset HTTP_PROXY"),
+    "ALL_PROXY": ("socks5://127.0.0.1:1", "unset HTTP_PROXY"),
+    "SSL_CERT_FILE": ("/nonexistent.pem", "unset SSL_CERT_FILE"),
+}
+
+
+@pytest.mark.parametrize("verb", ["ppl", "compare"])
+@pytest.mark.parametrize("name", ENVIRONMENT)
+def test_a_setting_of_the_environment_is_named(
+    served: SmallServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+) -> None:
+    if name == "ALL_PROXY" and importlib.util.find_spec("socksio") is not None:
+        pytest.skip("socksio is installed, so this proxy can be used")
+    value, words = ENVIRONMENT[name]
+    exchange._trusted.cache_clear()
+    monkeypatch.setenv(name, value)
+    assert words in refused(capsys, verb, served)
+
+
+def test_cookies_are_not_kept(served: SmallServer) -> None:
+    connections = exchange.Connections({}, timeout=5, connections=1)
+    response = httpx.Response(200, headers=[("Set-Cookie", "a=b")], request=httpx.Request("GET", served.address))
+    connections._client.cookies.extract_cookies(response)
+    assert not connections._client.cookies

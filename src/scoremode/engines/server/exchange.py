@@ -14,11 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
 import httpx
 
 from scoremode.engines.messages import Parts, size_of
+from scoremode.errors import EngineError, one_line
 
 PIECE = 1 << 20  # bytes of a message that are sent at a time
 WRITTEN = 1 << 16  # bytes that are written before the clock is looked at
@@ -74,15 +76,12 @@ class Connections:
     def __init__(self, headers: dict[str, str], *, timeout: float, connections: int) -> None:
         self.timeout = timeout
         self.made = 0  # connections that were ever made
-        self._client = httpx.Client(
+        # a connection that is never given up shows that the server behind it is still the same process
+        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None)
+        self._client = _client(
             headers={"Accept-Encoding": "identity", "User-Agent": "scoremode", **headers},
             timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT)),
-            # a connection that is never given up shows that the server behind it is still the same process
-            limits=httpx.Limits(
-                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None
-            ),
-            follow_redirects=False,
-            verify=_trusted(),
+            limits=limits,
         )
         self._clock = threading.local()  # when the request of this thread must be over
         self._stop = threading.Event()
@@ -176,7 +175,27 @@ def _read(response: httpx.Response, largest: int) -> bytes:
     return bytes(found)
 
 
+def _client(**settings: Any) -> httpx.Client:
+    """A client without cookies, which a server could make unsendable."""
+    trusted = _trusted()
+    try:
+        client = httpx.Client(follow_redirects=False, verify=trusted, **settings)
+    except (ValueError, ImportError) as error:
+        raise EngineError(
+            f"a proxy that the environment names cannot be used ({one_line(str(error))[:200]})",
+            fix="correct or unset HTTP_PROXY, HTTPS_PROXY and ALL_PROXY",
+        ) from None
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
+
+
 @cache
 def _trusted() -> ssl.SSLContext:
     """Whom to trust: read once, because it takes a tenth of a second."""
-    return httpx.create_ssl_context()
+    try:
+        return httpx.create_ssl_context()
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"the certificates that the environment names cannot be read ({one_line(str(error))[:200]})",
+            fix="correct or unset SSL_CERT_FILE and SSL_CERT_DIR",
+        ) from None
