@@ -96,7 +96,7 @@ def test_an_interrupted_driver_says_so_in_one_line_and_leaves_nothing_running(
 ) -> None:
     family = family_of(started)
     started.send_signal(number)
-    _, err = started.communicate(timeout=30)
+    _, err = started.communicate(timeout=120)
     assert started.returncode == 128 + number
     word = "interrupted" if number == signal.SIGINT else "terminated"
     assert err.strip().splitlines() == [

@@ -72,7 +72,7 @@ def engine_core(process: Process) -> int:
 
 
 def wait_for_process(process: Process, name: bytes) -> int:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while not (found := named(process.pid, name)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"no process {name!r} was started"
@@ -82,7 +82,7 @@ def wait_for_process(process: Process, name: bytes) -> int:
 
 def assert_no_orphans(pid: int) -> None:
     """Gives processes a moment to end by themselves after their parent is gone."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while left := children(pid):
         words = [Path(f"/proc/{child}/cmdline").read_bytes()[:200] for child in left]
         assert time.monotonic() < deadline, f"orphans: {words}"
@@ -90,7 +90,7 @@ def assert_no_orphans(pid: int) -> None:
 
 
 def wait_for_scores(out: Path, process: Process, size: int = 5000) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while not (out / JOURNAL).exists() or (out / JOURNAL).stat().st_size < size:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "nothing was scored"
@@ -117,7 +117,7 @@ def test_a_killed_engine_and_a_terminated_run_give_one_line_and_the_run_resumes(
     second = start(small_llama, out)
     wait_for_scores(out, second, kept + 1000)
     second.terminate()
-    printed, complaint = second.communicate(timeout=30)
+    printed, complaint = second.communicate(timeout=120)
     assert (second.returncode, printed, complaint) == (143, "", f"scoremode: terminated; {RESUME}\n")
     assert (out / JOURNAL).stat().st_size > kept
     assert_no_orphans(second.pid)
@@ -139,7 +139,7 @@ def test_ctrl_c_twice_while_scoring(small_llama: Path, tmp_path: Path) -> None:
     wait_for_scores(tmp_path / "run", process)
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)  # like a terminal: to all of them
-    _, complaint = process.communicate(timeout=30)
+    _, complaint = process.communicate(timeout=120)
     assert (process.returncode, complaint) == (130, f"scoremode: interrupted; {RESUME}\n")
     assert_no_orphans(process.pid)
 
@@ -150,9 +150,9 @@ def test_ctrl_c_while_vllm_starts(small_llama: Path, tmp_path: Path) -> None:
     engine_core(process)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    _, complaint = process.communicate(timeout=30)
+    _, complaint = process.communicate(timeout=120)
     assert (process.returncode, complaint) == (130, f"scoremode: interrupted; {RESUME}\n")
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 20
     assert_no_orphans(process.pid)
 
 
