@@ -31,6 +31,7 @@ class Starved(VllmEngine):
         self.options, self.llm = EngineArguments(max_num_batched_tokens=2048), None
         self.path, self.enough, self.words = log, enough, words
         self.asked: list[int] = []
+        self._has_answered = True
         self._begin()
 
     def _begin(self) -> None:

@@ -31,7 +31,7 @@ def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_
             not engines and threading.main_thread().is_alive()
         ):  # before, during and after the start of vLLM's processes
             strangers.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
-            time.sleep(2)
+            time.sleep(0.3)
 
     threads = [threading.Thread(target=f) for f in (begin, meddle)]
     for thread in threads:
