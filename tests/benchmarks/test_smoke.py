@@ -387,7 +387,7 @@ def run_in_process(row: Row, words: list[str]) -> str:
     command = [sys.executable, str(FOLDER / f"{row.script}.py"), *words]
     done = forked.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout + done.stderr
+    return str(done.stdout + done.stderr)
 
 
 # ── tests ────────────────────────────────────────────────────────────────────────────────────────────────────────────
