@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from scoremode.store.runs import JOURNAL
-from tests import forked
 from tests.cluster.conftest import ROOT, wait_until
 
 # "auto" looks at all processes of the machine: clusters of others must not be found
@@ -37,7 +36,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def scoremode(
-    environment: dict[str, str], *arguments: str, run: Callable[..., Any] = forked.run
+    environment: dict[str, str], *arguments: str, run: Callable[..., Any] = subprocess.run
 ) -> subprocess.CompletedProcess[str]:
     done: subprocess.CompletedProcess[str] = run(
         command(*arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
@@ -58,7 +57,9 @@ def left_of(family: list[psutil.Process]) -> list[str]:
 def started(cache: dict[str, str], text: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A command that has scored some of its windows on two replicas, with Ray of its own."""
     asked = ["ppl", "paced:wait=0.2", "--corpus", str(text), *SIZES, "--out", str(tmp_path / "run"), "--replicas", "2"]
-    made = forked.Popen(command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    made = subprocess.Popen(
+        command(*asked), env=cache, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     journal = tmp_path / "run" / JOURNAL
     try:
         wait_until(lambda: journal.exists() and journal.stat().st_size > 3000, 120)
@@ -118,7 +119,9 @@ def test_an_address_without_a_cluster_is_answered_at_once(
 ) -> None:
     began = time.monotonic()
     asked = ["ppl", "table:uniform", "--corpus", str(text), *flags]
-    done = forked.run([sys.executable, "-c", ALONE, *asked], env=cache, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *asked], env=cache, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert words in done.stderr
