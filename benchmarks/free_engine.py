@@ -46,7 +46,7 @@ class FreeEngine(Engine):
 
 
 def _answers(rows: int) -> Answers:
-    log = np.linspace(-9.0, -0.1, rows)
+    log = np.linspace(-5.0, -0.1, rows)  # no entropy above ln 256
     return Answers(
         logprob=log[:, None],
         rank=np.arange(1, rows + 1)[:, None] % 250 + 1,
