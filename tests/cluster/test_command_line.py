@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from scoremode.store.runs import JOURNAL
-from tests.cluster.conftest import ROOT, wait_until
+from tests.cluster.conftest import ROOT, Nodes, wait_until
 
 # "auto" looks at all processes of the machine: clusters of others must not be found
 ALONE = (
@@ -143,3 +143,18 @@ def test_without_ray_one_line_says_what_to_install(cache: dict[str, str], text: 
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "pip install '.[ray]'" in refused.stderr
     assert scoremode(cache, *asked, run=subprocess.run).returncode == 0
+
+
+def test_a_ray_of_ours_leaves_no_token_behind(cache: dict[str, str], text: Path, tmp_path: Path) -> None:
+    """Ray would write one into the home folder, and then use it for clusters that have none."""
+    asked = ("ppl", "paced:", "--corpus", str(text), *SIZES, "--replicas", "2", "--json")
+    done = scoremode({**cache, "HOME": str(tmp_path)}, *asked)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / ".ray").exists()
+
+
+def test_a_token_that_the_cluster_does_not_use_is_named(cache: dict[str, str], text: Path, nodes: Nodes) -> None:
+    asked = ("ppl", "paced:", "--corpus", str(text), *SIZES, "--replicas", "2", "--ray", nodes.address)
+    done = scoremode({**cache, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, *asked)
+    assert done.returncode == 2
+    assert "set RAY_AUTH_MODE=disabled" in done.stderr.splitlines()[-1]

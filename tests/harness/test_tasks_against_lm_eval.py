@@ -46,6 +46,12 @@ def lm_eval_results(model: Path, folder: Path, names: list[str]) -> dict[str, An
     return dict(found)
 
 
+@pytest.fixture(autouse=True)
+def without_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval's bootstrap forks this process, which has threads of other tests by now; a child may never end."""
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+
+
 def test_accuracies_and_errors_are_those_of_lm_eval(
     compared: sm.TasksComparison, tiny: Path, rounded: Path, rows: Path, tmp_path: Path
 ) -> None:
