@@ -82,7 +82,7 @@ class Rate:
 
 def driver_rate(targets_per_window: int, windows: int, folder: Path | None = None) -> Rate:
     """What the loop takes from an engine whose answers are there already, all five columns, into a journal on disk."""
-    from scoremode.store.journal import Journal
+    from scoremode.scores.journal import Journal
     from scoremode.verbs.scoring import score_plan
 
     plan = plan_of(windows, targets_per_window)

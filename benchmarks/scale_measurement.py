@@ -18,7 +18,7 @@ from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, registry
 from scoremode.plan.plan import Plan
-from scoremode.store.journal import Journal
+from scoremode.scores.journal import Journal
 from scoremode.verbs.scoring import score_plan
 
 HERE = Path(__file__).resolve().parent

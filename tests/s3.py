@@ -237,7 +237,8 @@ SLOWED = (
     OBEY_INTERRUPTS
     + """
 import sys, time
-from scoremode.store import journal, mirror
+from scoremode.scores import journal
+from scoremode.store import mirror
 from scoremode.store.remote_runs import RemoteClaim
 mirror.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 18
 add = journal.Journal.add

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from scoremode.harness.tasks import tasks
     from scoremode.plan.plan import Plan
     from scoremode.report.html.page import report
+    from scoremode.scores.columns import Scores
     from scoremode.statistics.comparison import Comparison
     from scoremode.store.run import Run
     from scoremode.store.runs import load
-    from scoremode.store.scores import Scores
     from scoremode.text.tokens import Tokens
     from scoremode.values import Estimate
     from scoremode.verbs.compare import compare
@@ -61,7 +61,7 @@ _HOME = {
     "Estimate": "values",
     "Plan": "plan.plan",
     "Run": "store.run",
-    "Scores": "store.scores",
+    "Scores": "scores.columns",
     "Tokens": "text.tokens",
 }
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.scores.schema import BUILT_IN
 from scoremode.store.runs import JOURNAL
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.progress import Progress
@@ -26,7 +27,7 @@ from tests.makers import SENTENCES, make_tiny_model
 
 SIZES: dict[str, Any] = {"method": "sliding-once", "context_length": 32, "stride": 16}
 BATCH = 32  # tokens: many small batches, so that a kill comes between two of them
-COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
+COLUMNS = BUILT_IN.names
 
 
 @pytest.fixture(scope="module")

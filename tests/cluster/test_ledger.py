@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from scoremode.cluster.ledger import LEASE_SECONDS, MOST_LOSSES, Batches, Ledger, Pace
-from scoremode.cluster.parcels import Collector, parcel_of
+from scoremode.cluster.parcels import parcel_of
 from scoremode.engines.batching import prompt_groups
 from scoremode.plan.windows import Answers, Window, WindowList
+from scoremode.scores.packing import AnswerPacker
+from scoremode.scores.schema import BUILT_IN
 
 
 def source_of(count: int, groups: list[int] | None = None) -> WindowList:
@@ -41,17 +43,17 @@ def test_windows_travel_unchanged_with_their_batches() -> None:
 
 @pytest.mark.parametrize("columns", [("rank",), ("entropy", "top", "top_logprob", "states", "kl", "records"), ()])
 def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
-    rng, waiting, sent = np.random.default_rng(3), Collector(), {}
+    rng, waiting, sent = np.random.default_rng(3), AnswerPacker(BUILT_IN), {}
     shapes = {"rank": (2,), "states": (1, 4), "records": (1, 7)}
     for window, (rows, width) in enumerate([(3, 1), (0, 2), (5, 4), (1, 1)]):
         made = {"logprob": rng.normal(size=(rows, width))}
         for name in columns:
-            made[name] = rng.normal(
-                size=(rows, width) if name in ("logprob", "rank") else (rows, *shapes.get(name, (1,))[1:])
-            )
+            shape = (rows, width) if name in ("logprob", "rank") else (rows, *shapes.get(name, (1,))[1:])
+            whole = name in ("rank", "top")
+            made[name] = rng.integers(0, 1 << 30, shape) if whole else rng.normal(size=shape)
         sent[window] = Answers(**made)  # type: ignore[arg-type]
         waiting.add(window, sent[window])
-    got = dict(waiting.take().answers())
+    got = dict(waiting.take().answers(BUILT_IN))
     assert list(got) == list(sent)
     for window, answers in sent.items():
         assert got[window].columns == answers.columns

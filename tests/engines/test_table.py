@@ -11,7 +11,8 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError
 from scoremode.plan.making import plan_of_pairs
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import COLUMNS, Answers, Window, WindowList, measured
+from scoremode.plan.windows import Answers, Window, WindowList, measured
+from scoremode.scores.schema import BUILT_IN
 from scoremode.values import Floats, Ids
 from scoremode.verbs.ppl import ppl
 
@@ -89,7 +90,7 @@ def longhand(logp: Floats, targets: Ids) -> Answers:
 
 
 def same(found: Answers, expected: Answers) -> None:
-    for name in COLUMNS:
+    for name in BUILT_IN.names:
         ours, theirs = measured(getattr(found, name)), measured(getattr(expected, name))
         assert ours.shape == theirs.shape, name
         assert np.array_equal(ours, theirs), name

@@ -62,13 +62,13 @@ def test_minus_infinity_is_no_probability_and_nan_is_nan() -> None:
 
 
 def test_words_keep_every_bit() -> None:
-    from scoremode.engines.lines import unpack
+    from scoremode.scores.packing import read_lines
 
     pooler = pytest.importorskip("scoremode.engines.vllm.pooler")
     x, targets = logits(9, 50, 2)
     columns = define_columns(x, targets)
     large = torch.full_like(columns.rank, (1 << 24) + 1)
-    answers = unpack(
+    answers = read_lines(
         pooler.to_words(
             type(columns)(columns.logprob, large, columns.entropy, columns.top, columns.top_logprob)
         ).numpy(),

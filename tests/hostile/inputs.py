@@ -535,8 +535,9 @@ KLDS: dict[str, Damage] = {
 
 def impossible_entropy(path: Path) -> None:
     """The entropy of the first target becomes 7, which is above ln 512, under a new checksum."""
-    from scoremode.store.journal import NAMES, RECORD_COLUMNS, SECONDS
-    from scoremode.store.records import RecordFile, read_record_header
+    from scoremode.scores.journal import SECONDS
+    from scoremode.scores.records import RecordFile, read_record_header
+    from scoremode.scores.schema import BUILT_IN
 
     header = read_record_header(path)
     assert header is not None
@@ -545,8 +546,8 @@ def impossible_entropy(path: Path) -> None:
     file.close()
     path.unlink()
     number, body = records[0]
-    targets = (len(body) - SECONDS.size) // sum(int(dtype[2]) for _, dtype in RECORD_COLUMNS)
-    before = sum(int(dtype[2]) for _, dtype in RECORD_COLUMNS[: NAMES.index("entropy")])
+    targets = (len(body) - SECONDS.size) // sum(column.numpy_type.itemsize for column in BUILT_IN.scores)
+    before = sum(column.numpy_type.itemsize for column in BUILT_IN.scores[: BUILT_IN.names.index("entropy")])
     struct.pack_into("<d", body, SECONDS.size + before * targets, 7.0)
     file = RecordFile(path, header)
     for number, body in records:

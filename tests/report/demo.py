@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from scoremode.report.html.page import write
+from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
-from scoremode.store.scores import Scores, TargetFacts
 from scoremode.text import corpus
 
 PIECES = re.compile(r"\s?[^\W\d_]{1,7}|\d{1,3}|\n+|\s?[^\w\s]{1,3}|\s+|_")

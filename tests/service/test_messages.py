@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.engines.lines import KL_WORDS, width
-from scoremode.engines.messages import MAGIC, START, VERSION, Against, Asked, answer_parts, pack, parse, read_answers
+from scoremode.engines.messages import Against, Asked, QuestionHeader, answer_parts, read_answers
 from scoremode.errors import InputError
-from scoremode.plan.windows import Window
+from scoremode.plan.windows import Answers, Window
+from scoremode.scores.packing import MAGIC, START, VERSION, Message
+from scoremode.scores.schema import BUILT_IN
+from scoremode.values import Raw
 
 
 def example() -> Asked:
@@ -41,51 +43,81 @@ def test_every_bit_of_a_request_comes_back() -> None:
         np.testing.assert_array_equal(a_states, b_states)
 
 
+def answers_to(asked: Asked) -> list[Answers]:
+    random, found = np.random.default_rng(1), []
+    for window in asked.windows:
+        rows, k = window.targets.shape
+        found.append(
+            Answers(
+                -random.random((rows, k)),
+                rank=random.integers(1, 1 << 62, (rows, k)),
+                entropy=random.random(rows),
+                top=random.integers(0, 1 << 30, rows).astype(np.int32),
+                top_logprob=-random.random(rows),
+                kl=random.random(rows),
+            )
+        )
+    return found
+
+
 def test_every_bit_of_an_answer_comes_back() -> None:
-    windows = example().windows
-    random = np.random.default_rng(1)
-    lines = [
-        random.integers(-(1 << 31), 1 << 31, (len(w.rows), width(w.targets.shape[1]) + KL_WORDS)).astype(np.int32)
-        for w in windows
-    ]
-    instance, found = read_answers(b"".join(answer_parts("abc", lines)), windows, KL_WORDS)
+    asked = example()
+    sent = answers_to(asked)
+    data = b"".join(answer_parts("abc", sent, BUILT_IN))
+    instance, found = read_answers(data, asked, BUILT_IN)
     assert instance == "abc"
-    for a, b in zip(lines, found, strict=True):
-        np.testing.assert_array_equal(a, b)
-    with pytest.raises(InputError, match="entries for"):
-        read_answers(b"".join(answer_parts("abc", lines)), windows, 0)
+    for a, b in zip(sent, found, strict=True):
+        for name, column in a.arrays():
+            np.testing.assert_array_equal(column, getattr(b, name))
+    with pytest.raises(InputError, match="has the columns"):
+        read_answers(data, Asked(asked.windows), BUILT_IN)
+    with pytest.raises(InputError, match="entries, but the windows need"):
+        read_answers(data, Asked(asked.windows[:1], against=asked.against), BUILT_IN)
+
+
+def packed(kind: str, fields: dict[str, Any], arrays: dict[str, Raw]) -> bytes:
+    """A message as anybody may write it, with any header."""
+    described = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
+    header = json.dumps({"arrays": described, **fields, "kind": kind}).encode()
+    header += b" " * (-(START.size + len(header)) % 8)
+    data = START.pack(MAGIC, VERSION, len(header)) + header
+    for array in arrays.values():
+        data += array.tobytes() + b"\0" * (-array.nbytes % 8)
+    return data
+
+
+def with_header(data: bytes, **changed: Any) -> bytes:
+    """A message with another header."""
+    _, _, length = START.unpack(data[: START.size])
+    old = json.loads(data[START.size : START.size + length])
+    return packed(old.pop("kind"), {**old, **changed}, {}) + data[START.size + length :]
 
 
 def changed(**header: Any) -> bytes:
     """The example with another header."""
-    data = b"".join(example().to_parts())
-    _, _, length = START.unpack(data[: START.size])
-    old = json.loads(data[START.size : START.size + length])
-    new = json.dumps({**old, **header}).encode()
-    new += b" " * (-(START.size + len(new)) % 8)
-    return START.pack(MAGIC, VERSION, len(new)) + new + data[START.size + length :]
+    return with_header(b"".join(example().to_parts()), **header)
 
 
 GOOD = b"".join(example().to_parts())
 BAD: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "not a message"),
     "other magic": (b"SCOREMOX" + GOOD[8:], "not a message"),
-    "a later version": (GOOD[:8] + struct.pack("<I", 2) + GOOD[12:], "version 2"),
+    "a later version": (GOOD[:8] + struct.pack("<I", VERSION + 1) + GOOD[12:], f"version {VERSION + 1}"),
     "header longer than the message": (GOOD[:12] + struct.pack("<I", 1 << 31) + GOOD[16:], "cut or too long"),
     "header that is not JSON": (GOOD[:16] + b"!" + GOOD[17:], "not JSON"),
-    "another kind": (b"".join(pack("head", {}, {})), "not of the kind"),
+    "another kind": (packed("head", {}, {}), "$.kind"),
     "cut": (GOOD[:-8], "came with"),
     "longer": (GOOD + b"\0" * 8, "came with"),
-    "a negative length": (changed(arrays={"ids": ["int32", [-1]]}), "described wrongly"),
-    "a huge array": (changed(arrays={"ids": ["int32", [1 << 47, 1 << 47]]}), "came with"),
-    "a float as a length": (changed(arrays={"ids": ["int32", [1.0]]}), "described wrongly"),
-    "an unknown type": (changed(arrays={"ids": ["object", [1]]}), "described wrongly"),
-    "three dimensions": (changed(arrays={"ids": ["int32", [1, 1, 1]]}), "described wrongly"),
-    "no arrays": (changed(arrays=[]), "not of the kind"),
+    "a negative length": (changed(arrays={"ids": ["<i4", [-1]]}), "$.arrays"),
+    "a huge array": (changed(arrays={"ids": ["<i4", [1 << 47, 1 << 47]]}), "came with"),
+    "a float as a length": (changed(arrays={"ids": ["<i4", [1.5]]}), "$.arrays"),
+    "an unknown type": (changed(arrays={"ids": ["object", [1]]}), "$.arrays"),
+    "three dimensions": (changed(arrays={"ids": ["<i4", [1, 1, 1]]}), "$.arrays"),
+    "no arrays": (changed(arrays=[]), "$.arrays"),
     "vocabulary below 0": (changed(vocabulary=-1), "vocabulary"),
     "vocabulary NaN": (changed(vocabulary=float("nan")), "not JSON"),
     "a digest that is a number": (changed(against=5), "against"),
-    "states of an unknown dtype": (changed(states_dtype="float8"), "against"),
+    "states of an unknown dtype": (changed(states_dtype="float8"), "$.states_dtype"),
 }
 
 
@@ -101,14 +133,15 @@ def test_bad_messages_are_refused_in_one_line(name: str) -> None:
 
 def test_counts_that_do_not_fit_their_arrays() -> None:
     asked = example()
-    fields, arrays = parse(b"".join(asked.to_parts()), "score")
+    message = Message(b"".join(asked.to_parts()), QuestionHeader)
+    arrays = {name: message.array(name, place.dtype.str, len(place.shape)) for name, place in message.places.items()}
     for name in ("tokens", "rows_of", "targets_of"):
         for wrong in (1 << 30, -1, 0):
             counts = arrays[name].copy()
             counts[0] = wrong
             with pytest.raises(InputError):
-                Asked.from_bytes(b"".join(pack("score", {"vocabulary": 0}, {**arrays, name: counts})))
-    assert fields["kind"] == "score"
+                Asked.from_bytes(packed("score", {"vocabulary": 0}, {**arrays, name: counts}))
+    assert len(Asked.from_bytes(packed("score", {"vocabulary": 0}, arrays)).windows) == 3
 
 
 @settings(max_examples=300, deadline=None)

@@ -21,6 +21,7 @@ from scoremode.engines.heads import FOLDER, HeadFile, head_parts
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.service import SameService, find_service, is_service
 from scoremode.errors import EngineError, InputError
+from scoremode.scores.packing import VERSION
 from scoremode.service.heads import Heads
 from scoremode.service.limits import AbsentError, BusyError, TooLargeError
 
@@ -97,7 +98,7 @@ def test_a_head_comes_back_bit_for_bit(heads: Heads) -> None:
         weight = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
         np.testing.assert_array_equal(found.weight(2, 3), weight[2:5])
         np.testing.assert_array_equal(found.bias(2, 3), weight[2:5, 0])
-        assert (found.scale, found.softcap, found.vocabulary) == (0.5, 30.0, 6)
+        assert (found.header.scale, found.header.softcap, found.vocabulary) == (0.5, 30.0, 6)
         with pytest.raises(ValueError, match="ids 5 to 7"):
             found.weight(5, 2)
 
@@ -136,14 +137,14 @@ def test_the_quota_drops_what_was_unused_for_longest(heads: Heads) -> None:
 
 
 def test_a_file_that_is_no_head(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(made(1).replace(b'"scale": 0.5', b'"scale": NaN'))
+    (tmp_path / "x").write_bytes(made(1).replace(b'"scale":0.5', b'"scale":NaN'))
     with pytest.raises(InputError, match="not JSON"):
         HeadFile.open(tmp_path / "x")
 
 
 # ── a server that changes ────────────────────────────────────────────────────────────────────────────────────────────
 ABOUT: dict[str, Any] = {
-    "messages": 1,
+    "messages": VERSION,
     "instance": "one",
     "dtype": "float32",
     "device": "cpu",
@@ -219,7 +220,7 @@ def test_another_server_ends_the_run(address: str, changes: dict[str, Any], word
 @pytest.mark.parametrize(
     "changes",
     [
-        {"messages": 2},
+        {"messages": VERSION + 1},
         {"messages": "\x1b[2J"},
         {"vocabulary": -1},
         {"vocabulary": True},
@@ -286,11 +287,12 @@ def test_a_client_that_stalls_takes_no_room() -> None:
 
 
 def test_too_many_windows_are_refused_before_they_are_made() -> None:
-    from scoremode.engines.messages import Asked, TooManyError, pack
+    from scoremode.engines.messages import Asked, TooManyError
+    from tests.service.test_messages import packed
 
     none, numbers = np.zeros(5, "<i8"), np.zeros(0, "<i4")
     counts = {"tokens": none, "rows_of": none, "targets_of": none, "shared": np.zeros(5, "<i4")}
-    data = b"".join(pack("score", {}, {**counts, "ids": numbers, "rows": numbers, "targets": numbers}))
+    data = packed("score", {}, {**counts, "ids": numbers, "rows": numbers, "targets": numbers})
     assert len(Asked.from_bytes(data, 5).windows) == 5
     with pytest.raises(TooManyError, match="5 windows"):
         Asked.from_bytes(data, 4)
@@ -298,13 +300,13 @@ def test_too_many_windows_are_refused_before_they_are_made() -> None:
 
 def test_fields_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
     from scoremode.engines.heads import HeadFile
-    from scoremode.engines.messages import pack
     from scoremode.errors import InputError
+    from tests.service.test_messages import packed
 
     good = {"vocabulary": 3, "dtype": "float32", "bias_dtype": "float32", "scale": 1.0, "softcap": None}
     bad: dict[str, Any]
     for bad in ({}, {"dtype": ["float32"]}, {"bias_dtype": {}}, {"scale": 10**400}, {"softcap": 10**400}):
-        (tmp_path / "head").write_bytes(b"".join(pack("head", {**good, **bad}, {"weight": np.zeros((3, 2), "<f4")})))
+        (tmp_path / "head").write_bytes(packed("head", {**good, **bad}, {"weight": np.zeros((3, 2), "<f4")}))
         if not bad:
             assert HeadFile.open(tmp_path / "head").width == 2
             continue

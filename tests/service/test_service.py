@@ -21,8 +21,7 @@ import scoremode as sm
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.heads import digest_of, head_parts
-from scoremode.engines.lines import KL_WORDS, divergences
-from scoremode.engines.messages import CONTENT_TYPE, Against, Asked, pack, parse, read_answers
+from scoremode.engines.messages import Against, Asked, read_answers
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
 from scoremode.engines.server.service_engine import ServiceEngine
@@ -30,11 +29,14 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.options import EngineArguments
 from scoremode.errors import EngineError, OptionError
-from scoremode.plan.windows import COLUMNS, Answers, Window, WindowList, WindowSource
+from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.scores.packing import CONTENT_TYPE
+from scoremode.scores.schema import BUILT_IN
 from scoremode.store.reference import Reference
 from scoremode.verbs.question import ask
 from tests.makers import make_small_llama, make_tokenizer
 from tests.service.conftest import KEY, ServedModel
+from tests.service.test_messages import with_header
 
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 30
 SCORE = "/v1/scoremode/score"
@@ -110,7 +112,7 @@ def windows() -> tuple[Window, ...]:
 
 def assert_same_bits(found: list[Answers], wanted: list[Answers]) -> None:
     for a, b in zip(found, wanted, strict=True):
-        for name in (*COLUMNS, "kl"):
+        for name in (*BUILT_IN.names, "kl"):
             x, y = getattr(a, name), getattr(b, name)
             assert (x is None) == (y is None)
             if x is not None:
@@ -202,7 +204,7 @@ def test_json_gives_the_numbers_of_the_binary_form(served: ServedModel) -> None:
     status, told = served.ask(SCORE, json.dumps({"windows": [{"ids": ids}]}).encode())
     assert status == 200
     (found,) = told["windows"]
-    for name in COLUMNS:
+    for name in BUILT_IN.names:
         np.testing.assert_array_equal(np.array(found[name]), getattr(wanted, name), err_msg=name)
     body = {"windows": [{"ids": ids, "rows": [1, 3], "targets": [[7, 8], [9, 10]]}], "vocabulary": 311}
     status, told = served.ask(SCORE, json.dumps(body).encode())
@@ -299,7 +301,7 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     ),
     "a list for a dtype": (
         SCORE,
-        b"".join(pack("score", {"against": "a" * 64, "states_dtype": ["float32"]}, parse(message(ONE), "score")[1])),
+        with_header(message(ONE), against="a" * 64, states_dtype=["float32"]),
         CONTENT_TYPE,
         400,
         "do not name a head",
@@ -398,7 +400,8 @@ def test_states_of_two_dtypes_against_one_head(served: ServedModel) -> None:
     for dtype, sent in (("float32", states), ("bfloat16", halves), ("float32", states)):
         status, data = served.ask(SCORE, message(ONE, against=Against(digest, dtype, (sent,))), CONTENT_TYPE)
         assert status == 200
-        found.append(divergences(read_answers(data, [ONE], KL_WORDS)[1][0][:, -KL_WORDS:]).item())
+        asked = Asked((ONE,), against=Against(digest, dtype, (sent,)))
+        found.append(measured(read_answers(data, asked, BUILT_IN)[1][0].kl).item())
     assert found[0] > 0
     assert found == [found[0]] * 3
 

@@ -14,10 +14,10 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
+from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import FIELDS, Comparison, Terms, comparison_statistics, quantile
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.store.run import Run
-from scoremode.store.scores import Scores, TargetFacts
 from scoremode.values import Floats, Ints
 
 

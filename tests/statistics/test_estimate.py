@@ -11,9 +11,9 @@ import scoremode as sm
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
+from scoremode.scores.columns import Scores
 from scoremode.statistics.estimate import GroupSums, as_json, exponential, ratio
 from scoremode.statistics.run import all_metrics, llamacpp_stderr
-from scoremode.store.scores import Scores
 from scoremode.text.tokens import Tokens
 from scoremode.values import Estimate, Floats
 from tests.plan.test_recipes import tokens_of

@@ -14,9 +14,9 @@ import pytest
 import scoremode as sm
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
-from scoremode.store import columns
-from scoremode.store.columns import ColumnFile, Rows
-from scoremode.store.runs import SCORES
+from scoremode.scores import parquet as columns
+from scoremode.scores.parquet import ColumnFile, Rows
+from scoremode.store.runs import SCORES, save
 
 TEXT = "Thé quick brown fox jumps over the lazy dog. " * 20
 
@@ -80,7 +80,7 @@ def test_what_fails_while_writing_leaves_the_old_file(run: sm.Run, tmp_path: Pat
         raise RuntimeError("the power went")
 
     with pytest.raises(RuntimeError):
-        columns.write(path, blocks())  # type: ignore[arg-type]
+        save(path.parent, blocks(), {}, len(run.scores))  # type: ignore[arg-type]
     assert path.read_bytes() == before
     assert {p.name for p in path.parent.iterdir()} == {SCORES, "manifest.json"}
 

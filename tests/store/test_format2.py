@@ -16,8 +16,9 @@ import scoremode as sm
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.table.engine import TableEngine
-from scoremode.plan.windows import COLUMNS, measured
-from scoremode.store.journal import NAMES, Journal, read_identity
+from scoremode.plan.windows import measured
+from scoremode.scores.journal import Journal, read_identity
+from scoremode.scores.schema import BUILT_IN
 from scoremode.store.reference import Reference
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.verbs.compare import of_runs
@@ -50,7 +51,7 @@ def reopened(folder: Path, name: str) -> Journal:
 @pytest.mark.parametrize("name", ["run", "reference", "candidate"])
 def test_a_run_opens_with_every_column(name: str) -> None:
     run = sm.load(KEPT / name)
-    assert [column for column in COLUMNS if run.scores.has(column)] == list(COLUMNS)
+    assert [name for name in BUILT_IN.names if run.scores.has(name)] == list(BUILT_IN.names)
     assert measured(run.facts.top_text)[0] == chr(measured(run.scores.top)[0])
 
 
@@ -71,7 +72,7 @@ def test_a_reference_is_still_a_baseline() -> None:
 def test_a_journal_resumes_with_every_column(tmp_path: Path, name: str) -> None:
     journal = reopened(tmp_path, name)
     assert journal.done.tolist() == [i < WINDOWS for i in range(7)]
-    assert journal.measured == NAMES
+    assert journal.measured == BUILT_IN.names
     engine, plan = TableEngine(LOGITS), journal.plan
     want = Want(against=stored_baseline()) if name.endswith("kl") else Want()
     for index, answers in engine.score(plan, journal.done.copy(), want):

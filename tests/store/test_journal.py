@@ -15,8 +15,9 @@ from scoremode.errors import EngineError, RunError
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
-from scoremode.store.journal import COLUMNS_ARE, KL, RECORD_COLUMNS, ROUNDING, Journal, header, read_identity
-from scoremode.store.records import MAGIC, RecordFile
+from scoremode.scores.journal import COLUMNS_ARE, Journal, header, read_identity
+from scoremode.scores.records import MAGIC, RecordFile
+from scoremode.scores.schema import BUILT_IN, KL, ROUNDING
 from tests.partial_engine import SUBSETS, PartialEngine, named
 from tests.plan.test_recipes import tokens_of
 
@@ -143,10 +144,10 @@ POSSIBLE = {"logprob": -3.0, "rank": 4, "entropy": 2.0, "top": 7, "top_logprob":
 def body_of(plan: Plan, window: int, seconds: float = 0.5, **changes: float) -> bytes:
     """A record whose first target has one value replaced."""
     packed = struct.pack("<d", seconds)
-    for name, dtype in (*RECORD_COLUMNS, KL):
-        column = np.full(int(plan.target_counts[window]), POSSIBLE[name], dtype)
-        column[0] = changes.get(name, POSSIBLE[name])
-        packed += column.tobytes()
+    for column in (*BUILT_IN.scores, KL):
+        values = np.full(int(plan.target_counts[window]), POSSIBLE[column.name], column.numpy_type)
+        values[0] = changes.get(column.name, POSSIBLE[column.name])
+        packed += values.tobytes()
     return packed
 
 

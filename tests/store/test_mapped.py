@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scoremode.scores import mapped
+from scoremode.scores import parquet as columns
 from scoremode.statistics.comparison import comparison_statistics
 from scoremode.statistics.llamacpp import llamacpp_statistics
-from scoremode.store import columns, mapped, runs
+from scoremode.store import runs
 from scoremode.verbs.compare import compare
 from scoremode.verbs.ppl import ppl
 

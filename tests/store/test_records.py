@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.errors import RunError
-from scoremode.store.records import RecordFile, read_record_header
+from scoremode.scores.records import RecordFile, read_record_header
 
 HEADER = {"work": "one"}
 BODIES = [b"first", b"", b"third" * 9]

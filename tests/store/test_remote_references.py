@@ -17,7 +17,8 @@ import scoremode as sm
 from scoremode.errors import StorageError
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place, located
-from scoremode.store import journal, remote_reference
+from scoremode.scores import journal
+from scoremode.store import remote_reference
 from scoremode.store.reference import Reference
 from scoremode.store.reference_format import shard_name
 from scoremode.store.reference_writer import StatesWriter

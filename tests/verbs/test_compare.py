@@ -27,9 +27,9 @@ from scoremode.engines.transformers.engine import TransformersEngine
 from scoremode.errors import InputError, ModelError, RunError
 from scoremode.head.divergence import define_divergence
 from scoremode.plan.windows import Window, WindowList, measured
+from scoremode.scores.journal import Journal
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.journal import Journal
 from scoremode.verbs.compare import compare
 from scoremode.verbs.ppl import ppl
 from scoremode.verbs.reference import reference

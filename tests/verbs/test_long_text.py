@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.store.scores import TargetFacts
+from scoremode.scores.columns import TargetFacts
 from scoremode.text import documents, pieces
 from scoremode.text.pieces import Sizes
 from scoremode.text.reading import Excerpts, ReadAgain

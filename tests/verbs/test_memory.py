@@ -14,12 +14,13 @@ from scoremode.plan import plan
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import METHODS, find_method
+from scoremode.scores import columns as scores
+from scoremode.scores import parquet as columns
+from scoremode.scores.columns import Scores
 from scoremode.statistics import comparison
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.statistics.groups import groups_of
 from scoremode.statistics.run import all_metrics
-from scoremode.store import columns, scores
-from scoremode.store.scores import Scores
 from scoremode.text import tokens
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.text.tokens import tokenize

@@ -19,21 +19,22 @@ from scoremode.engines import registry
 from scoremode.engines.base import SCORES as ONLY_SCORES
 from scoremode.engines.base import Want
 from scoremode.errors import EngineError, RunError
-from scoremode.plan.windows import COLUMNS, Answers, WindowSource
+from scoremode.plan.windows import Answers, WindowSource
 from scoremode.report.html.page import render
 from scoremode.report.modelcard import markdown
 from scoremode.report.notebook import comparison_html, run_html
 from scoremode.report.terminal.compare import comparison_table
 from scoremode.report.terminal.prob import sequence_table
 from scoremode.report.terminal.run import run_table
+from scoremode.scores.journal import COLUMNS_ARE
+from scoremode.scores.parquet import ColumnFile
+from scoremode.scores.records import HEAD
+from scoremode.scores.schema import BUILT_IN
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import check, parse
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import rank
-from scoremode.store.columns import ColumnFile
-from scoremode.store.journal import COLUMNS_ARE
 from scoremode.store.outputs import check_output
-from scoremode.store.records import HEAD
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.values import Bools
 from scoremode.verbs import prob_files
@@ -42,6 +43,7 @@ from scoremode.verbs.prob import SequenceProbability, SequenceScore
 from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
+COLUMNS = BUILT_IN.names
 QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 32, "stride": 16}
 NEEDS = {"mean_rank": "rank", "top1_accuracy": "rank", "mean_entropy": "entropy"}
 every_subset = pytest.mark.parametrize("columns", SUBSETS, ids=named)

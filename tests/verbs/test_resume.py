@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.store.records import HEAD
+from scoremode.scores.records import HEAD
 from scoremode.store.runs import JOURNAL, MANIFEST
 from tests import forked
 from tests.makers import OBEY_INTERRUPTS
@@ -23,7 +23,7 @@ SLOWED = (
     OBEY_INTERRUPTS
     + """
 import sys, time
-from scoremode.store import journal
+from scoremode.scores import journal
 add = journal.Journal.add
 def slow(self, *given):
     add(self, *given)

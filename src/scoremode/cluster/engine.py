@@ -108,7 +108,8 @@ class ReplicatedEngine(Engine):
         asked = placed(want)
         ledger = Ledger(self._batches_of(source), done)
         probe = self._probe_of(source)
-        scoring = Scoring(self.crew, source, ledger, want=asked, probe=probe, account=self._account)
+        schema = self.facts.schema
+        scoring = Scoring(self.crew, source, ledger, want=asked, probe=probe, account=self._account, schema=schema)
         yield from scoring.answers()
         if want.against is not None:  # its kernel is chosen when the first divergence is asked for
             self.facts = self.crew.ask("facts")

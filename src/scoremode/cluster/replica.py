@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode import __version__
-from scoremode.cluster.parcels import Block, Collector, Outline, Parcel
+from scoremode.cluster.parcels import Outline, Parcel
 from scoremode.cluster.wants import OpenBaselines, PlacedFile, PlacedReference, PlacedWant, Refusal
 from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
 from scoremode.engines.baseline import HeldBaseline
@@ -23,6 +23,7 @@ from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers
+from scoremode.scores.packing import AnswerPacker, PackedAnswers
 from scoremode.store.redaction import without_secrets
 from scoremode.values import Bools, Floats, Ints
 
@@ -143,10 +144,10 @@ class Replica:
 
     def score(
         self, parcel: Parcel, done: Bools, asked: PlacedWant, oldest: float = BLOCK_SECONDS
-    ) -> Iterator[Block | Finished | Refusal]:
+    ) -> Iterator[PackedAnswers | Finished | Refusal]:
         """Answers of a lease, a few megabytes at a time, and a last word."""
         began = sent = time.perf_counter()
-        waiting = Collector()
+        waiting = AnswerPacker(self.engine.facts.schema)
         try:
             want = self._baselines.want(asked, parcel)
             for window, answers in self.engine.score(parcel, done, want):

@@ -12,11 +12,13 @@ import numpy as np
 from scoremode.cluster.account import Account
 from scoremode.cluster.crew import RESUME, Crew, Lease, Lost, Probed, Slot
 from scoremode.cluster.ledger import Ledger
-from scoremode.cluster.parcels import Block, Parcel, parcel_of
+from scoremode.cluster.parcels import Parcel, parcel_of
 from scoremode.cluster.replica import Finished, block_seconds
 from scoremode.cluster.wants import PlacedWant, Refusal
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.packing import PackedAnswers
+from scoremode.scores.schema import Schema
 from scoremode.values import Bools
 
 DEPTH = 2  # leases of a replica: the next is there when one ends
@@ -35,9 +37,10 @@ class Scoring:
         want: PlacedWant,
         probe: Parcel,
         account: Account,
+        schema: Schema,
     ) -> None:
         self.crew, self.source, self.ledger, self.want = crew, source, ledger, want
-        self.probe, self.account = probe, account
+        self.probe, self.account, self.schema = probe, account, schema
         self._doubted: set[int] = set()  # windows that somebody gave NaN for
         self._lengths = np.asarray(source.lengths)
 
@@ -54,7 +57,7 @@ class Scoring:
 
     def _heard(self, slot: Slot, item: Any) -> Iterator[tuple[int, Answers]]:
         match item:
-            case Block():
+            case PackedAnswers():
                 yield from self._accepted(slot, slot.leases[0], item)
             case Finished():
                 self._finished(slot, item)
@@ -123,10 +126,10 @@ class Scoring:
         return statistics.median(known) if known else None
 
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _accepted(self, slot: Slot, lease: Lease, block: Block) -> Iterator[tuple[int, Answers]]:
+    def _accepted(self, slot: Slot, lease: Lease, block: PackedAnswers) -> Iterator[tuple[int, Answers]]:
         slot.failures = 0
         member = self.account.members[slot.number]
-        for window, answers in block.answers():
+        for window, answers in block.answers(self.schema):
             index = int(lease.parcel.indices[window])
             if self._is_doubtful(slot, index, answers) or not self.ledger.received(index):
                 continue

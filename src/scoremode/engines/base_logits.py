@@ -50,9 +50,9 @@ class BaseLogitsEngine(Engine):
         seen = Coarseness()
         for index in range(len(source)):  # done or not: the notes are about all of the file
             window = source.window(index)
-            found = read_scores(self.file, index, window.targets[:, 0], seen)
+            answers = read_scores(self.file, index, window.targets[:, 0], seen)
             if not done[index]:
-                yield index, Answers(found.logprob[:, None], top=found.top, top_logprob=found.top_logprob)
+                yield index, answers
         self.facts = replace(self.facts, notes=(*seen.notes(), *self._notes))
 
 

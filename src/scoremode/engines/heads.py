@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from scoremode.engines.base import StoredHead
-from scoremode.engines.messages import MOST_HEADER, START, Layout, Parts, pack, read_layout
+from scoremode.engines.messages import StatesDtype
 from scoremode.errors import InputError
+from scoremode.scores.packing import MOST_HEADER, START, Header, Layout, Parts, pack, read_layout
 from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import Raw
 
@@ -22,19 +23,29 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 WIDEST = 1 << 20
 
 
+class HeadHeader(Header, kw_only=True, tag="head"):
+    """What a message with a head says of it."""
+
+    vocabulary: int
+    dtype: StatesDtype
+    bias_dtype: StatesDtype
+    scale: float
+    softcap: float | None = None
+
+
 def head_parts(head: StoredHead) -> Parts:
     """A head as a message."""
-    fields = {
-        "vocabulary": head.vocabulary,
-        "dtype": head.dtype,
-        "bias_dtype": head.bias_dtype,
-        "scale": head.scale,
-        "softcap": head.softcap,
-    }
+    header = HeadHeader(
+        vocabulary=head.vocabulary,
+        dtype=head.dtype,  # type: ignore[arg-type]
+        bias_dtype=head.bias_dtype,  # type: ignore[arg-type]
+        scale=head.scale,
+        softcap=head.softcap,
+    )
     arrays = {"weight": np.ascontiguousarray(head.weight[: head.vocabulary])}
     if head.bias is not None:
         arrays["bias"] = np.ascontiguousarray(head.bias[: head.vocabulary])
-    return pack("head", fields, arrays)
+    return pack(header, arrays)
 
 
 def digest_of(parts: Parts) -> str:
@@ -57,12 +68,7 @@ class HeadFile:
     """A head that was sent, checked, and read only where it is needed."""
 
     path: Path
-    layout: Layout
-    dtype: str
-    bias_dtype: str
-    scale: float
-    softcap: float | None
-    vocabulary: int
+    layout: Layout[HeadHeader]
     width: int
 
     @staticmethod
@@ -70,21 +76,26 @@ class HeadFile:
         """The head in a file; InputError if the file is anything else."""
         with path.open("rb") as file:
             start = file.read(START.size + MOST_HEADER)
-        layout = read_layout(start, "head")
+        layout = read_layout(start, HeadHeader)
         if path.stat().st_size != layout.size:
             raise InputError(f"a head of {layout.size} bytes came with {path.stat().st_size}", fix="send it again")
-        fields, weight, bias = layout.fields, layout.places.get("weight"), layout.places.get("bias")
-        dtype, bias_dtype = fields.get("dtype"), fields.get("bias_dtype")
-        named = isinstance(dtype, str) and isinstance(bias_dtype, str)
-        if not named or dtype not in RAW_DTYPES or bias_dtype not in RAW_DTYPES or weight is None:
-            raise InputError("a head has no matrix of a known dtype", fix="send weight, dtype and bias_dtype")
+        header, weight, bias = layout.header, layout.places.get("weight"), layout.places.get("bias")
+        if weight is None:
+            raise InputError("a head has no matrix", fix="send weight, dtype and bias_dtype")
         rows, width = weight.shape if len(weight.shape) == 2 else (0, 0)
-        good = weight.dtype == RAW_DTYPES[dtype] and rows > 0 and 0 < width <= WIDEST
-        good = good and (bias is None or (bias.dtype == RAW_DTYPES[bias_dtype] and bias.shape == (rows,)))
-        scale, softcap = _number(fields.get("scale")), _number(fields.get("softcap"))
-        if not good or rows != fields.get("vocabulary") or scale is None or (fields.get("softcap") and not softcap):
+        good = weight.dtype == RAW_DTYPES[header.dtype] and 0 < rows == header.vocabulary and 0 < width <= WIDEST
+        good = good and (bias is None or (bias.dtype == RAW_DTYPES[header.bias_dtype] and bias.shape == (rows,)))
+        if not good or not math.isfinite(header.scale) or not math.isfinite(header.softcap or 0.0):
             raise InputError("the matrix, bias, scale or cap of a head is described wrongly", fix="send it again")
-        return HeadFile(path, layout, dtype, bias_dtype, scale, softcap, rows, width)
+        return HeadFile(path, layout, width)
+
+    @property
+    def header(self) -> HeadHeader:
+        return self.layout.header
+
+    @property
+    def vocabulary(self) -> int:
+        return self.header.vocabulary
 
     def weight(self, first: int, count: int) -> Raw:
         """Rows of the matrix (count, width)."""
@@ -102,12 +113,3 @@ class HeadFile:
         if len(found) != count * per_row:
             raise ValueError("a head was cut")
         return found
-
-
-def _number(value: object) -> float | None:
-    if not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number larger than any float
-        return None

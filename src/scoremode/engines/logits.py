@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -64,13 +64,8 @@ class LogitsReducer:
             columns = Columns.cat([part.columns for part in parts])
         kl = [part.kl for part in parts if part.kl is not None]
         records = [part.records for part in parts if part.records is not None]
-        found = split_columns(columns, np.array([len(columns.top)]))[0]
-        return Answers(
-            found.logprob,
-            found.rank,
-            found.entropy,
-            found.top,
-            found.top_logprob,
+        return replace(
+            split_columns(columns, np.array([len(columns.logprob)]))[0],
             kl=torch.cat(kl).double().cpu().numpy() if kl else None,
             records=np.concatenate(records) if records else None,
         )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.engines.generation import Generator
     from scoremode.models.subject import Subject
+    from scoremode.scores.schema import Column
 
 CONTRACT = 1
 """The version of this contract. It is raised when engines must change to keep working."""
@@ -48,6 +49,7 @@ class Capabilities:
     )
     replicas: bool = False  # several of it may run at a time
     generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
+    columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
 
 
 EVERYTHING = Capabilities(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -161,7 +161,11 @@ def choose(
 
 def open_engine(chosen: Chosen, work: Work) -> Engine:
     """Start an engine on a model: the one place where weights are loaded."""
-    return chosen.plugin.open(chosen.subject, chosen.options, work)
+    engine = chosen.plugin.open(chosen.subject, chosen.options, work)
+    declared = chosen.plugin.able().columns
+    if declared:
+        engine.facts = replace(engine.facts, columns=declared)
+    return engine
 
 
 def require(plugin: EnginePlugin, capability: str, what: str) -> None:

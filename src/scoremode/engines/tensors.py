@@ -11,6 +11,7 @@ from scoremode.errors import ModelError
 from scoremode.head.definition import Columns
 from scoremode.head.matrix import Head
 from scoremode.plan.windows import Answers, Window
+from scoremode.scores.schema import BUILT_IN
 from scoremode.values import Ints, Raw
 
 IndexedWindow = tuple[int, Window]
@@ -43,14 +44,13 @@ def store_head(head: Head) -> StoredHead:
 
 def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
     """Columns of several windows as one Answers each: the only copy from the device, a few numbers per target."""
-    logprob, entropy, top_logprob = (
-        getattr(columns, name).double().cpu().numpy() for name in ("logprob", "entropy", "top_logprob")
-    )
-    rank, top = columns.rank.cpu().numpy(), columns.top.cpu().numpy().astype(np.int32)
+    found = {
+        column.name: getattr(columns, column.name).to(getattr(torch, column.dtype)).cpu().numpy()
+        for column in BUILT_IN.scores
+    }
     starts = np.concatenate([[0], ends[:-1]])
     return [
-        Answers(logprob[a:b], rank[a:b], entropy[a:b], top[a:b], top_logprob[a:b])
-        for a, b in zip(starts, ends, strict=True)
+        Answers.of({name: column[a:b] for name, column in found.items()}) for a, b in zip(starts, ends, strict=True)
     ]
 
 

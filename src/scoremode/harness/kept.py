@@ -21,9 +21,10 @@ import numpy as np
 
 from scoremode.errors import RunError
 from scoremode.harness.encoding import Encoded
-from scoremode.plan.windows import COLUMNS, Answers
+from scoremode.plan.windows import Answers
+from scoremode.scores.packing import flat_columns
+from scoremode.scores.schema import BUILT_IN
 from scoremode.store.files import write_atomically, written_atomically
-from scoremode.store.run_format import COLUMN_TYPES
 from scoremode.values import Ids
 from scoremode.verbs.likelihoods import Continuation, Likelihood
 from scoremode.verbs.rows import Words
@@ -145,13 +146,12 @@ class Writer:
             "id": ids,
             "text": pa.array(self._words.of(ids), type=pa.string()),
         }
-        for name in COLUMNS:
-            found = [getattr(answers, name) for _, _, answers in parts]
-            if any(column is None for column in found):
-                columns[name] = pa.nulls(len(ids), pa.type_for_alias(COLUMN_TYPES[name]))
+        found, schema = [answers for _, _, answers in parts], _tokens_schema()
+        for column in BUILT_IN.scores:
+            if any(getattr(answers, column.name) is None for answers in found):
+                columns[column.name] = pa.nulls(len(ids), schema.field(column.name).type)
             else:
-                columns[name] = np.concatenate([c[:, 0] if c.ndim > 1 else c for c in found])
-        schema = _tokens_schema()
+                columns |= flat_columns(found, [column])
         return pa.table([pa.array(columns[name]).cast(schema.field(name).type) for name in schema.names], schema=schema)
 
 
@@ -199,5 +199,5 @@ def _requests_schema() -> Any:
 def _tokens_schema() -> Any:
     import pyarrow as pa
 
-    scores = {name: pa.type_for_alias(COLUMN_TYPES[name]) for name in COLUMNS}
+    scores = {column.name: pa.from_numpy_dtype(column.numpy_type) for column in BUILT_IN.scores}
     return pa.schema({"request": pa.int64(), "id": pa.int32(), "text": pa.string(), **scores})

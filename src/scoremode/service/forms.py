@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.lines import Words, unpack, width
 from scoremode.engines.messages import Asked, own_tokens
 from scoremode.errors import InputError
-from scoremode.plan.windows import Window, measured
+from scoremode.plan.windows import Answers, Window
 from scoremode.service.limits import TooLargeError
 from scoremode.text.json_files import parse_received
 from scoremode.values import Ids
 
 EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'
 MOST_JSON = 4 << 20  # bytes
-COLUMNS = ("logprob", "rank", "entropy", "top", "top_logprob")
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
@@ -90,14 +88,9 @@ def _numbers(given: list[Any], what: str) -> Ids:
     return np.array(given, np.int32)
 
 
-def answers_in_json(asked: Asked, lines: Sequence[Words]) -> dict[str, Any]:
+def answers_in_json(found: Sequence[Answers]) -> dict[str, Any]:
     """Every column of every window. Probability zero is null, because JSON has no infinity."""
-    windows = []
-    for window, own in zip(asked.windows, lines, strict=True):
-        k = window.targets.shape[1]
-        found = unpack(own[:, : width(k)], k)
-        windows.append({name: _finite(measured(getattr(found, name)).tolist()) for name in COLUMNS})
-    return {"windows": windows}
+    return {"windows": [{name: _finite(getattr(own, name).tolist()) for name in own.columns} for own in found]}
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from scoremode.engines.base import SCORES, Engine, Want
-from scoremode.engines.lines import unpack
 from scoremode.engines.messages import Asked
 from scoremode.engines.options import Options
 from scoremode.engines.registry import Chosen
@@ -54,9 +53,8 @@ class ServedEngine(Engine):
         for first in range(0, len(todo), most):
             part = todo[first : first + most]
             windows = tuple(source.window(i) for i in part)
-            lines = self._wait(Asked(windows, source.vocabulary or 0, shared[first : first + most]))
-            for index, window, own in zip(part, windows, lines, strict=True):
-                yield index, unpack(own, window.targets.shape[1])
+            answers = self._wait(Asked(windows, source.vocabulary or 0, shared[first : first + most]))
+            yield from zip(part, answers, strict=True)
 
     def _wait(self, asked: Asked) -> Any:
         if self._stopped:

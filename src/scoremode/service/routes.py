@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from scoremode import __version__
-from scoremode.engines.messages import CONTENT_TYPE, VERSION, Asked, TooManyError, answer_parts
+from scoremode.engines.messages import Asked, TooManyError, answer_parts
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
+from scoremode.scores.packing import CONTENT_TYPE, VERSION
 from scoremode.service.bodies import Bodies, declared_length
 from scoremode.service.forms import answers_in_json, asked_in_json, parse_json
 from scoremode.service.heads import Heads
@@ -96,6 +98,7 @@ class Service:
                 "notes": list(facts.notes),
                 "probe": scorer.probe,
                 "limits": scorer.limits.as_json(),
+                "columns": msgspec.to_builtins(facts.columns),
             }
         )
 
@@ -109,10 +112,11 @@ class Service:
             with self.heads.using(asked.against.digest) if asked.against else nullcontext() as head:
                 if asked.against and head is not None:
                     self._check_states(asked, head.width)
-                lines = await while_connected(request, scorer.score(asked))
+                answers = await while_connected(request, scorer.score(asked))
         if in_json:
-            return JSONResponse(answers_in_json(asked, lines))
-        return Response(b"".join(answer_parts(self.instance, lines)), media_type=CONTENT_TYPE)
+            return JSONResponse(answers_in_json(answers))
+        data = b"".join(answer_parts(self.instance, answers, scorer.facts.schema))
+        return Response(data, media_type=CONTENT_TYPE)
 
     def _check_states(self, asked: Asked, width: int) -> None:
         assert asked.against is not None

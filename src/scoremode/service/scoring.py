@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from scoremode.engines.base import EngineFacts
-from scoremode.engines.lines import KL_WORDS, Words, divergences, unpack, width
 from scoremode.engines.messages import Asked
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.engine import STEPS_AHEAD
@@ -21,6 +20,8 @@ from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, request_for_test, require_agreement
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import EngineError, InputError
+from scoremode.scores.answers import Answers
+from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
 from scoremode.service.limits import Limits, Room, check
 from scoremode.values import Ids
 
@@ -103,24 +104,25 @@ class Scorer:
                 break
         verdict = require_agreement(tried, version)
         verdict.kernel.pop("stored_head", "")
-        self.probe = unpack(answers[0][:, : width(TEST_TARGETS)], TEST_TARGETS).logprob[:, 0].tolist()
+        self.probe = read_lines(answers[0], TEST_TARGETS).logprob[:, 0].tolist()
         self.room = replace(self.room, vocabulary=verdict.vocabulary)
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)
 
-    async def score(self, asked: Asked) -> list[Words]:
-        """The lines of every window. If this is cancelled, vLLM forgets what is in flight."""
+    async def score(self, asked: Asked) -> list[Answers]:
+        """The answers to every window. If this is cancelled, vLLM forgets what is in flight."""
         check(asked, self.limits, self.room)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
-        lines = [task.result() for task in tasks]
+        answers = [task.result() for task in tasks]
         if asked.against is not None:
-            _require_divergences(asked, lines)
-        return lines
+            _require_divergences(answers)
+        return answers
 
-    async def _window(self, asked: Asked, index: int) -> Words:
+    async def _window(self, asked: Asked, index: int) -> Answers:
         window, extra = asked.windows[index], NO_EXTRA if asked.against is None else WITH_KL
         if not len(window.rows):
-            return np.zeros((0, width(window.targets.shape[1]) + extra.words), np.int32)
+            k = window.targets.shape[1]
+            return _read(np.zeros((0, line_words(k) + extra.words), np.int32), k, extra)
         shared = bool(asked.shared) and asked.shared[index] and self._caches
         # tokens after the last requested row change no answer
         fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
@@ -130,7 +132,7 @@ class Scorer:
                 words = await self._submit(job.window.ids, self._request(job, asked), job.read_cache)
             rest = job.take(words, self._block)
             if rest is None:
-                return job.all_lines()
+                return _read(job.all_lines(), job.targets, extra)
             job = rest
 
     def _request(self, job: Job, asked: Asked) -> Request:
@@ -158,10 +160,15 @@ class Scorer:
         raise EngineError("vLLM ended a request without an answer", fix="see the server's log")
 
 
-def _require_divergences(asked: Asked, lines: Sequence[Words]) -> None:
+def _read(lines: Words, k: int, extra: Extra) -> Answers:
+    answers = read_lines(lines, k)
+    return replace(answers, kl=read_divergences(lines[:, line_words(k) :])) if extra is WITH_KL else answers
+
+
+def _require_divergences(answers: Sequence[Answers]) -> None:
     """A worker that could not load the baseline's head gives NaN instead of ending the server."""
-    for own in lines:
-        if np.isnan(divergences(own[:, -KL_WORDS:])).any():
+    for own in answers:
+        if own.kl is not None and np.isnan(own.kl).any():
             raise InputError(  # not the engine's fault: the same request would fail again
                 "the baseline's head does not fit in the server's memory, or the baseline has NaN in it",
                 fix="start the server with a smaller --gpu-memory-utilization, or make the reference again",

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
 from scoremode.plan.windows import measured
+from scoremode.scores.mapped import dropped
 from scoremode.statistics.estimate import GroupSums, exponential, finite_or_none, ratio, transformed, with_bounds
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.streams import Blocks, order_statistics
-from scoremode.store.mapped import dropped
 from scoremode.store.run import Run
 from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
 

@@ -10,10 +10,11 @@ from typing import Protocol
 import numpy as np
 
 from scoremode.plan.plan import Plan, TargetBlock
+from scoremode.scores.columns import Scores
+from scoremode.scores.schema import BUILT_IN, Schema
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import CharacterGroups, distinct, grouping, weights_of
 from scoremode.statistics.streams import Blocks, streamed_mean
-from scoremode.store.scores import Scores
 from scoremode.text.tokens import Tokens
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
@@ -24,7 +25,7 @@ class ScoreRows(Protocol):
     def rows(self, begin: int, end: int) -> Scores: ...
 
 
-def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Estimate]:
+def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = BUILT_IN) -> dict[str, Estimate]:
     """Every metric of a run, except those that need a column which was not measured."""
     groups = grouping(plan)
     nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
@@ -38,8 +39,10 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
         nll.add(index, loss * weight, weight)
         nats_per_byte.add(characters.of(block, tokens.byte_len[block.token]), loss, bytes_of(block))
         nats_per_word.add(index, loss, words_of(block))
-        for name, values in _of_optional_columns(here).items():
-            more.setdefault(name, GroupSums(groups.count)).add(index, values, ones)
+        for column, metric in schema.metrics:
+            if here.has(column.name):
+                values = metric.values(getattr(here, column.name))
+                more.setdefault(metric.name, GroupSums(groups.count)).add(index, values, ones)
         if texts:
             texts.add(block, loss)
         tokens.let_go()
@@ -51,16 +54,6 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows) -> dict[str, Esti
         "word_perplexity": exponential(nats_per_word.estimate()),
         **{name: sums.estimate() for name, sums in more.items()},
     }
-
-
-def _of_optional_columns(scores: Scores) -> dict[str, Floats | Ints | Bools]:
-    """The values per target of the metrics that need more than logprob."""
-    found: dict[str, Floats | Ints | Bools] = {}
-    if scores.rank is not None:
-        found |= {"mean_rank": scores.rank, "top1_accuracy": scores.rank == 1}
-    if scores.entropy is not None:
-        found["mean_entropy"] = scores.entropy
-    return found
 
 
 class _PerplexityOfTexts:

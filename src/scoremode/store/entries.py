@@ -27,9 +27,9 @@ from typing import Any
 
 from scoremode.errors import RunError, harmless
 from scoremode.places.copies import MARK as FILE_MARK
+from scoremode.scores.records import read_record_header
 from scoremode.store import sealed
 from scoremode.store.files import TEMPORARY
-from scoremode.store.records import read_record_header
 from scoremode.store.reference_format import REFERENCE, is_own_name
 from scoremode.store.run_format import FORMAT, JOURNAL, MANIFEST, SCORES
 from scoremode.text.json_files import read_object

@@ -30,6 +30,7 @@ from scoremode.errors import InputError, RunError
 from scoremode.head.record_format import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
 from scoremode.places.copies import copy_of_file
 from scoremode.places.uri import Place, located, may_be_stored, name_in
+from scoremode.scores.answers import Answers
 from scoremode.values import Floats, Ids, Raw
 
 MAGIC = b"_logits_"
@@ -208,16 +209,7 @@ class Coarseness:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredScores:
-    """What the records of a chunk say of its targets."""
-
-    logprob: Floats  # (m,)
-    top: Ids  # (m,) the first of the largest codes
-    top_logprob: Floats  # (m,)
-
-
-def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> StoredScores:
+def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> Answers:
     """The scores of a chunk's ``targets`` (m,), a few rows at a time; a record that no model can give is refused."""
     records, vocabulary = file.records(chunk), file.layout.vocabulary
     parts, step = [], max(1, BLOCK_BYTES // (4 * vocabulary))
@@ -236,7 +228,7 @@ def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> St
         at_target, at_top = (scale.astype(np.float64) * codes[rows, ids] + lowest for ids in (wanted, top))
         parts.append((at_target, top, at_top))
     logprob, tops, top_logprob = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return StoredScores(logprob, tops.astype(np.int32), top_logprob)
+    return Answers(logprob[:, None], top=tops.astype(np.int32), top_logprob=top_logprob)
 
 
 def _look_at(seen: Coarseness, codes: Raw, at_target: Raw, scale: npt.NDArray[np.float32], sums: Floats) -> None:

@@ -25,7 +25,8 @@ from typing import Any
 from scoremode.errors import InputError, RunError, StorageError, harmless
 from scoremode.places.objects import Objects, patience
 from scoremode.places.uri import SERVERS, Place
-from scoremode.store import journal, runs
+from scoremode.scores import journal
+from scoremode.store import runs
 from scoremode.store.cache import cache_folder, cache_limit
 from scoremode.store.entries import LOCK, PLACE
 from scoremode.store.leases import FLAG, Lease

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from scoremode.errors import RunError
-from scoremode.store.columns import to_arrow
-from scoremode.store.scores import Scores, TargetFacts
+from scoremode.scores.columns import Scores, TargetFacts
+from scoremode.scores.parquet import to_arrow
+from scoremode.scores.schema import BUILT_IN, Schema
+from scoremode.store.run_format import schema_of
 from scoremode.values import Estimate, Floats
 
-NEEDS = {"mean_rank": "rank", "top1_accuracy": "rank", "mean_entropy": "entropy"}
+NEEDS = {metric.name: column.name for column, metric in BUILT_IN.metrics}
 """Metrics that need a column which not every engine gives, and that column."""
 
 NOT_SHOWN = ("metrics", "identity", "format", "scores_sha256", "seal")  # fields of a manifest that summary() leaves out
@@ -32,6 +34,11 @@ class Run:
     path: str | None = None  # the folder it is stored in
     cached: bool = False  # read from that folder instead of computed
     kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), if it was scored against a baseline
+
+    @property
+    def schema(self) -> Schema:
+        """The columns that this run may have: the built-in ones, and those that its engine declared."""
+        return schema_of(self.manifest)
 
     def _estimate(self, name: str) -> Estimate:
         if name not in self.manifest["metrics"] and name in NEEDS:
@@ -70,7 +77,7 @@ class Run:
 
     def to_arrow(self) -> Any:
         """Every column, one row per target, as a ``pyarrow.Table``."""
-        return to_arrow(self.scores, self.facts, self.kl)
+        return to_arrow(self.scores, self.facts, self.kl, self.schema)
 
     def summary(self) -> dict[str, Any]:
         """What ``--json`` prints: first the numbers, then how to reproduce them. None: not measured, or infinite."""

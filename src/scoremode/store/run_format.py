@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless
-from scoremode.plan.windows import COLUMNS
+import msgspec
+
+from scoremode.errors import EngineError, RunError, harmless
+from scoremode.scores.parquet import columns_problem
+from scoremode.scores.schema import BUILT_IN, Column, Schema
 from scoremode.store.files import file_sha256
 from scoremode.store.sealed import (
     anything,
@@ -50,6 +53,19 @@ share = record({"value": number(0, 1), "stderr": percent, "low": percent, "high"
 identity = record(
     {"model": text, "tokenizer": text, "corpus": text, "plan": text, "engine": text, "settings": mapping()},
     {"versions": mapping(text), "numerics": count},
+)
+declared_column = record(
+    {"name": text, "dtype": one_of("float64", "int64", "int32"), "meaning": line},
+    {
+        "per": one_of("target", "row"),
+        "unit": line,
+        "least": number(),
+        "most": either(number(), one_of("ids", "last id", "log ids")),
+        "finite": flag,
+        "together": line,
+        "metrics": each(record({"name": text, "label": line}, {"share_of": whole(-(1 << 62))})),
+    },
+    closed=True,
 )
 part_size = record({"bytes": count, "weights": whole(1)})
 QUESTION = {  # the options of ``ppl`` that define the plan; a reference repeats them for its candidates
@@ -110,7 +126,8 @@ MORE = {  # in some manifests
     "versions": mapping(text),
     "hardware": mapping(line),
     "against": optional(record({"model": text, "fingerprint": text})),
-    "not_measured": each(one_of(*COLUMNS[1:])),  # columns that the engine did not give; only if there are any
+    "not_measured": each(text),  # columns that the engine did not give; only if there are any
+    "columns": each(declared_column),  # columns that the engine declared itself; only if there are any
     "noise_kl": optional(each(number(0))),
     "noise_perturbed": optional(line),
     "model_notes": each(line),
@@ -120,23 +137,6 @@ MORE = {  # in some manifests
     "finished": optional(line),
     "seal": anything,
 }
-COLUMN_TYPES = {
-    "window": "int64",
-    "document": "int64",
-    "token": "int64",
-    "id": "int32",
-    "byte_len": "int32",
-    "word_starts": "int32",
-    "group": "int64",
-    "weight": "double",
-    "logprob": "double",
-    "rank": "int64",
-    "entropy": "double",
-    "top": "int32",
-    "top_logprob": "double",
-    "kl": "double",
-}
-TEXT_COLUMNS = ("text", "top_text")
 
 
 def read_run_manifest(folder: Path) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def read_run_manifest(folder: Path) -> dict[str, Any]:
         )
     if not is_sealed(manifest):
         raise RunError(f"{path} was changed after the run", fix="score again with --fresh")
-    wrong = unusable_field(manifest, FIELDS, MORE)
+    wrong = unusable_field(manifest, FIELDS, MORE) or _unusable_columns(manifest)
     if wrong is not None:
         raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix="score again with --fresh")
     return manifest
@@ -169,26 +169,25 @@ def require_columns(path: Path, manifest: dict[str, Any]) -> None:
     """Raise RunError if the file's hash is not the one in the manifest, or if its columns are not a run's."""
     if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
         raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
-    wrong = columns_problem(path)
+    wrong = columns_problem(path, schema_of(manifest))
     if wrong is not None:
         raise RunError(f"{path} is damaged ({wrong})", fix="score again with --fresh")
 
 
-def columns_problem(path: Path) -> str | None:
-    """Why a Parquet file cannot be the columns of a run, in words; None if it can."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _unusable_columns(manifest: Mapping[str, Any]) -> str | None:
+    """The name of the field, if the columns that it declares cannot be."""
     try:
-        with pa.OSFile(os.fsencode(path)) as file:  # a name need not be UTF-8
-            schema = pq.read_schema(file)
-        types = {name: str(schema.field(name).type) for name in schema.names}
-    except (pa.ArrowException, KeyError, OSError, ValueError) as error:
-        return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
-    for name, kind in COLUMN_TYPES.items():
-        if types.get(name, "absent") != kind and not (name == "kl" and name not in types):
-            return f"its column {name} is {types.get(name, 'absent')}"
-    for name in TEXT_COLUMNS:
-        if "string" not in types.get(name, "absent"):
-            return f"its column {name} is {types.get(name, 'absent')}"
+        schema_of(manifest)
+    except (EngineError, msgspec.ValidationError):
+        return "columns"
     return None
+
+
+def schema_of(manifest: Mapping[str, Any]) -> Schema:
+    """The columns of the run that a manifest belongs to."""
+    return BUILT_IN.extended(msgspec.convert(manifest.get("columns", ()), tuple[Column, ...]))
+
+
+def described(schema: Schema) -> dict[str, Any]:
+    """What a manifest says of columns that the engine declared itself."""
+    return {"columns": msgspec.to_builtins(schema.declared)} if schema.declared else {}

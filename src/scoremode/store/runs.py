@@ -24,11 +24,11 @@ from typing import Any
 from scoremode.errors import RunError, harmless, print_line, readable
 from scoremode.places.cache_home import give_another
 from scoremode.places.uri import Place
-from scoremode.plan.windows import COLUMNS
-from scoremode.store import columns, journal
+from scoremode.scores import journal, parquet
+from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
 from scoremode.store.entries import LOCK
-from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
+from scoremode.store.files import TEMPORARY, file_sha256, write_atomically, written_atomically
 from scoremode.store.locks import Lock
 from scoremode.store.reference import Reference
 from scoremode.store.reference_folder import discard, discard_others, is_reference
@@ -43,11 +43,10 @@ from scoremode.store.run_format import (
     MANIFEST,
     MORE,
     SCORES,
-    columns_problem,
     read_run_manifest,
     require_columns,
+    schema_of,
 )
-from scoremode.store.scores import Scores, TargetFacts
 from scoremode.store.sealed import sealed, unusable_field
 from scoremode.text.json_files import read_object
 
@@ -273,7 +272,8 @@ def _require_ours(folder: Path, present: set[str]) -> None:
         MANIFEST in present and _looks_ours(folder / MANIFEST)
     )
     known = known or is_reference(folder)
-    damaged = not foreign and SCORES in present and (MANIFEST in present or columns_problem(folder / SCORES) is None)
+    may_be_ours = MANIFEST in present or parquet.columns_problem(folder / SCORES) is None
+    damaged = not foreign and SCORES in present and may_be_ours
     if not known and not damaged:
         name = foreign[0] if foreign else sorted(present)[0]
         raise RunError(
@@ -341,7 +341,8 @@ def _load(folder: Path) -> Run:
 
 def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
     """The run in a folder; its columns are read on demand, except KL, which comparisons always need."""
-    stored = columns.ColumnFile(folder / SCORES)
+    schema = schema_of(manifest)
+    stored = parquet.ColumnFile(folder / SCORES, schema)
     if stored.rows != manifest["targets"]:
         raise RunError(
             f"{stored.path} has {stored.rows} rows instead of {manifest['targets']}", fix="score again with --fresh"
@@ -350,8 +351,8 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
         raise RunError(
             f"the measured columns of {stored.path} are not those of its manifest", fix="score again with --fresh"
         )
-    wrong = journal.impossible_value(
-        {name: stored.extremes(name) for name in COLUMNS if name not in stored.not_measured}
+    wrong = schema.impossible_value(
+        {name: stored.extremes(name) for name in schema.names if name not in stored.not_measured}
     )
     if wrong is not None:
         raise RunError(f"{stored.path} cannot be right: {wrong}", fix="score again with --fresh")
@@ -365,9 +366,10 @@ def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
     )
 
 
-def save(folder: Path, blocks: Iterable[columns.Rows], manifest: dict[str, Any], targets: int) -> Run:
+def save(folder: Path, blocks: Iterable[parquet.Rows], manifest: dict[str, Any], targets: int) -> Run:
     """Write the columns, then the manifest with its seal; then remove the journal."""
-    columns.write(folder / SCORES, blocks)
+    with written_atomically(folder / SCORES) as file:
+        parquet.write(file, blocks, schema_of(manifest))
     sha256 = file_sha256(folder / SCORES)
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
     written = readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))

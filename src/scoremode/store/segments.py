@@ -17,8 +17,8 @@ from pathlib import Path
 
 from scoremode.errors import RunError
 from scoremode.places.objects import Objects
+from scoremode.scores.records import HEAD, LONGEST_HEADER, MAGIC
 from scoremode.store.files import written_atomically
-from scoremode.store.records import HEAD, LONGEST_HEADER, MAGIC
 
 PARTIAL_FOLDER = "partial"
 PIECE = re.compile(r"([0-9a-f]{16})/(\d{6,})-(\d{1,18})-(\d{1,18})")

@@ -27,9 +27,10 @@ from scoremode.places.uri import located
 from scoremode.plan.comparable import Outline, difference, first_difference
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers
+from scoremode.scores.answers import check_answers
+from scoremode.scores.journal import Journal
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.journal import Journal
 from scoremode.store.kld import is_kld
 from scoremode.store.reference import Reference, require_comparable
 from scoremode.store.reference_format import REFERENCE
@@ -44,7 +45,7 @@ from scoremode.verbs.model import HeldModel, in_memory
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.reference import reference_of
-from scoremode.verbs.scoring import check_answers, check_fits, score_into
+from scoremode.verbs.scoring import check_fits, score_into
 from scoremode.verbs.sides import Settings, Wanted, divide
 
 
@@ -257,7 +258,7 @@ def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
 
     def found(index: int, answers: Answers, seconds: float) -> None:
         if own is not None and not own.done[index]:
-            check_answers(index, plan, answers)
+            check_answers(own.schema, plan, [(index, answers)])
             own.add(index, answers, seconds)
 
     def finish_p() -> Run:
@@ -272,7 +273,8 @@ def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
     worker_q = sides.held_q.engine(Work(longest=int(plan.lengths.max())), progress)
     if not finished:
         claim_p.begin()
-        own = Journal(claim_p.folder / runs.JOURNAL, claim_p.identity, plan, vocabulary=vocabulary)
+        schema, path = worker_p.facts.schema, claim_p.folder / runs.JOURNAL
+        own = Journal(path, claim_p.identity, plan, schema, vocabulary=vocabulary)
     try:
         noise = partial(_noise_facts_of, worker_p, plan)
         asked, claim = sides.asked_q, sides.claim_q

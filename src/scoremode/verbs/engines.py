@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from scoremode.engines.registry import known_engines, registry
 
@@ -21,7 +22,7 @@ def engines() -> list[dict[str, Any]]:
             "default": plugin.is_default,
             "problem": plugin.problem(),
             "package": type(plugin).__module__.split(".")[0],
-            "capabilities": asdict(plugin.capabilities),
+            "capabilities": msgspec.to_builtins(plugin.capabilities),
             "options": [option.flag for option in plugin.options.known().values()],
         }
         for name, plugin in known_engines().items()

@@ -15,10 +15,12 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError
 from scoremode.plan.making import plan_of_pairs
-from scoremode.plan.windows import Answers, WindowSource, joined_names
+from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import check_answers
+from scoremode.scores.schema import joined_names
 from scoremode.values import Bools, Ids, Ints
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.scoring import check_all_answers, check_fits
+from scoremode.verbs.scoring import check_fits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +89,7 @@ def answered_once(
 
     ``together`` of them are checked, and then given, at a time: for many short windows that is much faster.
     """
-    lengths = source.lengths
+    lengths, schema = source.lengths, engine.facts.schema
     waiting = np.ones(len(source), dtype=np.bool_) if done is None else ~done
     fed, total = int(lengths[~waiting].sum()), int(lengths.sum())
     columns: tuple[str, ...] | None = None
@@ -108,10 +110,10 @@ def answered_once(
             progress(fed, total)
         found.append((index, answers))
         if len(found) >= together:
-            check_all_answers(source, found)
+            check_answers(schema, source, found)
             yield from found
             found = []
-    check_all_answers(source, found)
+    check_answers(schema, source, found)
     yield from found
     missing = int(waiting.sum())
     if missing:

@@ -12,11 +12,12 @@ import numpy as np
 from scoremode.engines.base import EngineFacts
 from scoremode.models.subject import Subject
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import COLUMNS
+from scoremode.scores.schema import Schema
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import grouping
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
 from scoremode.store.redaction import without_secrets
+from scoremode.store.run_format import described
 from scoremode.values import Floats
 from scoremode.verbs.question import Question, library_versions
 
@@ -34,9 +35,9 @@ def make_manifest(
     if kernel_note := engine.settings.get("head_kernel_note"):
         notes.append(f"head kernel {engine.settings['head_kernel']}: {kernel_note}")
     notes += subject.notes
-    missing = not_measured(plan, scores)
+    missing = not_measured(plan, scores, engine.schema)
     return {
-        "metrics": as_json(all_metrics(plan, asked.tokens, scores)),
+        "metrics": as_json(all_metrics(plan, asked.tokens, scores, engine.schema)),
         "windows": len(plan),
         "forward_tokens": plan.forward_tokens,
         "method": plan.method,
@@ -44,6 +45,7 @@ def make_manifest(
         "notes": notes,
         "model_notes": of_model,
         **({"not_measured": missing} if missing else {}),
+        **described(engine.schema),
         "coverage": plan.coverage,
         "stderr_groups": grouping(plan).kind,
         **_error_of_llamacpp(plan, scores),
@@ -97,11 +99,11 @@ def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
     return [f"{unnamed:,} of the model's {engine.vocabulary:,} ids have no token, and may be given probability"]
 
 
-def not_measured(plan: Plan, scores: ScoreRows) -> list[str]:
+def not_measured(plan: Plan, scores: ScoreRows, schema: Schema) -> list[str]:
     """Columns that the engine did not give."""
     first = next(plan.blocks())
     there = scores.rows(first.begin, first.end)
-    return [name for name in COLUMNS if not there.has(name)]
+    return [name for name in schema.names if not there.has(name)]
 
 
 def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:

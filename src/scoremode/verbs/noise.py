@@ -24,10 +24,10 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import all_options
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.plan.plan import Plan
+from scoremode.scores.columns import Scores
+from scoremode.scores.journal import Journal
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.run import all_metrics
-from scoremode.store.journal import Journal
-from scoremode.store.scores import Scores
 from scoremode.values import Floats
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold
@@ -313,7 +313,7 @@ def _score(
 
 def _once(plan: Plan, worker: Engine, parts: _Parts) -> Scores:
     with tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder:
-        journal = Journal(Path(folder) / "journal", {}, plan)
+        journal = Journal(Path(folder) / "journal", {}, plan, worker.facts.schema)
         try:
             score_plan(plan, worker, journal, parts)
             return journal.rows(0, plan.targets)

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunError
+from scoremode.scores.records import RecordFile, read_record_header
 from scoremode.store.files import file_sha256, write_atomically, written_atomically
 from scoremode.store.locks import hold_lock
 from scoremode.store.outputs import Output, has_content
-from scoremode.store.records import RecordFile, read_record_header
 from scoremode.text.json_files import parse, read_object
 from scoremode.verbs.prob import SequenceProbability, SequenceScore, TokenScore
 from scoremode.verbs.prob_pairs import EncodedChunks, Pairs, digest_of

@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from scoremode.plan.plan import TargetBlock
+from scoremode.scores.columns import CodedTexts, Scores, TargetFacts
+from scoremode.scores.journal import Journal
+from scoremode.scores.parquet import Rows
 from scoremode.statistics.groups import Grouping, grouping, weights_of
-from scoremode.store.columns import Rows
-from scoremode.store.journal import Journal
-from scoremode.store.scores import CodedTexts, Scores, TargetFacts
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.question import Question

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers, WindowSource, column_set_problem
+from scoremode.plan.windows import Answers
+from scoremode.scores.answers import check_answers
+from scoremode.scores.journal import Journal
 from scoremode.store import runs
-from scoremode.store.journal import Journal
 from scoremode.store.run import Run
 from scoremode.values import Bools, Floats
 from scoremode.verbs.manifest import add_account, make_manifest
@@ -60,7 +61,7 @@ def score_plan(
         progress(fed, total)
     before = time.perf_counter()
     for index, answers in answered(engine, plan, journal.done.copy()):
-        check_answers(index, plan, answers)
+        check_answers(journal.schema, plan, [(index, answers)])
         check_divergence(index, answers.kl, journal.least_kl)
         now = time.perf_counter()
         journal.add(index, answers, now - before)
@@ -73,71 +74,10 @@ def score_plan(
         raise EngineError(f"the engine left {missing} of {len(plan)} windows without an answer", fix="run it again")
 
 
-PER_TARGET = ("logprob", "rank")  # columns of shape (m, k); the others are (m,)
-NOT_NAN = ("logprob", "entropy", "top_logprob")
-
-
 def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
     """Infinite is a divergence; NaN is not, and neither is less than nothing, unless the baseline is not exact."""
     if kl is not None and not (kl >= least).all():
         raise EngineError(f"the divergence in window {index} is not a number", fix="this is a fault of the engine")
-
-
-def check_answers(index: int, source: WindowSource, answers: Answers) -> None:
-    """One number for each target of a window, none of them NaN; minus infinity is a probability of zero, and allowed.
-
-    Every column that is there has its shape. Whoever collects answers checks that all have the same columns.
-    """
-    columns = answers.columns
-    wrong = column_set_problem(columns)
-    if wrong is not None:
-        raise EngineError(f"window {index} got wrong columns: {wrong}", fix="this is a fault of the engine")
-    shape = targets_shape(source, index)
-    for name in columns:
-        wanted, found = shape if name in PER_TARGET else shape[:1], getattr(answers, name).shape
-        if found != wanted:
-            what = "scores" if name == "logprob" else f"values of {name}"
-            raise EngineError(
-                f"window {index} asked for {wanted} {what} and got {found}", fix="this is a fault of the engine"
-            )
-    for column in (getattr(answers, name) for name in NOT_NAN):
-        if column is None or not column.size or np.maximum.reduce(column, axis=None) < np.inf:
-            continue  # the largest of several numbers is NaN if one of them is
-        row = int(np.argwhere(np.isnan(column) | (column == np.inf))[0][0])
-        raise EngineError(
-            f"the model gives NaN in window {index} at token {int(source.window(index).rows[row]) + 1}",
-            fix="try --dtype float32; if it stays, the weights are damaged",
-        )
-
-
-def check_all_answers(source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
-    """``check_answers`` for several windows."""
-    if len(found) == 1 or not isinstance(source, Plan) or not _all_sound(source, found):
-        for index, answers in found:
-            check_answers(index, source, answers)
-
-
-def _all_sound(plan: Plan, found: Sequence[tuple[int, Answers]]) -> bool:
-    """Does ``check_answers`` accept all of them? The columns of all windows are looked at together."""
-    counts = plan.target_counts[[index for index, _ in found]].tolist()
-    columns = found[0][1].columns if found else ()
-    if column_set_problem(columns) is not None or any(answers.columns != columns for _, answers in found):
-        return False
-    for name in columns:
-        parts = [getattr(answers, name) for _, answers in found]
-        shapes = [(count, 1) for count in counts] if name in PER_TARGET else [(count,) for count in counts]
-        if [part.shape for part in parts] != shapes:
-            return False
-        if name in NOT_NAN and not np.concatenate(parts, axis=None).max(initial=-np.inf) < np.inf:
-            return False
-    return True
-
-
-def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:
-    """How many rows a window asks for, and how many targets for each. A plan knows that without making the window."""
-    if isinstance(source, Plan):
-        return int(source.target_counts[index]), 1
-    return source.window(index).targets.shape
 
 
 def score_into(
@@ -166,6 +106,7 @@ def score_into(
         claim.folder / runs.JOURNAL,
         claim.identity,
         asked.plan,
+        engine.facts.schema,
         with_kl=with_kl,
         least_kl=least_kl,
         vocabulary=engine.facts.vocabulary,

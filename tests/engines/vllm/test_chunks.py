@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.engines.lines import width
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, states_words
+from scoremode.scores.packing import line_words
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 from scoremode.engines.vllm import pooler
@@ -104,7 +104,7 @@ class Pooler(pooler.ScorePooler):
         ({}, 0),
         ({"extra": "states"}, states_words(7, 2)),
         ({"extra": "kl", "reference": "anywhere"}, 2),
-        ({"self_test": True}, width(3) + 3 + KERNEL_WORDS),
+        ({"self_test": True}, line_words(3) + 3 + KERNEL_WORDS),
     ],
     ids=["scores", "states", "kl", "self-test"],
 )
@@ -115,11 +115,11 @@ def test_a_step_without_a_row_that_was_asked_for_gives_lines_of_the_usual_width(
     request = Request(np.arange(4, 6, dtype=np.int32), np.zeros((2, 3), np.int32), **asked)
     (part,) = pooler.read_parts(metadata([(request, 0, 4, 8)]))
     none = Pooler(torch.nn.Linear(1, 1), pooler.Settings())._score(torch.zeros(4, 7, dtype=torch.bfloat16), [part])
-    assert (none.shape, none.dtype) == ((0, width(3) + words), torch.int32)
+    assert (none.shape, none.dtype) == ((0, line_words(3) + words), torch.int32)
     kept: list[Any] = []
     pooler.keep(kept, part, none)
     (last,) = pooler.read_parts(metadata([(request, 4, 8, 8)]))
-    lines = torch.ones(2, width(3) + words, dtype=torch.int32)
+    lines = torch.ones(2, line_words(3) + words, dtype=torch.int32)
     out = pooler.keep(kept, last, lines)
     assert out is not None
     assert torch.equal(out, lines)

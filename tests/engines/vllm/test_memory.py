@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.engines.lines import Words
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.jobs import Extra
@@ -19,6 +18,7 @@ from scoremode.engines.vllm.options import EngineArguments
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.scores.packing import Words
 from scoremode.values import Bools
 
 WORDS = "torch.OutOfMemoryError: CUDA out of memory."

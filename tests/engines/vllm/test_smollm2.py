@@ -118,13 +118,13 @@ def test_a_request_without_a_question_has_its_own_tokens_scored(engine: VllmEngi
     """The request that an HTTP client of ``/pooling`` sends."""
     from vllm import PoolingParams
 
-    from scoremode.engines.lines import unpack
+    from scoremode.scores.packing import read_lines
 
     ids = real_ids[:40].tolist()
     (out,) = engine.llm.encode(
         [{"prompt_token_ids": ids}], PoolingParams(), pooling_task="token_classify", use_tqdm=False
     )
-    answers = unpack(np.asarray(out.outputs.data), 1)
+    answers = read_lines(np.asarray(out.outputs.data), 1)
     assert_same([answers], score(engine, [own(real_ids[:40])]), 5e-5)
 
 

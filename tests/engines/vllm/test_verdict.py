@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoremode.engines.lines import Words, width
 from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers
 from scoremode.engines.vllm.wire import pack_words
+from scoremode.scores.packing import Words, line_words
 
 VOCABULARY = 50
 
@@ -20,7 +20,7 @@ def said(logprob: float, top: float, apart: float = 0.0, **facts: str) -> Words:
         ends = np.array([np.log(VOCABULARY), 0, top + value - logprob], np.float32).view(np.int32)
         return np.concatenate([floats, np.ones(TEST_TARGETS, np.int32), ends])
 
-    assert len(line(0.0)) == width(TEST_TARGETS)
+    assert len(line(0.0)) == line_words(TEST_TARGETS)
     largest = np.array([20.0], np.float32).view(np.int32)
     rest = np.array([1, VOCABULARY, *pack_words({"head_kernel": "plain", **facts})], np.int32)
     row = np.concatenate([line(logprob + apart), line(logprob), largest, rest])

@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from scoremode.engines.messages import Parts, size_of
 from scoremode.errors import EngineError, one_line
+from scoremode.scores.packing import Parts, size_of
 
 PIECE = 1 << 20  # bytes of a message that are sent at a time
 WRITTEN = 1 << 16  # bytes that are written before the clock is looked at

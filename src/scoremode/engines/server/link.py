@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
-from scoremode.engines.messages import CONTENT_TYPE, Parts
 from scoremode.engines.server.exchange import (
     Answer,
     Connections,
@@ -26,6 +25,7 @@ from scoremode.engines.server.exchange import (
     UnreadableError,
 )
 from scoremode.errors import EngineError, OptionError, one_line
+from scoremode.scores.packing import CONTENT_TYPE, Parts
 from scoremode.text.json_files import parse_received
 
 PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"}

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from scoremode.engines.messages import VERSION
 from scoremode.engines.server.address import root_of
 from scoremode.engines.server.link import ANYTHING, NOT_JSON, Link
 from scoremode.engines.server.probe import UNCHANGED, distance
 from scoremode.errors import EngineError, ScoremodeError, harmless
+from scoremode.scores.packing import VERSION
+from scoremode.scores.schema import BUILT_IN, Column
 
 ROOT = "/v1/scoremode"
 SECONDS = 10.0  # to wait for a first word
@@ -40,6 +42,7 @@ class Service:
     probe: tuple[float, ...]  # scores of a fixed prompt
     body_bytes: int
     windows: int
+    columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones
 
     def identity(self) -> dict[str, Any]:
         """What decides its numbers, but for the weights."""
@@ -60,7 +63,7 @@ def find_service(link: Link) -> Service | None:
         )
     try:
         return _read(value)
-    except (KeyError, TypeError, ValueError) as wrong:
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as wrong:
         raise _wrong(link, harmless(str(wrong))[:80]) from None
 
 
@@ -85,6 +88,7 @@ def _read(value: dict[str, Any]) -> Service:
     }
     numbers: dict[str, Any] = {name: _count(value[name]) for name in ("vocabulary", "max_model_len", "batch_tokens")}
     limits = _of(value["limits"], dict)
+    columns = msgspec.convert(value.get("columns", ()), tuple[Column, ...])
     return Service(
         **texts,
         **numbers,
@@ -95,6 +99,7 @@ def _read(value: dict[str, Any]) -> Service:
         probe=tuple(float(_of(x, int | float)) for x in _of(value["probe"], list)),
         body_bytes=_count(limits["body_bytes"]),
         windows=_count(limits["windows"]),
+        columns=BUILT_IN.extended(columns).declared,
     )
 
 

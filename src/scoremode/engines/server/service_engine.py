@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 from scoremode.engines.base import SCORES, Baseline, Engine, EngineFacts, StoredDistributions, Want
 from scoremode.engines.heads import digest_of, head_parts
-from scoremode.engines.lines import KL_WORDS, divergences, unpack, width
-from scoremode.engines.messages import Asked, Parts, read_answers
+from scoremode.engines.messages import Asked, read_answers
 from scoremode.engines.server.batches import Batch, Batches
 from scoremode.engines.server.link import ANYTHING, SMALL, Link, Reply
 from scoremode.engines.server.options import SERVICE_CONCURRENCY
@@ -18,7 +16,8 @@ from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.server.workers import Workers
 from scoremode.errors import EngineError, InputError, ModelError
 from scoremode.plan.windows import Answers, WindowSource
-from scoremode.store import columns
+from scoremode.scores import parquet
+from scoremode.scores.packing import PackedAnswers, Parts
 from scoremode.values import Bools
 
 ABSENT = 404
@@ -50,6 +49,7 @@ class ServiceEngine(Engine):
                 **service.settings,
             },
             notes=tuple(note for note in (*service.notes, subject.tokenizer_note()) if note),
+            columns=service.columns,
         )
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -62,7 +62,7 @@ class ServiceEngine(Engine):
             self.concurrency, lambda batch: self._answers(link, batch.asked, head)
         )
         # this machine only waits now: what the answers are stored with is imported meanwhile
-        threading.Thread(target=columns.load_library, name="import").start()
+        threading.Thread(target=parquet.load_library, name="import").start()
         try:
             if head is not None:
                 self._send_head(link, digest, head)
@@ -111,26 +111,19 @@ class ServiceEngine(Engine):
             raise self._refused("the baseline's head", reply)
 
     def _answers(self, link: Link, asked: Asked, head: Parts | None) -> list[Answers]:
-        extra = 0 if asked.against is None else KL_WORDS
-        words = sum(len(w.rows) * (width(w.targets.shape[1]) + extra) for w in asked.windows)
-        parts = asked.to_parts()
-        reply = link.send("POST", f"{ROOT}/score", parts, largest=SMALL + 4 * words)
+        parts, largest = asked.to_parts(), SMALL + PackedAnswers.most_bytes(asked.windows, self.facts.schema)
+        reply = link.send("POST", f"{ROOT}/score", parts, largest=largest)
         if reply.status == ABSENT and asked.against is not None and head is not None:
             self._send_head(link, asked.against.digest, head)  # it was started again, or had no room for all heads
-            reply = link.send("POST", f"{ROOT}/score", parts, largest=SMALL + 4 * words)
+            reply = link.send("POST", f"{ROOT}/score", parts, largest=largest)
         if not reply.good:
             raise self._refused("a request", reply)
         try:
-            instance, lines = read_answers(reply.data, asked.windows, extra)
+            instance, answers = read_answers(reply.data, asked, self.facts.schema)
         except InputError as wrong:
             raise EngineError(f"{link.root} gave an answer that does not fit: {wrong.message}", fix=wrong.fix) from None
         self._same.confirm(instance)
-        found = []
-        for window, own in zip(asked.windows, lines, strict=True):
-            k = window.targets.shape[1]
-            answers = unpack(own[:, : width(k)], k)
-            found.append(replace(answers, kl=divergences(own[:, width(k) :])) if extra else answers)
-        return found
+        return answers
 
     def _refused(self, what: str, reply: Reply) -> EngineError:
         return EngineError(

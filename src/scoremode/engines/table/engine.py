@@ -25,7 +25,7 @@ from scoremode.engines.table.names import require_table
 from scoremode.errors import ModelError
 from scoremode.head.record_format import LEFT_OUT
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import COLUMNS, Answers, Window, WindowSource, measured
+from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.store.kld import log_probabilities
 from scoremode.values import Bools, Floats, Ids, Raw
 
@@ -95,12 +95,12 @@ class TableEngine(Engine):
             before[fed_first] = plan.lead[block.window[fed_first]]
             lines = before if len(self.logprobs) > 1 else np.zeros(len(block), np.int32)
             found = self._answers(lines, plan.ids[block.token][:, None])
-            columns = [measured(getattr(found, name)) for name in COLUMNS]
+            columns = dict(found.arrays())
             edges = (offsets[first : last + 1] - block.begin).tolist()
             for index, skip in enumerate(done[first:last].tolist(), first):
                 if not skip:
                     rows = slice(edges[index - first], edges[index - first + 1])
-                    yield index, Answers(*[column[rows] for column in columns])
+                    yield index, Answers.of({name: column[rows] for name, column in columns.items()})
 
     def _records(self, lines: Ids) -> Raw:
         import torch

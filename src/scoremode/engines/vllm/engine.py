@@ -20,7 +20,6 @@ from scoremode.engines.base import (
     StoredHead,
     Want,
 )
-from scoremode.engines.lines import KL_WORDS, Words, divergences, unpack, width
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.facts import engine_facts
@@ -35,6 +34,7 @@ from scoremode.engines.vllm.wire import Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError, print_line
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
 from scoremode.store.reference_format import RAW_DTYPES as RAW
 from scoremode.values import Bools, Ids
 
@@ -156,7 +156,7 @@ class VllmEngine(Engine):
             )
         folder, offsets = baseline.place
         for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
-            yield index, replace(answers, kl=divergences(words))
+            yield index, replace(answers, kl=read_divergences(words))
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         """Score shortened windows one by one: see ``shortened``."""
@@ -404,4 +404,4 @@ def _shared(source: WindowSource) -> Bools:
 
 def _no_answers(window: Window) -> Answers:
     k = window.targets.shape[1]
-    return unpack(np.zeros((0, width(k)), np.int32), k)
+    return read_lines(np.zeros((0, line_words(k)), np.int32), k)

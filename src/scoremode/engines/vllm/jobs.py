@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from scoremode.engines.lines import Words, unpack, width
 from scoremode.plan.windows import Answers, Window
+from scoremode.scores.packing import Words, line_words, read_lines
 from scoremode.values import Ints
 
 
@@ -39,7 +39,7 @@ class Job:
         Rows inside a cached prefix are not computed, so they have no answer. They are requested again with a prompt
         that ends with the last of them: vLLM always computes the last token and the block that contains it.
         """
-        words = words.reshape(-1, width(self.targets) + self.extra.words)
+        words = words.reshape(-1, line_words(self.targets) + self.extra.words)
         missing = len(self.window.rows) - len(words)
         self.lines = words if self.lines is None else np.concatenate([words, self.lines])
         if missing == 0:
@@ -62,8 +62,8 @@ class Job:
         return self.lines
 
     def answers(self) -> Answers:
-        return unpack(self.all_lines()[:, : width(self.targets)], self.targets)
+        return read_lines(self.all_lines(), self.targets)
 
     def extras(self) -> Words:
         """The extra words after the lines."""
-        return np.ascontiguousarray(self.all_lines()[:, width(self.targets) :])
+        return np.ascontiguousarray(self.all_lines()[:, line_words(self.targets) :])

@@ -17,7 +17,6 @@ from torch import Tensor
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.lines import KL_WORDS, width
 from scoremode.engines.vllm.ranks import (
     across_ranks,
     any_rank,
@@ -39,6 +38,8 @@ from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.partials import combine, finish, partials, target_logits
 from scoremode.head.precision import product_precision
+from scoremode.scores.packing import KL_WORDS, line_words
+from scoremode.scores.schema import BUILT_IN
 
 logger = logging.getLogger("vllm.scoremode")  # a child of vLLM's own logger, which is the one that its workers print
 TASK = "token_classify"  # the pooling task of vLLM that gives one answer per token
@@ -167,10 +168,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def _words(self, kind: Kind, hidden_states: Tensor) -> int:
         """Words per line of this kind, also for a step without requested rows, whose lines are joined to others."""
         if kind.self_test:
-            return 2 * width(kind.k) + 3 + KERNEL_WORDS
+            return 2 * line_words(kind.k) + 3 + KERNEL_WORDS
         if kind.extra == "states":
-            return width(kind.k) + as_words(self._matrix_of(hidden_states[:1])[0]).shape[1]
-        return width(kind.k) + (KL_WORDS if kind.extra == "kl" else 0)
+            return line_words(kind.k) + as_words(self._matrix_of(hidden_states[:1])[0]).shape[1]
+        return line_words(kind.k) + (KL_WORDS if kind.extra == "kl" else 0)
 
     def _lines(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
         if kind.self_test:
@@ -382,10 +383,13 @@ def bits(floats: Tensor) -> Tensor:
 
 
 def to_words(columns: Columns) -> Tensor:
-    """Columns as int32 lines, in the layout of ``wire``."""
-    ints, top = columns.rank.to(torch.int32), columns.top.to(torch.int32)[:, None]
-    entropy, top_logprob = bits(columns.entropy[:, None]), bits(columns.top_logprob[:, None])
-    return torch.cat([bits(columns.logprob), ints, entropy, top, top_logprob], dim=1)
+    """Columns as lines of int32 words: ``scores.packing.read_lines`` reads them."""
+    found = []
+    for column in BUILT_IN.scores:
+        values: Tensor = getattr(columns, column.name)
+        values = values if column.per == "target" else values[:, None]
+        found.append(bits(values) if column.dtype == "float64" else values.to(torch.int32))
+    return torch.cat(found, dim=1)
 
 
 def with_divergence(lines: Tensor, kl: Tensor) -> Tensor:

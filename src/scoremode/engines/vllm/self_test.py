@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from scoremode.engines.base import UNIFORM
-from scoremode.engines.lines import Words, unpack, width
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, unpack_words
 from scoremode.errors import EngineError
 from scoremode.plan.windows import measured
+from scoremode.scores.packing import Words, line_words, read_lines
+from scoremode.scores.schema import BUILT_IN
 from scoremode.store.reference_format import RAW_DTYPES as RAW
 from scoremode.values import Ids
 
@@ -82,15 +83,16 @@ def require_agreement(tried: list[Verdict], version: str) -> Verdict:
 
 def judge_answers(words: Words, dtype: str) -> Verdict:
     """Read the answer to a self-test request: our scores and the model's own, line by line."""
-    line = width(TEST_TARGETS)
+    line = line_words(TEST_TARGETS)
     if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
         raise EngineError(
             f"self-test failed: vLLM answered with {words.dtype} {words.shape} instead of scores",
             fix="this architecture has its own pooler; use --engine transformers",
         )
-    ours, theirs = unpack(words[:, :line], TEST_TARGETS), unpack(words[:, line : 2 * line], TEST_TARGETS)
+    ours, theirs = read_lines(words, TEST_TARGETS), read_lines(words[:, line:], TEST_TARGETS)
     size = float(np.ascontiguousarray(words[:, 2 * line : 2 * line + 1]).view(np.float32).max())
-    gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in ("logprob", "entropy", "top_logprob")]
+    floats = [column.name for column in BUILT_IN.scores if column.dtype == "float64"]
+    gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in floats]
     kernel = unpack_words(words[0, 2 * line + 3 :])
     served = kernel.get("float32_products") if dtype == "float32" else dtype
     step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)

@@ -129,10 +129,10 @@ class SentStates:
         stored = HeadFile.open(heads_folder() / self._digest)
         bias = stored.bias(first_id, width)
         return Head(
-            weight=from_raw(stored.weight(first_id, width), stored.dtype).to(device),
+            weight=from_raw(stored.weight(first_id, width), stored.header.dtype).to(device),
             vocabulary=width,
-            bias=None if bias is None else from_raw(bias, stored.bias_dtype).to(device),
-            scale=stored.scale,
-            softcap=stored.softcap,
+            bias=None if bias is None else from_raw(bias, stored.header.bias_dtype).to(device),
+            scale=stored.header.scale,
+            softcap=stored.header.softcap,
             first_id=first_id,
         )

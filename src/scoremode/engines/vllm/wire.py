@@ -1,7 +1,7 @@
 """How requests and answers cross vLLM's process boundary: raw int32, no object per token.
 
 A request travels in ``PoolingParams.extra_kwargs`` as bytes (vLLM would not decode an array on the other side). An
-answer is one int32 tensor with one line per row: see engines/lines.py.
+answer is one int32 tensor with one line per row: see scores/packing.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.engines.lines import Words
+from scoremode.scores.packing import Words
 from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import Ids, Raw
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scoremode.report.html.numbers import Statistics
+from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
-from scoremode.store.scores import Scores, TargetFacts
 from scoremode.values import Ints
 
 MOST_BETWEEN = 64  # tokens of the text for each target

@@ -12,16 +12,13 @@ from rich.text import Text
 from scoremode.report.terminal.console import Facts
 from scoremode.report.terminal.numbers import basis, with_error
 from scoremode.report.text import NOT_MEASURED, context_before, counted, shown, worst_targets
-from scoremode.store.run import NEEDS, Run
+from scoremode.store.run import Run
 from scoremode.values import Estimate
 
 NUMBERS = (
     ("perplexity", "perplexity"),
     ("bits_per_byte", "bits per byte"),
     ("word_perplexity", "word perplexity"),
-    ("top1_accuracy", "top-1 accuracy"),
-    ("mean_rank", "mean rank"),
-    ("mean_entropy", "entropy (nats)"),
 )
 
 WIDEST = 28  # characters of the longest number that the other numbers are aligned with
@@ -30,10 +27,14 @@ WIDEST = 28  # characters of the longest number that the other numbers are align
 def run_table(run: Run, worst: int = 8) -> list[Any]:
     """What ``scoremode ppl`` and ``scoremode show`` print."""
     m = run.manifest
-    metrics = {name: Estimate.from_json(m["metrics"][name]) for name, _ in NUMBERS if name in m["metrics"]}
+    of_columns = sorted((metric for _, metric in run.schema.metrics), key=lambda metric: metric.share_of is None)
+    labels = dict(NUMBERS) | {metric.name: shown(metric.label) for metric in of_columns}
+    shares = {metric.name for metric in of_columns if metric.share_of is not None}
+    metrics = {name: Estimate.from_json(m["metrics"][name]) for name in labels if name in m["metrics"]}
     table = Facts()
-    shown_metrics = [(name, label) for name, label in NUMBERS if name in metrics or name in NEEDS]
-    numbers = {name: with_error(known, percent=name == "top1_accuracy") for name, known in metrics.items()}
+    always = {metric.name for metric in of_columns}
+    shown_metrics = [(name, label) for name, label in labels.items() if name in metrics or name in always]
+    numbers = {name: with_error(known, percent=name in shares) for name, known in metrics.items()}
     wide = max((len(number) for number in numbers.values() if len(number) <= WIDEST), default=0)
     for name, label in shown_metrics:
         if name not in metrics:
@@ -41,7 +42,7 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
             continue
         number = Text(numbers[name].ljust(wide), "bold" * (name == "perplexity"))
         known = metrics[name].stderr is not None
-        rests_on = basis(metrics[name], m["stderr_groups"], percent=name == "top1_accuracy") if known else ""
+        rests_on = basis(metrics[name], m["stderr_groups"], percent=name in shares) if known else ""
         table.line(label, Text.assemble(number, (f"   {rests_on}", "dim")))
     first = metrics.get("perplexity")
     if first is not None and first.stderr is None and math.isfinite(first.value):

@@ -11,23 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.errors import RunError
-from scoremode.plan.windows import COLUMNS
-from scoremode.store.files import written_atomically
-from scoremode.store.mapped import LONG, mapped
-from scoremode.store.run_format import COLUMN_TYPES
-from scoremode.store.scores import CodedTexts, Scores, TargetFacts
+from scoremode.errors import RunError, harmless
+from scoremode.scores.columns import CodedTexts, Scores, TargetFacts
+from scoremode.scores.mapped import LONG, mapped
+from scoremode.scores.schema import BUILT_IN, FACTS, KL, Schema
 from scoremode.values import BLOCK, Floats
 
-OF_FACTS = ("window", "document", "token", "id", "byte_len", "word_starts", "group", "weight", "text", "top_text")
-OPTIONAL = (*COLUMNS[1:], "top_text")
 NEAR = 64  # columns of row groups that ``value`` keeps
-TOGETHER = ("top", "top_logprob", "top_text")
+TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
 
 
 class Rows(NamedTuple):
@@ -38,17 +34,19 @@ class Rows(NamedTuple):
     kl: Floats | None
 
 
-def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None) -> Any:
+def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None, schema: Schema = BUILT_IN) -> Any:
     """A pyarrow Table with one row per target: its position, its token and its scores."""
     import pyarrow as pa
 
-    columns: dict[str, Any] = {name: _numbers(getattr(facts, name)) for name in OF_FACTS if not name.endswith("text")}
+    columns: dict[str, Any] = {c.name: _numbers(getattr(facts, c.name)) for c in FACTS if c.name not in TEXTS}
     text, top_text = _one_dictionary(facts.text, facts.top_text)
     columns["text"] = _strings(text, len(scores))
     known = dict(scores.columns())
-    for name in COLUMNS:
-        kind = pa.type_for_alias(COLUMN_TYPES[name])
-        columns[name] = _numbers(known[name]) if name in known else pa.nulls(len(scores), kind)
+    for column in schema.scores:
+        if column.name in known:
+            columns[column.name] = _numbers(known[column.name])
+        else:
+            columns[column.name] = pa.nulls(len(scores), pa.from_numpy_dtype(column.numpy_type))
     columns["top_text"] = _strings(top_text, len(scores))
     if kl is not None:
         columns["kl"] = _numbers(kl)
@@ -97,18 +95,17 @@ def load_library() -> None:
     import pyarrow.parquet  # noqa: F401
 
 
-def write(path: Path, blocks: Iterable[Rows]) -> None:
-    """Write the file atomically; each block becomes a row group and is not kept in memory.
+def write(file: IO[bytes], blocks: Iterable[Rows], schema: Schema = BUILT_IN) -> None:
+    """Write blocks into an open file; each becomes a row group and is not kept in memory.
 
     While one block is compressed, which needs no Python, the next is made.
     """
     import pyarrow.parquet as pq
 
-    tables = (to_arrow(*block) for block in blocks)
+    tables = (to_arrow(*block, schema) for block in blocks)
     first = next(tables)
     with (
         ThreadPoolExecutor(1, "scoremode-columns") as ahead,
-        written_atomically(path) as file,
         pq.ParquetWriter(file, first.schema, compression="zstd") as writer,
     ):
         table = first
@@ -119,10 +116,30 @@ def write(path: Path, blocks: Iterable[Rows]) -> None:
             table = coming.result()
 
 
+def columns_problem(path: Path, schema: Schema = BUILT_IN) -> str | None:
+    """Why a Parquet file cannot be the columns of a run, in words; None if it can."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pa.OSFile(os.fsencode(path)) as file:  # a name need not be UTF-8
+            found = pq.read_schema(file)
+        types = {name: str(found.field(name).type) for name in found.names}
+    except (pa.ArrowException, KeyError, OSError, ValueError) as error:
+        return f"it is not Parquet: {harmless(' '.join(str(error).split()))[:100]}"
+    for column in (*FACTS, *schema.scores, *((KL,) if KL.name in types else ())):
+        kind = types.get(column.name, "absent")
+        if column.dtype == "text" and "string" not in kind:
+            return f"its column {column.name} is {kind}"
+        if column.dtype != "text" and kind != str(pa.from_numpy_dtype(column.numpy_type)):
+            return f"its column {column.name} is {kind}"
+    return None
+
+
 class ColumnFile:
     """A stored run's columns. The file stays open, so that the run can be read even after its folder is removed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: Schema = BUILT_IN) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -135,12 +152,16 @@ class ColumnFile:
         self._starts: list[int] | None = None  # of the file's row groups
         self._near: dict[tuple[str, int], npt.NDArray[Any]] = {}  # columns of row groups, for ``value``
         self.names: list[str] = self._file.schema_arrow.names
-        absent = [name for name in (*OF_FACTS, *COLUMNS) if name not in self.names]
+        columns = (*FACTS, *schema.scores)
+        absent = [column.name for column in columns if column.name not in self.names]
         if absent:
             raise self._unreadable(f"it has no column {absent[0]}")
-        self.not_measured = frozenset(name for name in OPTIONAL if self._is_null(name))
-        if 0 < len(self.not_measured.intersection(TOGETHER)) < len(TOGETHER):
-            raise self._unreadable(f"only some of {', '.join(TOGETHER)} were measured")
+        self.not_measured = frozenset(c.name for c in columns if c.optional and self._is_null(c.name))
+        self.declared = tuple(c.name for c in schema.declared if c.name not in self.not_measured)
+        for word in {column.together for column in columns if column.together}:
+            joint = [column.name for column in (*schema.scores, *FACTS) if column.together == word]
+            if 0 < len(self.not_measured.intersection(joint)) < len(joint):
+                raise self._unreadable(f"only some of {', '.join(joint)} were measured")
 
     def _is_null(self, name: str) -> bool:
         """Is the column null in every row? RunError if only in some rows. ``_as_numpy`` checks the counts again."""
@@ -177,7 +198,7 @@ class ColumnFile:
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
         """A whole column; one that is long and holds numbers lies in a temporary file. None: it was not measured."""
-        if self.rows >= LONG and name not in self.not_measured and not name.endswith("text"):
+        if self.rows >= LONG and name not in self.not_measured and name not in TEXTS:
             with suppress(OSError):  # no room for the file: then in memory
                 return mapped((part for (part,) in self._batches([name])), self.rows)
         parts = [part for (part,) in self._batches([name])]
@@ -238,7 +259,7 @@ class ColumnFile:
             raise self._unreadable(f"its column {name} is null in some rows")
         if name in self.not_measured:
             return np.empty(len(column))
-        if name.endswith("text"):
+        if name in TEXTS:
             return self._texts(column)
         return _from_arrow(column)
 

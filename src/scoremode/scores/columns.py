@@ -1,28 +1,28 @@
-"""Columns of numbers, one row per target: in memory, or read from disk on first use.
+"""Columns of a whole run, one row per target: in memory, or read from disk on first use.
 
 A column that was not measured is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from scoremode.plan.windows import COLUMNS
-from scoremode.values import BLOCK, Floats, Ids, Ints
+from scoremode.scores.schema import BUILT_IN, Array, Column, FactColumns, ScoreColumns
+from scoremode.values import BLOCK, Ids
 
 
 class ColumnReader(Protocol):
     """Reads columns of equal length from disk."""
 
     rows: int
+    declared: tuple[str, ...]  # names of measured columns that the engine declared itself
     not_measured: frozenset[str]  # names of columns
 
-    def read(self, name: str) -> npt.NDArray[Any] | None:
+    def read(self, name: str) -> Array | None:
         """A whole column; None if it was not measured."""
         ...
 
@@ -50,17 +50,23 @@ class LazyColumns:
     if not TYPE_CHECKING:  # type checkers see the columns as fields of the subclasses
 
         def __getattr__(self, name: str) -> Any:
-            """Read a column; Python calls this only for a slot that is not set yet."""
-            if name not in type(self).__slots__:
-                raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
-            column = self._stored.read(name)
-            object.__setattr__(self, name, column)
-            return column
+            """Read a column; Python calls this only for a slot that is not set yet, or for a declared column."""
+            slots = type(self).__slots__
+            if name in slots:
+                stored = self._stored
+                column = {own: stored.read(own) for own in stored.declared} if name == "more" else stored.read(name)
+                object.__setattr__(self, name, column)
+                return column
+            if "more" in slots and name in self.more:
+                return self.more[name]
+            raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
 
     def has(self, name: str) -> bool:
         """Was this column measured? The column itself is not read."""
         stored = getattr(self, "_stored", None)
-        return getattr(self, name) is not None if stored is None else name not in stored.not_measured
+        if stored is None or name not in type(self).__slots__:
+            return getattr(self, name, None) is not None
+        return name not in stored.not_measured
 
     def value(self, name: str, row: int) -> Any:
         """One value of a column that was measured; of a stored run, only the rows around it are read."""
@@ -82,14 +88,11 @@ class LazyColumns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scores(LazyColumns):
-    """One row per target, in plan order. A column that was not measured is None."""
+class Scores(LazyColumns, ScoreColumns):
+    """One row per target (n,), in plan order. A column that was not measured is None.
 
-    logprob: Floats  # (n,) nats, <= 0
-    rank: Ints | None = None  # (n,) 1 = the model's first choice
-    entropy: Floats | None = None  # (n,) nats, of the whole next-token distribution
-    top: Ids | None = None  # (n,) the model's first choice
-    top_logprob: Floats | None = None  # (n,) nats; measured if and only if ``top`` is
+    Columns that an engine declared itself lie in ``more``, and are attributes too.
+    """
 
     def __len__(self) -> int:
         stored = getattr(self, "_stored", None)
@@ -97,24 +100,29 @@ class Scores(LazyColumns):
 
     def rows(self, begin: int, end: int) -> Scores:
         """The scores of consecutive targets."""
-        return Scores(**{name: column[begin:end] for name, column in self.columns()})
+        return Scores.of({name: column[begin:end] for name, column in self.columns()})
 
     @staticmethod
-    def empty(n: int, columns: Collection[str] = COLUMNS) -> Scores:
-        """Space for n scores of these columns; NaN until filled, so that a missing score cannot look like a number."""
-        return Scores(
-            logprob=np.full(n, np.nan),
-            rank=np.zeros(n, np.int64) if "rank" in columns else None,
-            entropy=np.full(n, np.nan) if "entropy" in columns else None,
-            top=np.full(n, -1, np.int32) if "top" in columns else None,
-            top_logprob=np.full(n, np.nan) if "top_logprob" in columns else None,
-        )
+    def of(columns: Mapping[str, Array]) -> Scores:
+        """Scores from columns by name."""
+        own = {name: column for name, column in columns.items() if name in BUILT_IN.names}
+        return Scores(**own, more={name: column for name, column in columns.items() if name not in own})
 
-    def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    @staticmethod
+    def empty(n: int, columns: Sequence[Column] = BUILT_IN.scores) -> Scores:
+        """Space for n scores of these columns; NaN until filled, so that a missing score cannot look like a number."""
+        return Scores.of({c.name: np.full(n, EMPTY[c.dtype], c.numpy_type) for c in columns})
+
+    def columns(self) -> Iterator[tuple[str, Array]]:
         """The columns that were measured, by name."""
-        for name in COLUMNS:
+        for name in BUILT_IN.names:
             if (column := getattr(self, name)) is not None:
                 yield name, column
+        yield from self.more.items()
+
+
+EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}
+"""By type: no value that was measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,16 +134,5 @@ class CodedTexts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TargetFacts(LazyColumns):
-    """Each target's position in the text and its token's text, which a person needs to read the scores."""
-
-    window: Ints  # (n,)
-    document: Ints  # (n,)
-    token: Ints  # (n,) index in the stream
-    id: Ids  # (n,)
-    byte_len: Ids  # (n,)
-    word_starts: Ids  # (n,)
-    group: Ints  # (n,) targets of one group are not independent of each other
-    weight: Floats  # (n,) how much the target counts in the method's mean: 1 unless windows are averaged
-    text: npt.NDArray[np.object_]  # (n,) of the token; equal ids have equal texts
-    top_text: npt.NDArray[np.object_] | None = None  # (n,) of the model's first choice
+class TargetFacts(LazyColumns, FactColumns):
+    """Where each target stands in the text, one row per target (n,)."""

@@ -1,0 +1,191 @@
+"""The input and output of an engine: windows in, answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from scoremode.errors import EngineError
+from scoremode.scores.schema import BUILT_IN, Array, Column, Schema, ScoreColumns
+from scoremode.values import Floats, Ids, Ints, Raw
+
+FAULT = "this is a fault of the engine"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """The tokens fed in one forward pass, and the rows and targets to score.
+
+    Row r sees ``ids[:r + 1]`` and predicts the next token; position 0 is never a target because no row precedes it.
+    """
+
+    ids: Ids  # (t,) fed
+    rows: Ids  # (m,) ascending, each < t
+    targets: Ids  # (m, k) token ids whose score is wanted at that row
+
+
+class WindowSource(Protocol):
+    """Anything that engines can score: a Plan, or a WindowList."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> Ints: ...  # (windows,) tokens fed by each
+
+    @property
+    def prefix_group(self) -> Ints | None: ...  # (windows,) windows with equal numbers begin with the same prompt
+
+    @property
+    def vocabulary(self) -> int | None: ...  # ids from here on get no probability; None: all ids of the head
+
+    def window(self, index: int) -> Window: ...
+
+
+def prescribed_batches(source: WindowSource) -> list[Ints] | None:
+    """The batches of a source that was cut out of a larger one; None: engines choose batches by their own rule."""
+    found: list[Ints] | None = getattr(source, "batches", None)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class WindowList:
+    """Windows that are given explicitly, not made by a method."""
+
+    items: tuple[Window, ...]
+    prefix_group: Ints | None = None
+    vocabulary: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def lengths(self) -> Ints:
+        return np.array([len(w.ids) for w in self.items], dtype=np.int64)
+
+    def window(self, index: int) -> Window:
+        return self.items[index]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers(ScoreColumns):
+    """An engine's answer to one window: one line per requested row, one column per target of that row.
+
+    Only ``logprob`` is required. None means "not measured": it is shown as such everywhere, and nothing is filled in.
+    ``top`` and ``top_logprob`` are given together or not at all. All answers of one engine have the same columns.
+    Columns that the engine itself declared are given by name in ``more``, and are attributes too.
+    """
+
+    states: Raw | None = None  # (m, d) final hidden states, bit for bit; only if they were requested
+    kl: Floats | None = None  # (m,) nats, KL(baseline‖this model); only if a baseline was given
+    records: Raw | None = None  # (m, words) uint16, the whole distributions in 16 bits; only if they were requested
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A column that the engine declared itself; Python calls this only for names that are no fields."""
+            if name != "more" and name in self.more:
+                return self.more[name]
+            raise AttributeError(f"there is no column '{name}'")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that were measured, in the order of the schema.
+
+        >>> Answers(np.zeros((1, 1)), entropy=np.zeros(1)).columns
+        ('logprob', 'entropy')
+        """
+        given = (getattr(self, name) is not None for name in _NAMES)
+        own = _NAMES if all(given) else tuple(name for name in _NAMES if getattr(self, name) is not None)
+        return (*own, *self.more) if self.more else own
+
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """Everything that was given, by name: columns, and what was requested in addition."""
+        for name in (*self.columns, *REQUESTED):
+            if (column := getattr(self, name)) is not None:
+                yield name, column
+
+    @staticmethod
+    def of(arrays: dict[str, Any]) -> Answers:
+        """Answers from arrays by name, as ``arrays`` gives them."""
+        known = {name: array for name, array in arrays.items() if name in _NAMES or name in REQUESTED}
+        return Answers(**known, more={name: array for name, array in arrays.items() if name not in known})
+
+
+REQUESTED = ("states", "kl", "records")
+"""What answers have only if it was requested. One line per row."""
+
+_NAMES = BUILT_IN.names
+
+T = TypeVar("T")
+
+
+def measured(column: T | None) -> T:
+    """The column itself, for code that knows it was measured (not None).
+
+    >>> measured([1, 2])
+    [1, 2]
+    """
+    assert column is not None, "a column that was not measured"
+    return column
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
+    """Require one number for each target of each window, none of them NaN; minus infinity is a probability of zero.
+
+    Every column that was given has its shape. Whoever collects answers checks that all have the same columns.
+    """
+    if len(found) > 1 and _all_sound(schema, source, found):
+        return
+    for index, answers in found:
+        _check_window(schema, source, index, answers)
+
+
+def _check_window(schema: Schema, source: WindowSource, index: int, answers: Answers) -> None:
+    names = answers.columns
+    wrong = schema.set_problem(names)
+    if wrong is not None:
+        raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
+    shape = targets_shape(source, index)
+    for column in schema.chosen(names):
+        given = getattr(answers, column.name)
+        wanted = shape if column.per == "target" else shape[:1]
+        if given.shape != wanted:
+            what = "scores" if column.name == "logprob" else f"values of {column.name}"
+            raise EngineError(f"window {index} asked for {wanted} {what} and got {given.shape}", fix=FAULT)
+        if _is_sound(column, given):
+            continue
+        row = int(np.argwhere(np.isnan(given) | (given == np.inf))[0][0])
+        raise EngineError(
+            f"the model gives NaN in window {index} at token {int(source.window(index).rows[row]) + 1}",
+            fix="try --dtype float32; if it stays, the weights are damaged",
+        )
+
+
+def _is_sound(column: Column, values: Array) -> bool:
+    """No NaN, and no plus infinity. The largest of several numbers is NaN if one of them is."""
+    return column.dtype != "float64" or not values.size or bool(np.maximum.reduce(values, axis=None) < np.inf)
+
+
+def _all_sound(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> bool:
+    """Does ``_check_window`` accept all of them? The columns of all windows are looked at together."""
+    names = found[0][1].columns
+    if schema.set_problem(names) is not None or any(answers.columns != names for _, answers in found):
+        return False
+    shapes = [targets_shape(source, index) for index, _ in found]
+    for column in schema.chosen(names):
+        parts = [getattr(answers, column.name) for _, answers in found]
+        if [part.shape for part in parts] != (shapes if column.per == "target" else [shape[:1] for shape in shapes]):
+            return False
+        if not _is_sound(column, np.concatenate(parts, axis=None)):
+            return False
+    return True
+
+
+def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:
+    """How many rows a window asks for, and how many targets for each. A plan knows that without making the window."""
+    counts: Ints | None = getattr(source, "target_counts", None)
+    return source.window(index).targets.shape if counts is None else (int(counts[index]), 1)

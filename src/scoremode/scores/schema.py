@@ -1,0 +1,307 @@
+"""Every column of a run, declared once: journal, Parquet, replicas, service, tables, JSON and docs read this file.
+
+To add a column, add a field to ``ScoreColumns``, compute it (in head/, or in an engine), and test it. An engine from
+another package declares columns of its own in its capabilities; they extend the schema for its runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from scoremode.errors import EngineError
+from scoremode.values import Floats, Ids, Ints, Raw
+
+ROUNDING = 1e-4
+"""Nats by which a log-probability may exceed 0. The target's logit and the largest logit may come from two float32
+products that round differently. scoremode's heads give at most 0 on a CPU; their self-test allows an error of 1e-4."""
+SLACK = 1e-2
+"""Nats by which columns may contradict each other, and an entropy its bound: servers may round as they like."""
+MOST_IDS = 1 << 31  # ids are int32
+
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {"float64": np.dtype("<f8"), "int64": np.dtype("<i8"), "int32": np.dtype("<i4")}
+
+Array = npt.NDArray[Any]
+
+
+class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A number of a run that is a mean over one column."""
+
+    name: str
+    label: str  # in tables
+    share_of: int | None = None  # count the rows with this value, instead of averaging the values
+
+    def values(self, column: Array) -> Array:
+        """What is averaged."""
+        return column if self.share_of is None else column == self.share_of
+
+
+class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One column: its type and shape, what it means, and which values are possible."""
+
+    dtype: Literal["float64", "int64", "int32", "text"]
+    meaning: str  # for the documentation
+    per: Literal["target", "row"] = "row"  # an engine answers with (rows, targets of a row), or with one value per row
+    unit: str = ""
+    least: float = -math.inf
+    most: float | Literal["ids", "last id", "log ids"] = math.inf  # a word: it follows from the size of the vocabulary
+    finite: bool = False  # no infinity, not even where a bound would allow it
+    together: str = ""  # columns with the same word are measured together or not at all
+    optional: bool = True  # may it be missing? Not if its field has no default
+    metrics: tuple[Metric, ...] = ()
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,39}$")] = ""  # that of the field it annotates
+
+    @property
+    def numpy_type(self) -> np.dtype[Any]:
+        """The type in arrays and in files."""
+        return NUMPY_TYPES[self.dtype]
+
+    def impossible_value(self, column: Array, ids: int, least: float | None = None) -> str | None:
+        """The first value that no model with so many ids can give, in words; None if all values are possible."""
+        if not len(column):
+            return None
+        least = self.least if least is None else least
+        most = self.most
+        if isinstance(most, str):
+            most = {"ids": ids, "last id": ids - 1, "log ids": math.log(ids) + SLACK}[most]
+        low, high = np.minimum.reduce(column), np.maximum.reduce(column)  # NaN if one of the values is
+        is_finite = not self.finite or (low > -math.inf and high < math.inf)
+        if low >= least and high <= most and is_finite:
+            return None
+        bad = ~((column >= least) & (column <= most))  # written so that NaN is bad too
+        if not is_finite:
+            bad |= np.isinf(column)
+        return f"{self.name.replace('_', ' ')} is {column[bad][0]:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreColumns:
+    """What is measured for a target, by the engine. None: not measured."""
+
+    __slots__ = ()
+
+    logprob: Annotated[
+        Floats,
+        Column(
+            "float64",
+            "natural logarithm of the target's probability, in nats, at most 0",
+            per="target",
+            unit="nats",
+            most=ROUNDING,
+        ),
+    ]
+    rank: Annotated[
+        Ints | None,
+        Column(
+            "int64",
+            "1 if the target is the model's first choice",
+            per="target",
+            least=1,
+            most="ids",
+            metrics=(Metric("mean_rank", "mean rank"), Metric("top1_accuracy", "top-1 accuracy", share_of=1)),
+        ),
+    ] = None
+    entropy: Annotated[
+        Floats | None,
+        Column(
+            "float64",
+            "entropy of the whole distribution, in nats",
+            unit="nats",
+            least=-ROUNDING,
+            most="log ids",  # largest if all ids are as likely
+            finite=True,
+            metrics=(Metric("mean_entropy", "entropy (nats)"),),
+        ),
+    ] = None
+    top: Annotated[
+        Ids | None,
+        Column("int32", "id of the model's first choice", least=0, most="last id", together="first choice"),
+    ] = None
+    top_logprob: Annotated[
+        Floats | None,
+        Column(
+            "float64",
+            "logprob of the model's first choice",
+            unit="nats",
+            most=ROUNDING,
+            finite=True,
+            together="first choice",
+        ),
+    ] = None
+    more: Mapping[str, Raw] = field(default_factory=dict, kw_only=True)  # columns that the engine itself declared
+
+
+@dataclass(frozen=True, eq=False)
+class FactColumns:
+    """Each target's position in the text and its token's text, which a person needs to read the scores."""
+
+    __slots__ = ()
+
+    window: Annotated[Ints, Column("int64", "the window that the target is scored in")]
+    document: Annotated[Ints, Column("int64", "the document that it stands in")]
+    token: Annotated[Ints, Column("int64", "its index in the stream of all tokens")]
+    id: Annotated[Ids, Column("int32", "the id of its token")]
+    byte_len: Annotated[Ids, Column("int32", "number of bytes that it owns")]
+    word_starts: Annotated[Ids, Column("int32", "number of words that begin in it")]
+    group: Annotated[Ints, Column("int64", "targets of one group are not independent of each other")]
+    weight: Annotated[Floats, Column("float64", "how much it counts in the method's mean")]
+    text: Annotated[npt.NDArray[np.object_], Column("text", "the text of its token; equal ids have equal texts")]
+    top_text: Annotated[
+        npt.NDArray[np.object_] | None, Column("text", "the text of `top`", together="first choice")
+    ] = None
+
+
+KL = Column(
+    "float64",
+    "KL(baseline‖this model), if the run was compared with a baseline",
+    unit="nats",
+    least=0.0,
+    name="kl",
+)
+
+
+def _declared(owner: type) -> tuple[Column, ...]:
+    """The columns that a class declares, in the order of its fields."""
+    hints, found = get_type_hints(owner, include_extras=True), []
+    for own in fields(owner):
+        for note in getattr(hints[own.name], "__metadata__", ()):
+            found.append(msgspec.structs.replace(note, name=own.name, optional=own.default is not MISSING))
+    return tuple(found)
+
+
+FACTS = _declared(FactColumns)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a run: those that every engine may give, and those that its own engine declared."""
+
+    scores: tuple[Column, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.scores)
+
+    @cached_property
+    def optional(self) -> tuple[str, ...]:
+        """Names of the columns that an engine may lack."""
+        return tuple(column.name for column in self.scores if column.optional)
+
+    @cached_property
+    def metrics(self) -> tuple[tuple[Column, Metric], ...]:
+        """The metrics that are means over a column, with their columns."""
+        return tuple((column, metric) for column in self.scores for metric in column.metrics)
+
+    @cached_property
+    def declared(self) -> tuple[Column, ...]:
+        """The columns that an engine declared itself."""
+        return self.scores[len(BUILT_IN.scores) :]
+
+    def chosen(self, names: Container[str]) -> tuple[Column, ...]:
+        """The columns of these names, in the order of the schema."""
+        return tuple(column for column in self.scores if column.name in names)
+
+    def in_order(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """These names in the order of the schema."""
+        return names if names == BUILT_IN.names else tuple(name for name in self.names if name in names)
+
+    def extended(self, declared: Sequence[Column]) -> Schema:
+        """This schema and the columns of an engine, each with its mean as a metric."""
+        if not declared:
+            return self
+        taken, found = {*self.names, *RESERVED}, []
+        for column in declared:
+            try:
+                checked = msgspec.convert(msgspec.to_builtins(column), Column)
+            except msgspec.ValidationError as wrong:
+                raise _misdeclared(column, str(wrong)) from None
+            if checked.name in taken or checked.dtype == "text":
+                raise _misdeclared(column, "the name is taken" if checked.name in taken else "it is not a number")
+            taken.add(checked.name)
+            label = f"mean {checked.name.replace('_', ' ')}" + (f" ({checked.unit})" if checked.unit else "")
+            mean = Metric(f"mean_{checked.name}", label)
+            found.append(msgspec.structs.replace(checked, metrics=(mean,), optional=True))
+        return Schema((*self.scores, *found))
+
+    def set_problem(self, names: Sequence[str]) -> str | None:
+        """What is wrong with a set of columns, in words; None if it is valid.
+
+        >>> BUILT_IN.set_problem(("logprob", "top"))
+        'top and top_logprob come together or not at all'
+        """
+        if names == self.names:
+            return None
+        for name in names:
+            if name not in self.names:
+                return f"{name} was not declared"
+        for column in self.scores:
+            if column.name not in names and not column.optional:
+                return f"{column.name} is missing"
+        for word in {column.together for column in self.scores if column.together}:
+            joint = [column.name for column in self.scores if column.together == word]
+            if 0 < sum(name in names for name in joint) < len(joint):
+                return f"{joined_names(joint)} come together or not at all"
+        return None
+
+    def impossible_value(
+        self, columns: Mapping[str, Array], vocabulary: int | None = None, least_kl: float = 0.0
+    ) -> str | None:
+        """The first value that no model can give, in words; None if all values are possible.
+
+        Minus infinity is allowed, as a probability of zero; so is an infinite divergence.
+        """
+        ids = vocabulary or MOST_IDS
+        for column in self.scores:
+            if column.name in columns and (wrong := column.impossible_value(columns[column.name], ids)):
+                return wrong
+        return KL.impossible_value(columns[KL.name], ids, least_kl) if KL.name in columns else None
+
+
+def contradiction(columns: Mapping[str, Array]) -> str | None:
+    """The first value that cannot be beside another one of its target, in words; None if there is none.
+
+    No token is more likely than the first choice. The entropy is the mean of -log p, so at least -log p of that one.
+    """
+    top = columns.get("top_logprob")
+    if top is None or not len(top):
+        return None
+    logprob, entropy = columns["logprob"], columns.get("entropy")
+    if (bad := logprob > top + SLACK).any():
+        return f"top logprob is {top[bad][0]:g}, below the logprob {logprob[bad][0]:g} of a token"
+    if entropy is not None and (bad := entropy < -top - SLACK).any():
+        return f"entropy is {entropy[bad][0]:g}, and top logprob {top[bad][0]:g}"
+    return None
+
+
+def joined_names(names: Sequence[str]) -> str:
+    """Names joined for use in a sentence.
+
+    >>> joined_names(("logprob", "rank", "entropy"))
+    'logprob, rank and entropy'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def as_table(columns: Sequence[Column]) -> str:
+    """Columns as a table for the documentation, which a test compares with docs/scores.md and docs/runs.md."""
+    lines = [f"| `{column.name}` | {column.meaning} |" for column in columns]
+    return "\n".join(["| column | meaning |", "|---|---|", *lines])
+
+
+def _misdeclared(column: object, why: str) -> EngineError:
+    name = getattr(column, "name", column)
+    return EngineError(f"the engine declares the column {name!r} wrongly: {why}", fix="this is a fault of the engine")
+
+
+BUILT_IN = Schema(_declared(ScoreColumns))
+"""The columns that every engine may give."""
+
+RESERVED = frozenset({*(column.name for column in FACTS), KL.name, "states", "records", "more", "nll"})
+"""Names that a declared column may not have."""
