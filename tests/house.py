@@ -13,6 +13,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "arguments"),
     ("places",),
     ("text", "head"),
+    ("disk",),
     ("scores",),
     ("plan",),
     ("store",),

@@ -1,6 +1,6 @@
 """The shape of the house, held by tests: imports go down only, and help answers without the heavy libraries.
 
-cli ▶ report ▶ {harness, service} ▶ verbs ▶ cluster ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ scores
+cli ▶ report ▶ {harness, service} ▶ verbs ▶ cluster ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ scores ▶ disk
     ▶ {text, head} ▶ places ▶ values, errors, arguments
 """
 

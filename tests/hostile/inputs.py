@@ -535,8 +535,8 @@ KLDS: dict[str, Damage] = {
 
 def impossible_entropy(path: Path) -> None:
     """The entropy of the first target becomes 7, which is above ln 512, under a new checksum."""
+    from scoremode.disk.records import RecordFile, read_record_header
     from scoremode.scores.journal import SECONDS
-    from scoremode.scores.records import RecordFile, read_record_header
     from scoremode.scores.schema import BUILT_IN
 
     header = read_record_header(path)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import struct
+from functools import reduce
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.engines.messages import Against, Asked, QuestionHeader, answer_parts, read_answers
+from scoremode.engines.messages import Against, Asked, answer_message, read_answers
 from scoremode.errors import InputError
 from scoremode.plan.windows import Answers, Window
-from scoremode.scores.packing import MAGIC, START, VERSION, Message
+from scoremode.scores.packing import START, VERSION, PackedWindows
 from scoremode.scores.schema import BUILT_IN
-from scoremode.values import Raw
 
 
 def example() -> Asked:
@@ -31,7 +31,7 @@ def example() -> Asked:
 
 def test_every_bit_of_a_request_comes_back() -> None:
     asked = example()
-    found = Asked.from_bytes(b"".join(asked.to_parts()))
+    found = Asked.from_bytes(asked.to_bytes())
     assert (found.vocabulary, found.shared) == (40, (True, False, True))
     for a, b in zip(asked.windows, found.windows, strict=True):
         for name in ("ids", "rows", "targets"):
@@ -63,7 +63,7 @@ def answers_to(asked: Asked) -> list[Answers]:
 def test_every_bit_of_an_answer_comes_back() -> None:
     asked = example()
     sent = answers_to(asked)
-    data = b"".join(answer_parts("abc", sent, BUILT_IN))
+    data = answer_message("abc", sent, BUILT_IN)
     instance, found = read_answers(data, asked, BUILT_IN)
     assert instance == "abc"
     for a, b in zip(sent, found, strict=True):
@@ -71,53 +71,51 @@ def test_every_bit_of_an_answer_comes_back() -> None:
             np.testing.assert_array_equal(column, getattr(b, name))
     with pytest.raises(InputError, match="has the columns"):
         read_answers(data, Asked(asked.windows), BUILT_IN)
-    with pytest.raises(InputError, match="entries, but the windows need"):
+    with pytest.raises(InputError, match="other windows"):
         read_answers(data, Asked(asked.windows[:1], against=asked.against), BUILT_IN)
 
 
-def packed(kind: str, fields: dict[str, Any], arrays: dict[str, Raw]) -> bytes:
-    """A message as anybody may write it, with any header."""
-    described = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    header = json.dumps({"arrays": described, **fields, "kind": kind}).encode()
-    header += b" " * (-(START.size + len(header)) % 8)
-    data = START.pack(MAGIC, VERSION, len(header)) + header
-    for array in arrays.values():
-        data += array.tobytes() + b"\0" * (-array.nbytes % 8)
-    return data
+def changed(data: bytes, **fields: Any) -> bytes:
+    """A message with other values in some fields; ``windows__ids`` is the field ids of the field windows."""
+    value = msgspec.msgpack.decode(data[START.size :])
+    for path, new in fields.items():
+        *parents, name = path.split("__")
+        reduce(dict.__getitem__, parents, value)[name] = new
+    return data[: START.size] + msgspec.msgpack.encode(value)
 
 
-def with_header(data: bytes, **changed: Any) -> bytes:
-    """A message with another header."""
-    _, _, length = START.unpack(data[: START.size])
-    old = json.loads(data[START.size : START.size + length])
-    return packed(old.pop("kind"), {**old, **changed}, {}) + data[START.size + length :]
+def sent(dtype: str, shape: list[Any], data: bytes = b"") -> list[Any]:
+    """An array as it travels."""
+    return [dtype, shape, data]
 
 
-def changed(**header: Any) -> bytes:
-    """The example with another header."""
-    return with_header(b"".join(example().to_parts()), **header)
-
-
-GOOD = b"".join(example().to_parts())
+GOOD = example().to_bytes()
 BAD: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "not a message"),
     "other magic": (b"SCOREMOX" + GOOD[8:], "not a message"),
     "a later version": (GOOD[:8] + struct.pack("<I", VERSION + 1) + GOOD[12:], f"version {VERSION + 1}"),
-    "header longer than the message": (GOOD[:12] + struct.pack("<I", 1 << 31) + GOOD[16:], "cut or too long"),
-    "header that is not JSON": (GOOD[:16] + b"!" + GOOD[17:], "not JSON"),
-    "another kind": (packed("head", {}, {}), "$.kind"),
-    "cut": (GOOD[:-8], "came with"),
-    "longer": (GOOD + b"\0" * 8, "came with"),
-    "a negative length": (changed(arrays={"ids": ["<i4", [-1]]}), "$.arrays"),
-    "a huge array": (changed(arrays={"ids": ["<i4", [1 << 47, 1 << 47]]}), "came with"),
-    "a float as a length": (changed(arrays={"ids": ["<i4", [1.5]]}), "$.arrays"),
-    "an unknown type": (changed(arrays={"ids": ["object", [1]]}), "$.arrays"),
-    "three dimensions": (changed(arrays={"ids": ["<i4", [1, 1, 1]]}), "$.arrays"),
-    "no arrays": (changed(arrays=[]), "$.arrays"),
-    "vocabulary below 0": (changed(vocabulary=-1), "vocabulary"),
-    "vocabulary NaN": (changed(vocabulary=float("nan")), "not JSON"),
-    "a digest that is a number": (changed(against=5), "against"),
-    "states of an unknown dtype": (changed(states_dtype="float8"), "$.states_dtype"),
+    "an earlier version": (GOOD[:8] + struct.pack("<I", 1) + GOOD[12:], "version 1"),
+    "what is not MessagePack": (GOOD[:12] + b"\xc1" + GOOD[13:], "is wrong"),
+    "another kind": (changed(GOOD, type="answers"), "$.type"),
+    "cut": (GOOD[:-8], "is wrong"),
+    "longer": (GOOD + b"\0" * 8, "is wrong"),
+    "lists in lists without end": (GOOD[:12] + b"\x81\xa7windows\x81\xa3ids" + b"\x91" * 100_000, "is wrong"),
+    "a negative length": (changed(GOOD, windows__ids=sent("<i4", [-1])), "$.windows.ids"),
+    "a huge array": (changed(GOOD, windows__ids=sent("<i4", [1 << 47, 1 << 47])), "$.windows.ids"),
+    "a float as a length": (changed(GOOD, windows__ids=sent("<i4", [1.5])), "$.windows.ids"),
+    "an unknown type": (changed(GOOD, windows__ids=sent("|O", [1], b"12345678")), "$.windows.ids"),
+    "another type": (changed(GOOD, windows__ids=sent("<f4", [0])), "$.windows.ids"),
+    "three dimensions": (changed(GOOD, windows__ids=sent("<i4", [1, 1, 1], b"1234")), "$.windows.ids"),
+    "a text as an array": (changed(GOOD, windows__ids="abc"), "$.windows.ids"),
+    "no array": (changed(GOOD, windows__ids=None), "$.windows.ids"),
+    "fewer ids": (changed(GOOD, windows__ids=sent("<i4", [1], b"1234")), "do not end where"),
+    "vocabulary below 0": (changed(GOOD, vocabulary=-1), "$.vocabulary"),
+    "vocabulary NaN": (changed(GOOD, vocabulary=float("nan")), "$.vocabulary"),
+    "a digest that is a number": (changed(GOOD, against__digest=5), "$.against.digest"),
+    "states of an unknown dtype": (changed(GOOD, against__dtype="float8"), "$.against.dtype"),
+    "states of another dtype": (changed(GOOD, against__dtype="float32"), "one line per row"),
+    "too few states": (changed(GOOD, against__states=sent("<u2", [0, 6])), "one line per row"),
+    "too few that are shared": (changed(GOOD, shared=[True]), "one value per window"),
 }
 
 
@@ -131,17 +129,13 @@ def test_bad_messages_are_refused_in_one_line(name: str) -> None:
     assert caught.value.fix
 
 
-def test_counts_that_do_not_fit_their_arrays() -> None:
-    asked = example()
-    message = Message(b"".join(asked.to_parts()), QuestionHeader)
-    arrays = {name: message.array(name, place.dtype.str, len(place.shape)) for name, place in message.places.items()}
-    for name in ("tokens", "rows_of", "targets_of"):
-        for wrong in (1 << 30, -1, 0):
-            counts = arrays[name].copy()
-            counts[0] = wrong
-            with pytest.raises(InputError):
-                Asked.from_bytes(packed("score", {"vocabulary": 0}, {**arrays, name: counts}))
-    assert len(Asked.from_bytes(packed("score", {"vocabulary": 0}, arrays)).windows) == 3
+@pytest.mark.parametrize("name", ["id_ends", "row_ends", "target_ends", "widths"])
+@pytest.mark.parametrize("wrong", [1 << 62, 1 << 30, -1, 0])
+def test_ends_that_do_not_fit_their_arrays(name: str, wrong: int) -> None:
+    counts = getattr(PackedWindows.of(example().windows), name).copy()
+    counts[0] = wrong
+    with pytest.raises(InputError):
+        Asked.from_bytes(changed(GOOD, **{f"windows__{name}": sent("<i8", [3], counts.tobytes())}))
 
 
 @settings(max_examples=300, deadline=None)

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from scoremode.engines.base import StoredHead
-from scoremode.engines.heads import FOLDER, HeadFile, head_parts
+from scoremode.engines.heads import FOLDER, LENGTH, HeadFile, head_parts
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.service import SameService, find_service, is_service
 from scoremode.errors import EngineError, InputError
-from scoremode.scores.packing import VERSION
+from scoremode.scores.packing import MAGIC, START, VERSION
 from scoremode.service.heads import Heads
 from scoremode.service.limits import AbsentError, BusyError, TooLargeError
 
@@ -98,7 +98,7 @@ def test_a_head_comes_back_bit_for_bit(heads: Heads) -> None:
         weight = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
         np.testing.assert_array_equal(found.weight(2, 3), weight[2:5])
         np.testing.assert_array_equal(found.bias(2, 3), weight[2:5, 0])
-        assert (found.header.scale, found.header.softcap, found.vocabulary) == (0.5, 30.0, 6)
+        assert (found.header.scale, found.header.softcap, found.header.vocabulary) == (0.5, 30.0, 6)
         with pytest.raises(ValueError, match="ids 5 to 7"):
             found.weight(5, 2)
 
@@ -138,7 +138,7 @@ def test_the_quota_drops_what_was_unused_for_longest(heads: Heads) -> None:
 
 def test_a_file_that_is_no_head(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(made(1).replace(b'"scale":0.5', b'"scale":NaN'))
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match="described wrongly"):
         HeadFile.open(tmp_path / "x")
 
 
@@ -288,27 +288,28 @@ def test_a_client_that_stalls_takes_no_room() -> None:
 
 def test_too_many_windows_are_refused_before_they_are_made() -> None:
     from scoremode.engines.messages import Asked, TooManyError
-    from tests.service.test_messages import packed
+    from scoremode.plan.windows import Window
 
-    none, numbers = np.zeros(5, "<i8"), np.zeros(0, "<i4")
-    counts = {"tokens": none, "rows_of": none, "targets_of": none, "shared": np.zeros(5, "<i4")}
-    data = packed("score", {}, {**counts, "ids": numbers, "rows": numbers, "targets": numbers})
+    none = np.zeros(0, np.int32)
+    data = Asked((Window(none, none, np.zeros((0, 0), np.int32)),) * 5).to_bytes()
     assert len(Asked.from_bytes(data, 5).windows) == 5
     with pytest.raises(TooManyError, match="5 windows"):
         Asked.from_bytes(data, 4)
 
 
 def test_fields_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
-    from scoremode.engines.heads import HeadFile
-    from scoremode.errors import InputError
-    from tests.service.test_messages import packed
 
-    good = {"vocabulary": 3, "dtype": "float32", "bias_dtype": "float32", "scale": 1.0, "softcap": None}
-    bad: dict[str, Any]
-    for bad in ({}, {"dtype": ["float32"]}, {"bias_dtype": {}}, {"scale": 10**400}, {"softcap": 10**400}):
-        (tmp_path / "head").write_bytes(packed("head", {**good, **bad}, {"weight": np.zeros((3, 2), "<f4")}))
+    good = {"type": "head", "vocabulary": 3, "width": 2, "dtype": "float32", "bias_dtype": None, "scale": 1.0}
+    wrong: list[dict[str, Any]] = [
+        *({"dtype": ["float32"]}, {"dtype": "float8"}, {"bias_dtype": {}}, {"bias_dtype": "float32"}, {"type": "x"}),
+        *({"scale": 10**400}, {"softcap": 10**400}, {"vocabulary": 0}, {"vocabulary": 4}, {"width": -2}),
+    ]
+    for bad in ({}, *wrong):
+        text = json.dumps({**good, **bad}).encode()
+        head = START.pack(MAGIC, VERSION) + LENGTH.pack(len(text)) + text + bytes(24)
+        (tmp_path / "head").write_bytes(head)
         if not bad:
-            assert HeadFile.open(tmp_path / "head").width == 2
+            assert HeadFile.open(tmp_path / "head").header.width == 2
             continue
         with pytest.raises(InputError):
             HeadFile.open(tmp_path / "head")

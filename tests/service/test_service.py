@@ -36,7 +36,7 @@ from scoremode.store.reference import Reference
 from scoremode.verbs.question import ask
 from tests.makers import make_small_llama, make_tokenizer
 from tests.service.conftest import KEY, ServedModel
-from tests.service.test_messages import with_header
+from tests.service.test_messages import changed
 
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 30
 SCORE = "/v1/scoremode/score"
@@ -257,7 +257,7 @@ def test_the_key_is_wanted_and_shown_nowhere(served: ServedModel) -> None:
 
 
 def message(*made: Window, **changes: Any) -> bytes:
-    return b"".join(replace(Asked(made), **changes).to_parts())
+    return replace(Asked(made), **changes).to_bytes()
 
 
 def bad_window(ids: Any = (5, 6, 7), rows: Any = (0, 1), targets: Any = ((6,), (7,))) -> bytes:
@@ -301,7 +301,7 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     ),
     "a list for a dtype": (
         SCORE,
-        with_header(message(ONE), against="a" * 64, states_dtype=["float32"]),
+        changed(message(ONE), against={"digest": "a" * 64, "dtype": ["float32"], "states": None}),
         CONTENT_TYPE,
         400,
         "do not name a head",

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scoremode.disk.records import MAGIC, RecordFile
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
 from scoremode.scores.journal import COLUMNS_ARE, Journal, header, read_identity
-from scoremode.scores.records import MAGIC, RecordFile
 from scoremode.scores.schema import BUILT_IN, KL, ROUNDING
 from tests.partial_engine import SUBSETS, PartialEngine, named
 from tests.plan.test_recipes import tokens_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.scores.records import RecordFile, read_record_header
 
 HEADER = {"work": "one"}
 BODIES = [b"first", b"", b"third" * 9]

@@ -161,7 +161,7 @@ KILLED = """
 import os, shutil, sys
 folder, template, *arguments = sys.argv[1:]
 from scoremode.store import reference_writer
-from scoremode.scores import records
+from scoremode.disk import records
 from scoremode.cli.main import main
 import pyarrow.parquet
 

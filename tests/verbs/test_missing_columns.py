@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
+from scoremode.disk.records import HEAD
 from scoremode.engines import registry
 from scoremode.engines.base import SCORES as ONLY_SCORES
 from scoremode.engines.base import Want
@@ -28,7 +29,6 @@ from scoremode.report.terminal.prob import sequence_table
 from scoremode.report.terminal.run import run_table
 from scoremode.scores.journal import COLUMNS_ARE
 from scoremode.scores.parquet import ColumnFile
-from scoremode.scores.records import HEAD
 from scoremode.scores.schema import BUILT_IN
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import check, parse

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from scoremode.disk.records import HEAD, RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.scores.records import HEAD, RecordFile, read_record_header
 from scoremode.store.locks import Lock
 from scoremode.store.numerics import NUMERICS
 from scoremode.store.outputs import check_output

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.scores.records import HEAD
+from scoremode.disk.records import HEAD
 from scoremode.store.runs import JOURNAL, MANIFEST
 from tests import forked
 from tests.makers import OBEY_INTERRUPTS

@@ -1,4 +1,4 @@
-"""Heads of baselines that are sent to a scoring service: one message each, kept under the digest of its bytes."""
+"""Heads of baselines that are sent to a scoring service, and kept there under the digest of their bytes."""
 
 from __future__ import annotations
 
@@ -6,46 +6,63 @@ import hashlib
 import math
 import os
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from scoremode.engines.base import StoredHead
 from scoremode.engines.messages import StatesDtype
 from scoremode.errors import InputError
-from scoremode.scores.packing import MOST_HEADER, START, Header, Layout, Parts, pack, read_layout
+from scoremode.scores.packing import MAGIC, START, VERSION, require_version
 from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import Raw
 
 FOLDER = "SCOREMODE_SERVICE_FOLDER"  # where a service keeps what clients send; its workers read it there
 DIGEST = re.compile(r"[0-9a-f]{64}")
-WIDEST = 1 << 20
+LENGTH = struct.Struct("<I")
+MOST_HEADER = 1 << 12  # bytes
+
+Parts = list[bytes | memoryview]
+"""Bytes that are sent one after the other, so that a large array is not copied."""
 
 
-class HeadHeader(Header, kw_only=True, tag="head"):
-    """What a message with a head says of it."""
+class HeadHeader(msgspec.Struct, tag="head"):
+    """What a head is. Its matrix and its bias follow, bit for bit."""
 
-    vocabulary: int
+    vocabulary: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    width: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
     dtype: StatesDtype
-    bias_dtype: StatesDtype
+    bias_dtype: StatesDtype | None  # None: it has no bias
     scale: float
     softcap: float | None = None
 
+    @property
+    def matrix_bytes(self) -> int:
+        return self.vocabulary * self.width * RAW_DTYPES[self.dtype].itemsize
+
+    @property
+    def bias_bytes(self) -> int:
+        return 0 if self.bias_dtype is None else self.vocabulary * RAW_DTYPES[self.bias_dtype].itemsize
+
 
 def head_parts(head: StoredHead) -> Parts:
-    """A head as a message."""
+    """A head as bytes, in pieces: the start of every message, the header's length, the header in JSON, the arrays."""
     header = HeadHeader(
         vocabulary=head.vocabulary,
+        width=head.weight.shape[1],
         dtype=head.dtype,  # type: ignore[arg-type]
-        bias_dtype=head.bias_dtype,  # type: ignore[arg-type]
+        bias_dtype=None if head.bias is None else head.bias_dtype,  # type: ignore[arg-type]
         scale=head.scale,
         softcap=head.softcap,
     )
-    arrays = {"weight": np.ascontiguousarray(head.weight[: head.vocabulary])}
-    if head.bias is not None:
-        arrays["bias"] = np.ascontiguousarray(head.bias[: head.vocabulary])
-    return pack(header, arrays)
+    text = msgspec.json.encode(header)
+    arrays = [own[: head.vocabulary] for own in (head.weight, head.bias) if own is not None]
+    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+    return [START.pack(MAGIC, VERSION) + LENGTH.pack(len(text)) + text, *raw]
 
 
 def digest_of(parts: Parts) -> str:
@@ -68,48 +85,44 @@ class HeadFile:
     """A head that was sent, checked, and read only where it is needed."""
 
     path: Path
-    layout: Layout[HeadHeader]
-    width: int
+    header: HeadHeader
+    offset: int  # of the matrix
 
     @staticmethod
     def open(path: Path) -> HeadFile:
         """The head in a file; InputError if the file is anything else."""
         with path.open("rb") as file:
-            start = file.read(START.size + MOST_HEADER)
-        layout = read_layout(start, HeadHeader)
-        if path.stat().st_size != layout.size:
-            raise InputError(f"a head of {layout.size} bytes came with {path.stat().st_size}", fix="send it again")
-        header, weight, bias = layout.header, layout.places.get("weight"), layout.places.get("bias")
-        if weight is None:
-            raise InputError("a head has no matrix", fix="send weight, dtype and bias_dtype")
-        rows, width = weight.shape if len(weight.shape) == 2 else (0, 0)
-        good = weight.dtype == RAW_DTYPES[header.dtype] and 0 < rows == header.vocabulary and 0 < width <= WIDEST
-        good = good and (bias is None or (bias.dtype == RAW_DTYPES[header.bias_dtype] and bias.shape == (rows,)))
-        if not good or not math.isfinite(header.scale) or not math.isfinite(header.softcap or 0.0):
-            raise InputError("the matrix, bias, scale or cap of a head is described wrongly", fix="send it again")
-        return HeadFile(path, layout, width)
-
-    @property
-    def header(self) -> HeadHeader:
-        return self.layout.header
-
-    @property
-    def vocabulary(self) -> int:
-        return self.header.vocabulary
+            start = file.read(START.size + LENGTH.size)
+            require_version(start)
+            length = int.from_bytes(start[START.size :], "little")
+            text = file.read(min(length, MOST_HEADER))
+        try:
+            header = msgspec.json.decode(text, type=HeadHeader)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
+            raise InputError(f"the head of a baseline is described wrongly ({wrong})", fix="send it again") from None
+        if not math.isfinite(header.scale) or not math.isfinite(header.softcap or 0.0):
+            raise InputError("the scale or cap of a head is no number", fix="send it again")
+        offset = START.size + LENGTH.size + length
+        size = offset + header.matrix_bytes + header.bias_bytes
+        if path.stat().st_size != size:
+            raise InputError(f"a head of {size} bytes came with {path.stat().st_size}", fix="send it again")
+        return HeadFile(path, header, offset)
 
     def weight(self, first: int, count: int) -> Raw:
         """Rows of the matrix (count, width)."""
-        return self._read("weight", first, count, self.width).reshape(-1, self.width)
+        width = self.header.width
+        return self._read(self.offset, RAW_DTYPES[self.header.dtype], first, count, width).reshape(-1, width)
 
     def bias(self, first: int, count: int) -> Raw | None:
-        return self._read("bias", first, count, 1) if "bias" in self.layout.places else None
+        dtype = self.header.bias_dtype
+        if dtype is None:
+            return None
+        return self._read(self.offset + self.header.matrix_bytes, RAW_DTYPES[dtype], first, count, 1)
 
-    def _read(self, name: str, first: int, count: int, per_row: int) -> Raw:
-        place = self.layout.places[name]
-        if first < 0 or first + count > self.vocabulary:
-            raise ValueError(f"ids {first} to {first + count} of a head of {self.vocabulary}")
-        at = place.offset + first * per_row * place.dtype.itemsize
-        found: Raw = np.fromfile(self.path, place.dtype, count * per_row, offset=at)
+    def _read(self, begin: int, dtype: np.dtype[Any], first: int, count: int, per_row: int) -> Raw:
+        if first < 0 or first + count > self.header.vocabulary:
+            raise ValueError(f"ids {first} to {first + count} of a head of {self.header.vocabulary}")
+        found: Raw = np.fromfile(self.path, dtype, count * per_row, offset=begin + first * per_row * dtype.itemsize)
         if len(found) != count * per_row:
             raise ValueError("a head was cut")
         return found

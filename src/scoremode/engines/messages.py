@@ -1,4 +1,4 @@
-"""Questions and answers between a client and a scoring service, as messages: scores/packing.py."""
+"""Questions and answers between a client and a scoring service: typed values, as scores/packing.py packs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from scoremode.errors import InputError
 from scoremode.scores.answers import Answers, Window
-from scoremode.scores.packing import AGAIN, Header, Message, PackedAnswers, PackedWindows, Parts, pack
+from scoremode.scores.packing import AGAIN, PackedAnswers, PackedWindows, from_message, to_message
 from scoremode.scores.schema import Schema
 from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import Ids, Raw
@@ -23,23 +23,33 @@ class TooManyError(InputError):
     """More windows than a request may have."""
 
 
-class QuestionHeader(Header, kw_only=True, tag="score"):
-    """What a request says of its windows."""
+class SentBaseline(msgspec.Struct):
+    """A baseline: the digest of its head, which was sent before, and its states for the rows of all windows."""
 
+    digest: str
+    dtype: StatesDtype
+    states: Raw  # (rows, width)
+
+
+class SentQuestion(msgspec.Struct, tag="score"):
+    """Windows to score, as they travel."""
+
+    windows: PackedWindows
+    shared: tuple[bool, ...]
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0
-    against: str | None = None
-    states_dtype: StatesDtype | None = None
+    against: SentBaseline | None = None
 
 
-class AnswerHeader(Header, kw_only=True, tag="answers"):
-    """Which server gave the answers."""
+class SentAnswers(msgspec.Struct, tag="answers"):
+    """Which server answered, and its answers to all windows of a request."""
 
     instance: str
+    answers: PackedAnswers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Against:
-    """A baseline: the digest of its head, which was sent before, and its hidden states for the rows of each window."""
+    """A baseline: the digest of its head, and its hidden states for the rows of each window."""
 
     digest: str
     dtype: str
@@ -55,13 +65,12 @@ class Asked:
     shared: tuple[bool, ...] = ()  # does a window begin like others? Empty: none does
     against: Against | None = None
 
-    def to_parts(self) -> Parts:
-        header, arrays = QuestionHeader(vocabulary=self.vocabulary), PackedWindows.of(self.windows).arrays()
-        arrays["shared"] = np.array(self.shared or [False] * len(self.windows), "<i4")
+    def to_bytes(self) -> bytes:
+        against, shared = None, self.shared or (False,) * len(self.windows)
         if self.against is not None:
-            header.against, header.states_dtype = self.against.digest, self.against.dtype  # type: ignore[assignment]
-            arrays["states"] = np.concatenate(self.against.states).astype(RAW_DTYPES[self.against.dtype], copy=False)
-        return pack(header, arrays)
+            states = np.concatenate(self.against.states).astype(RAW_DTYPES[self.against.dtype], copy=False)
+            against = SentBaseline(self.against.digest, self.against.dtype, states)  # type: ignore[arg-type]
+        return to_message(SentQuestion(PackedWindows.of(self.windows), shared, self.vocabulary, against))
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, most: int | None = None) -> Asked:
@@ -69,35 +78,33 @@ class Asked:
 
         More than ``most`` windows are refused before any is made: millions of them would take all memory.
         """
-        message = Message(data, QuestionHeader)
-        count = len(message.counts("tokens"))
+        sent = from_message(data, SentQuestion)
+        packed, count, against = sent.windows, len(sent.windows), None
         if most is not None and count > most:
             raise TooManyError(f"{count} windows are more than the {most} of a request", fix="send several requests")
-        packed, shared = PackedWindows.read(message), message.array("shared", "<i4", 1)
-        if len(shared) != count:
-            raise InputError("shared does not have one number per window", fix=AGAIN)
+        packed.check()
+        if len(sent.shared) != count:
+            raise InputError("shared does not have one value per window", fix=AGAIN)
+        if sent.against is not None:
+            states, dtype = sent.against.states, RAW_DTYPES[sent.against.dtype]
+            if states.dtype != dtype or states.ndim != 2 or len(states) != len(packed.rows):
+                raise InputError("states does not have one line per row, of its dtype", fix=AGAIN)
+            split = np.split(states, packed.row_ends[:-1]) if count else []
+            against = Against(sent.against.digest, sent.against.dtype, tuple(split))
         windows = tuple(packed.window(index) for index in range(count))
-        against, header = None, message.header
-        if header.against is not None:
-            if header.states_dtype is None:
-                raise InputError("against and states_dtype do not name a head and a dtype", fix=AGAIN)
-            rows_of = message.counts("rows_of")
-            states = message.flat("states", RAW_DTYPES[header.states_dtype].str, rows_of, dimensions=2)
-            split = np.split(states, np.cumsum(rows_of)[:-1]) if count else []
-            against = Against(header.against, header.states_dtype, tuple(split))
-        return Asked(windows, header.vocabulary, tuple(bool(s) for s in shared), against)
+        return Asked(windows, sent.vocabulary, sent.shared, against)
 
 
-def answer_parts(instance: str, answers: Sequence[Answers], schema: Schema) -> Parts:
+def answer_message(instance: str, answers: Sequence[Answers], schema: Schema) -> bytes:
     """The answers to all windows of a request."""
-    return pack(AnswerHeader(instance=instance), PackedAnswers.of(list(enumerate(answers)), schema).columns)
+    return to_message(SentAnswers(instance, PackedAnswers.of(list(enumerate(answers)), schema)))
 
 
 def read_answers(data: bytes, asked: Asked, schema: Schema) -> tuple[str, list[Answers]]:
     """The instance that answered, and the answers to each window."""
-    message = Message(data, AnswerHeader)
-    packed = PackedAnswers.read(message, asked.windows, schema, with_kl=asked.against is not None)
-    return message.header.instance, [answers for _, answers in packed.answers(schema)]
+    sent = from_message(data, SentAnswers)
+    sent.answers.check(asked.windows, schema, with_kl=asked.against is not None)
+    return sent.instance, [answers for _, answers in sent.answers.answers(schema)]
 
 
 def own_tokens(ids: Ids) -> Window:

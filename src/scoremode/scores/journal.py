@@ -27,11 +27,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from scoremode.disk.records import MAGIC, RecordFile, read_record_header
 from scoremode.errors import EngineError, RunError
 from scoremode.scores.answers import FAULT, Answers
 from scoremode.scores.columns import Scores
 from scoremode.scores.packing import flat_columns
-from scoremode.scores.records import MAGIC, RecordFile, read_record_header
 from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema, contradiction, joined_names
 from scoremode.text.json_files import parse
 from scoremode.values import Bools, Floats, Ints

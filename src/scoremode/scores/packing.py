@@ -2,7 +2,7 @@
 
 ``PackedWindows``   many windows: to replicas inside a Parcel, to a service inside a message
 ``PackedAnswers``   answers to many windows, column by column: back from replicas and services
-``pack`` ─▶ bytes   a message of arrays with a typed header, for what crosses a network
+``to_message``      typed values with arrays in them as bytes, for what crosses a network
 ``lines``           answers as rows of int32 words, which is all that vLLM's workers can give back
 ``flat_columns``    the columns of one window, as a journal's record has them
 
@@ -12,15 +12,15 @@ The columns, their types and their order follow from the schema everywhere.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.errors import InputError
+from scoremode.errors import InputError, harmless
 from scoremode.scores.answers import REQUESTED, Answers, Window
 from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema
 from scoremode.values import Floats, Ids, Ints, Raw
@@ -80,32 +80,18 @@ class PackedWindows:
         targets = self.targets[_between(self.target_ends, index)].reshape(len(rows), int(self.widths[index]))
         return Window(self.ids[_between(self.id_ends, index)], rows, targets)
 
-    def arrays(self) -> dict[str, Raw]:
-        """The arrays of a message."""
-        return {
-            "tokens": self.lengths,
-            "rows_of": np.diff(self.row_ends, prepend=0),
-            "targets_of": self.widths,
-            "ids": self.ids,
-            "rows": self.rows,
-            "targets": self.targets,
-        }
-
-    @staticmethod
-    def read(message: Message[Any]) -> PackedWindows:
-        """Windows from a message that anybody may have written: its arrays fit each other, and no more is known."""
-        tokens, rows_of, targets_of = (message.counts(name) for name in ("tokens", "rows_of", "targets_of"))
-        if not len(tokens) == len(rows_of) == len(targets_of):
-            raise InputError("tokens, rows_of and targets_of do not have one number per window", fix=AGAIN)
-        return PackedWindows(
-            ids=message.flat("ids", "<i4", tokens),
-            id_ends=_ends(tokens),
-            rows=message.flat("rows", "<i4", rows_of),
-            row_ends=_ends(rows_of),
-            targets=message.flat("targets", "<i4", rows_of * targets_of),
-            target_ends=_ends(rows_of * targets_of),
-            widths=targets_of,
-        )
+    def check(self) -> None:
+        """Refuse arrays that do not fit each other, as anybody may have sent them. Nothing more is known then."""
+        sizes = ((self.ids, self.id_ends), (self.rows, self.row_ends), (self.targets, self.target_ends))
+        for flat, ends in sizes:
+            if flat.ndim != 1 or ends.shape != self.widths.shape or ends.ndim != 1:
+                raise InputError("the arrays of a request do not have one number per window", fix=AGAIN)
+            inside = bool(((ends >= 0) & (ends <= len(flat))).all())  # first: differences of huge numbers overflow
+            if not inside or (np.diff(ends, prepend=0) < 0).any() or int(ends[-1] if len(ends) else 0) != len(flat):
+                raise InputError("the windows of a request do not end where its arrays do", fix=AGAIN)
+        counts, rows = np.diff(self.target_ends, prepend=0), np.diff(self.row_ends, prepend=0)
+        if (self.widths < 0).any() or (self.widths >= 1 << 31).any() or (counts != rows * self.widths).any():
+            raise InputError("targets has not one entry for each target of each row", fix=AGAIN)
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,27 +131,28 @@ class PackedAnswers:
                 found[name] = part.reshape(shape) if name in of_targets else part
             yield window, Answers.of(found)
 
-    @staticmethod
-    def read(message: Message[Any], windows: Sequence[Window], schema: Schema, *, with_kl: bool) -> PackedAnswers:
-        """Answers to these windows from a message that a server sent: every array has its type and length."""
+    def check(self, windows: Sequence[Window], schema: Schema, *, with_kl: bool) -> None:
+        """Refuse answers of a server that are not answers to these windows: every column has its type and length."""
         shapes = np.array([w.targets.shape for w in windows], np.int64).reshape(-1, 2)
-        rows, widths = shapes[:, 0], shapes[:, 1]
-        given = schema.chosen(message.places)
-        names = [column.name for column in given] + ([KL.name] if with_kl else [])
-        wrong = schema.set_problem([column.name for column in given])
-        if wrong is not None or set(names) != message.places.keys():
-            raise InputError(f"an answer has the columns {', '.join(message.places)[:200]}", fix="send it again")
-        counts = {"target": rows * widths, "row": rows}
-        columns = (*given, KL) if with_kl else given
-        flat = {column.name: message.flat(column.name, column.numpy_type.str, counts[column.per]) for column in columns}
-        return PackedAnswers(np.arange(len(windows)), rows, widths, flat)
+        given = (*schema.chosen(self.columns), *((KL,) if with_kl else ()))
+        names = [column.name for column in given]
+        if set(names) != self.columns.keys() or schema.set_problem(names[:-1] if with_kl else names):
+            raise InputError(f"it has the columns {harmless(', '.join(self.columns))[:200]}", fix="send it again")
+        if not (np.array_equal(self.rows, shapes[:, 0]) and np.array_equal(self.widths, shapes[:, 1])):
+            raise InputError("it is about other windows", fix="send it again")
+        lengths = {"target": int((self.rows * self.widths).sum()), "row": int(self.rows.sum())}
+        for column in given:
+            found = self.columns[column.name]
+            if found.dtype != column.numpy_type or found.shape != (lengths[column.per],):
+                what = f"{column.name} has {found.shape} of {found.dtype} instead of {lengths[column.per]}"
+                raise InputError(f"its {what}", fix="send it again")
 
     @staticmethod
     def most_bytes(windows: Sequence[Window], schema: Schema) -> int:
         """How long the arrays of a right answer to these windows may be."""
         sizes = {per: sum(8 for c in (*schema.scores, KL) if c.per == per) for per in ("target", "row")}
         room = sum(sizes["target"] * w.targets.size + sizes["row"] * len(w.rows) for w in windows)
-        return room + ALIGNED * (1 + len(schema.scores))
+        return room + 24 * len(windows)
 
 
 class AnswerPacker:
@@ -219,126 +206,58 @@ def read_divergences(words: Words) -> Floats:
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-#     SCOREMOD | version, header's length: two uint32 | header: JSON | arrays, each at a multiple of 8 bytes
-#
-# Everything is little-endian. The header names each array with its type and shape, so the length of a message follows
-# from its header, and a message of any other length is refused. Nothing in it is executed, and no array is larger than
-# the bytes that came.
 MAGIC = b"SCOREMOD"
 VERSION = 2
 CONTENT_TYPE = "application/x-scoremode"
-START = struct.Struct("<8sII")
-MOST_HEADER = 1 << 20  # bytes
-ALIGNED = 8
-AGAIN = "see docs/service.md for the form of a request"
+START = struct.Struct("<8sI")  # magic, version
+TYPES = frozenset({"<i4", "<i8", "<f8", "<f4", "<f2", "<u2"})  # of arrays; <u2 are the bits of bfloat16
+AGAIN = "see docs/service.md for the form of a message"
 
-Parts = list[bytes | memoryview]
-"""A message in pieces that are sent one after the other, so that a large array is not copied."""
-
-Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
-Described = tuple[Literal["<i4", "<i8", "<f8", "<f4", "<f2", "<u2"], Annotated[list[Size], msgspec.Meta(max_length=2)]]
+T = TypeVar("T")
 
 
-class Header(msgspec.Struct, kw_only=True, tag_field="kind"):
-    """What every message says first: its kind, and its arrays with their types and shapes. Kinds are subclasses."""
-
-    arrays: dict[str, Described] = {}
-
-
-H = TypeVar("H", bound=Header)
+def to_message(value: msgspec.Struct) -> bytes:
+    """A message: magic and version, then the value in MessagePack. An array is [type, shape, its bytes]."""
+    return START.pack(MAGIC, VERSION) + msgspec.msgpack.encode(value, enc_hook=_array_out)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPlace:
-    """Where an array lies in a message."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) * self.dtype.itemsize
+def from_message(data: bytes | memoryview, kind: type[T]) -> T:
+    """The value in a message that anybody may have written. Nothing in it is executed; arrays cannot be written to."""
+    require_version(data)
+    try:
+        return msgspec.msgpack.decode(memoryview(data)[START.size :], type=kind, dec_hook=_array_in)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
+        raise InputError(f"this message is wrong: {harmless(str(wrong))[:200]}", fix=AGAIN) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Layout(Generic[H]):
-    """A message's header, read and checked."""
-
-    header: H
-    places: dict[str, ArrayPlace]
-    size: int  # bytes of the whole message
-
-
-def pack(header: Header, arrays: Mapping[str, Raw]) -> Parts:
-    """A message, in pieces."""
-    described = {name: (array.dtype.newbyteorder("<").str, list(array.shape)) for name, array in arrays.items()}
-    text = msgspec.json.encode(msgspec.structs.replace(header, arrays=described))
-    text += b" " * (-(START.size + len(text)) % ALIGNED)
-    parts: Parts = [START.pack(MAGIC, VERSION, len(text)) + text]
-    for array in arrays.values():
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        parts += [raw, b"\0" * (-len(raw) % ALIGNED)]
-    return parts
-
-
-def size_of(parts: Parts) -> int:
-    """Bytes of a message in pieces."""
-    return sum(len(part) for part in parts)
-
-
-def read_layout(start: bytes | memoryview, kind: type[H]) -> Layout[H]:
-    """The layout of a message from its first bytes, which must have the whole header."""
+def require_version(start: bytes | memoryview) -> None:
+    """Refuse bytes that do not begin as a message of this version does."""
     if len(start) < START.size or bytes(start[:8]) != MAGIC:
         raise InputError("this is not a message of scoremode", fix="begin it with SCOREMOD, or send JSON")
-    _, version, length = START.unpack(start[: START.size])
+    _, version = START.unpack(start[: START.size])
     if version != VERSION:
         raise InputError(
             f"this message has version {version}, and version {VERSION} is understood here",
             fix="use one version of scoremode on both sides",
         )
-    if length > MOST_HEADER or START.size + length > len(start):
-        raise InputError(f"the header of a message has {length} bytes and is cut or too long", fix="send it again")
-    try:
-        header = msgspec.json.decode(bytes(start[START.size : START.size + length]), type=kind)
-    except msgspec.ValidationError as wrong:
-        raise InputError(f"the header of this message is wrong: {str(wrong)[:200]}", fix=AGAIN) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        raise InputError("the header of a message is not JSON", fix="send it again") from None
-    places, offset = {}, START.size + length
-    for name, (dtype, shape) in header.arrays.items():
-        places[name] = ArrayPlace(np.dtype(dtype), tuple(shape), offset)
-        offset += places[name].size + (-places[name].size % ALIGNED)
-    return Layout(header, places, offset)
 
 
-class Message(Generic[H]):
-    """A whole message. Its arrays are views, and cannot be written to."""
+def _array_out(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        flat = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(-1)
+        return flat.dtype.str, value.shape, flat.view(np.uint8).data
+    raise TypeError(f"a {type(value).__name__} does not travel")
 
-    def __init__(self, data: bytes | memoryview, kind: type[H]) -> None:
-        layout = read_layout(data, kind)
-        if layout.size != len(data):
-            raise InputError(f"a message of {layout.size} bytes came with {len(data)}", fix="send it again")
-        self.header, self.places, self._data = layout.header, layout.places, memoryview(data).toreadonly()
 
-    def array(self, name: str, dtype: str, dimensions: int) -> Raw:
-        """An array that must have this type, and so many dimensions."""
-        place = self.places.get(name)
-        if place is None or place.dtype != np.dtype(dtype) or len(place.shape) != dimensions:
-            raise InputError(f"the array {name} of {dtype} in {dimensions} dimensions is missing", fix=AGAIN)
-        found: Raw = np.frombuffer(self._data[place.offset : place.offset + place.size], place.dtype)
-        return found.reshape(place.shape)
-
-    def counts(self, name: str) -> Ints:
-        """An array of numbers that count something."""
-        found = self.array(name, "<i8", 1)
-        if len(found) and not (int(found.min()) >= 0 and int(found.max()) < 1 << 31):
-            raise InputError(f"{name} has a number that is not from 0 to 2147483647", fix=AGAIN)
-        return found
-
-    def flat(self, name: str, dtype: str, counts: Ints, dimensions: int = 1) -> Raw:
-        """An array with so many entries for each window."""
-        found, total = self.array(name, dtype, dimensions), sum(counts.tolist())  # in Python: it may be huge
-        if total != len(found):
-            raise InputError(f"{name} has {len(found)} entries, but the windows need {total}", fix=AGAIN)
-        return found
+def _array_in(kind: Any, value: Any) -> Array:
+    """An array of the type that the field has; msgspec turns a ValueError into one that names the field."""
+    dtype, shape, data = value
+    if not (isinstance(dtype, str) and dtype in TYPES and isinstance(data, bytes)):
+        raise ValueError("not an array")
+    if not (len(shape) <= 2 and all(type(n) is int and n >= 0 for n in shape)):
+        raise ValueError("an array of an impossible shape")
+    (wanted,) = get_args(get_args(kind)[1])
+    if wanted is not Any and np.dtype(wanted) != np.dtype(dtype):
+        raise ValueError(f"an array of {dtype} instead of {np.dtype(wanted).str}")
+    found: Array = np.frombuffer(data, dtype).reshape(shape)
+    return found

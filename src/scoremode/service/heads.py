@@ -107,7 +107,7 @@ class Heads:
                     file.write(chunk)
             if found.hexdigest() != digest:
                 raise InputError("the bytes of this head have another digest", fix="send it again")
-            if (vocabulary_sent := HeadFile.open(partial).vocabulary) != vocabulary:
+            if (vocabulary_sent := HeadFile.open(partial).header.vocabulary) != vocabulary:
                 raise InputError(
                     f"the baseline has {vocabulary_sent} ids and the model {vocabulary}",
                     fix="compare models with one vocabulary",

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from scoremode import __version__
-from scoremode.engines.messages import Asked, TooManyError, answer_parts
+from scoremode.engines.messages import Asked, TooManyError, answer_message
 from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
 from scoremode.scores.packing import CONTENT_TYPE, VERSION
@@ -111,11 +111,11 @@ class Service:
             asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
             with self.heads.using(asked.against.digest) if asked.against else nullcontext() as head:
                 if asked.against and head is not None:
-                    self._check_states(asked, head.width)
+                    self._check_states(asked, head.header.width)
                 answers = await while_connected(request, scorer.score(asked))
         if in_json:
             return JSONResponse(answers_in_json(answers))
-        data = b"".join(answer_parts(self.instance, answers, scorer.facts.schema))
+        data = answer_message(self.instance, answers, scorer.facts.schema)
         return Response(data, media_type=CONTENT_TYPE)
 
     def _check_states(self, asked: Asked, width: int) -> None:

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError, harmless, print_line
 from scoremode.places.cache_home import give_another
-from scoremode.scores.records import RecordFile, read_record_header
 from scoremode.store.cache import cache_folder, is_cached, mark_used
 from scoremode.store.entries import ANSWERS, LOCK
 from scoremode.store.locks import hold_lock

@@ -25,9 +25,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.records import read_record_header
 from scoremode.errors import RunError, harmless
 from scoremode.places.copies import MARK as FILE_MARK
-from scoremode.scores.records import read_record_header
 from scoremode.store import sealed
 from scoremode.store.files import TEMPORARY
 from scoremode.store.reference_format import REFERENCE, is_own_name

@@ -15,9 +15,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from scoremode.disk.records import HEAD, LONGEST_HEADER, MAGIC
 from scoremode.errors import RunError
 from scoremode.places.objects import Objects
-from scoremode.scores.records import HEAD, LONGEST_HEADER, MAGIC
 from scoremode.store.files import written_atomically
 
 PARTIAL_FOLDER = "partial"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scoremode.engines.base import Want
 from scoremode.engines.base_logits import BaseLogitsPlugin, FileBaseline
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import Work
@@ -21,11 +22,11 @@ from scoremode.store.cache import remembered_sha256
 from scoremode.store.kld import KldFile, least_divergence
 from scoremode.store.run import Run
 from scoremode.text.from_ids import text_of_ids
-from scoremode.verbs.comparing import Folders, as_comparison, score_against, short
+from scoremode.verbs.comparing import Folders, as_comparison, compared_with, short
 from scoremode.verbs.model import HeldModel, in_memory
 from scoremode.verbs.progress import announce
 from scoremode.verbs.question import Question
-from scoremode.verbs.scoring import score_into
+from scoremode.verbs.scoring import UnfinishedRun, score_run
 
 NO_NOISE = {"noise_kl": None, "noise_perturbed": "a file cannot be computed in another way"}
 
@@ -58,7 +59,7 @@ def against_file(name: str | Path, held: HeldModel, question: Mapping[str, Any],
     with held_p.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh) as claim_p:
         run_p = claim_p.finished
         if run_p is None:
-            run_p = score_into(asked_p, held_p.engine(Work()), claim_p, folders.progress)
+            run_p = score_run(asked_p, held_p.engine(Work()), claim_p, folders.progress)
     run_p = replace(run_p, manifest={**run_p.manifest, "model": str(name)})  # the file may have had another name
     run_q = _candidate(file, held, asked, run_p, folders)
     return as_comparison(short(held.subject.name), run_p, run_q, run_q.kl)
@@ -72,16 +73,10 @@ def _candidate(file: KldFile, held: HeldModel, asked: Question, run_p: Run, fold
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
         _require_vocabulary(file, worker.facts.known_vocabulary)
         asked = replace(asked, plan=replace(asked.plan, notes=(*asked.plan.notes, *_notes_of(run_p))))
-        run_q = score_against(
-            asked,
-            worker,
-            claim,
-            FileBaseline(file),
-            run_p=lambda: run_p,
-            progress=folders.progress,
-            noise=lambda: NO_NOISE,
-            least_kl=least_divergence(file.layout.vocabulary),
-        )
+        least = least_divergence(file.layout.vocabulary)
+        with UnfinishedRun(asked, worker, claim, folders.progress, with_kl=True, least_kl=least) as run:
+            run.score(Want(against=FileBaseline(file)))
+            run_q = run.save(run.manifest() | compared_with(run_p, NO_NOISE))
         return run_q if held.is_kept(out) else in_memory(run_q)
 
 

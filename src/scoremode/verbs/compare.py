@@ -18,17 +18,15 @@ import numpy as np
 from scoremode.cluster.engine import require_alone
 from scoremode.cluster.starting import Cluster
 from scoremode.engines.arguments import EngineArguments
-from scoremode.engines.base import Engine
+from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.places.uri import located
 from scoremode.plan.comparable import Outline, difference, first_difference
-from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers
 from scoremode.scores.answers import check_answers
-from scoremode.scores.journal import Journal
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.kld import is_kld
@@ -40,12 +38,12 @@ from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
-from scoremode.verbs.comparing import NOISE, Folders, as_comparison, score_against, short
+from scoremode.verbs.comparing import NOISE, Folders, as_comparison, compared_with, short
 from scoremode.verbs.model import HeldModel, in_memory
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.reference import reference_of
-from scoremode.verbs.scoring import check_fits, score_into
+from scoremode.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.verbs.sides import Settings, Wanted, divide
 
 
@@ -167,10 +165,9 @@ def against_reference(folder: str | Path, held: HeldModel, question: dict[str, A
         run_q = claim.finished
         if run_q is None:
             worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
-            baseline = StoredBaseline(stored, asked.plan)
-            run_q = score_against(
-                asked, worker, claim, baseline, run_p=lambda: run_p, progress=folders.progress, noise=lambda: noise
-            )
+            with UnfinishedRun(asked, worker, claim, folders.progress, with_kl=True) as run:
+                run.score(Want(against=StoredBaseline(stored, asked.plan)))
+                run_q = run.save(run.manifest() | compared_with(run_p, noise))
             run_q = run_q if held.is_kept(out) else in_memory(run_q)
     return as_comparison(short(held.subject.name), run_p, run_q, run_q.kl)
 
@@ -226,7 +223,7 @@ def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], fol
         if run_p is None or run_q is None:
             worker_p = held_p.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
             if run_q is not None:
-                run_p = score_into(asked_p, worker_p, claim_p, folders.progress)
+                run_p = score_run(asked_p, worker_p, claim_p, folders.progress)
             else:
                 sides = _Sides(asked_p, asked, worker_p, held_q, claim_p, claim_q)
                 run_p, run_q = _score_both(sides, folders.progress)
@@ -251,42 +248,34 @@ class _Sides:
 
 def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
     """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
-    claim_p, worker_p = sides.claim_p, sides.worker_p
-    plan, vocabulary = sides.asked_q.plan, worker_p.facts.vocabulary
-    finished = [claim_p.finished] if claim_p.finished is not None else []
-    own: Journal | None = None
+    claim_p, worker_p, plan = sides.claim_p, sides.worker_p, sides.asked_q.plan
+    unfinished: UnfinishedRun | None = None
 
     def found(index: int, answers: Answers, seconds: float) -> None:
-        if own is not None and not own.done[index]:
-            check_answers(own.schema, plan, [(index, answers)])
-            own.add(index, answers, seconds)
+        if unfinished is not None and not unfinished.journal.done[index]:
+            check_answers(unfinished.journal.schema, plan, [(index, answers)])
+            unfinished.keep(index, answers, seconds)
 
-    def finish_p() -> Run:
-        if own is not None and not finished:  # what the journal lacks, after a resumed comparison, is scored now
-            own.close()
-            finished.append(score_into(sides.asked_p, worker_p, claim_p, progress))
-            claim_p.release()  # others may compare with the same baseline meanwhile
-        return finished[0]
-
-    check_fits(plan, vocabulary, worker_p.facts.context_length)
+    check_fits(plan, worker_p.facts.vocabulary, worker_p.facts.context_length)
     live = LiveBaseline(worker_p, plan, found)
     worker_q = sides.held_q.engine(Work(longest=int(plan.lengths.max())), progress)
-    if not finished:
-        claim_p.begin()
-        schema, path = worker_p.facts.schema, claim_p.folder / runs.JOURNAL
-        own = Journal(path, claim_p.identity, plan, schema, vocabulary=vocabulary)
-    try:
-        noise = partial(_noise_facts_of, worker_p, plan)
-        asked, claim = sides.asked_q, sides.claim_q
-        run_q = score_against(asked, worker_q, claim, live, run_p=finish_p, progress=progress, noise=noise)
-    finally:
-        if own is not None:
-            own.close()
-    return finished[0], run_q
-
-
-def _noise_facts_of(worker: Engine, plan: Plan) -> dict[str, Any]:
-    return noise_facts(noise_floor(worker, plan))
+    with ExitStack() as opened:
+        if claim_p.finished is None:
+            unfinished = opened.enter_context(UnfinishedRun(sides.asked_p, worker_p, claim_p, progress))
+        candidate = UnfinishedRun(sides.asked_q, worker_q, sides.claim_q, progress, with_kl=True)
+        opened.enter_context(candidate)
+        live.want(worker_q.computes(plan, candidate.journal.done))
+        candidate.score(Want(against=live))
+        manifest = candidate.manifest()
+        if unfinished is None:
+            assert claim_p.finished is not None, "the baseline is scored now, or was before"
+            run_p = claim_p.finished
+        else:
+            unfinished.score()  # what its journal lacks, after a resumed comparison
+            run_p = unfinished.save(unfinished.manifest())
+            claim_p.release()  # others may compare with the same baseline meanwhile
+        noise = noise_facts(noise_floor(worker_p, plan))
+        return run_p, candidate.save(manifest | compared_with(run_p, noise))
 
 
 def _outline(asked: Question) -> Outline:

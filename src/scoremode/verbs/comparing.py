@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import Baseline, Engine, StoredDistributions, Want
-from scoremode.engines.baseline import LiveBaseline
 from scoremode.errors import InputError
 from scoremode.places.uri import Place, may_be_stored, name_in
-from scoremode.plan.plan import Plan
 from scoremode.statistics.comparison import Comparison
-from scoremode.store import runs
 from scoremode.store.run import Run
-from scoremode.values import Bools, Floats
+from scoremode.values import Floats
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import Question
-from scoremode.verbs.scoring import Answered, score_into
 
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
@@ -54,43 +47,10 @@ class Folders:
             )
 
 
-def _against(baseline: Baseline | StoredDistributions, engine: Engine, plan: Plan, done: Bools) -> Answered:
-    if isinstance(baseline, LiveBaseline):
-        baseline.want(engine.computes(plan, done))
-    yield from engine.score(plan, done, Want(against=baseline))
-
-
-def score_against(
-    asked: Question,
-    worker: Engine,
-    claim: runs.Claim,
-    baseline: Baseline | StoredDistributions,
-    *,
-    run_p: Callable[[], Run],
-    progress: Progress | None,
-    noise: Callable[[], Mapping[str, Any]],
-    least_kl: float = 0.0,
-) -> Run:
-    """Score a candidate; ``run_p`` and ``noise`` are asked for when all is scored and nothing is saved yet.
-
-    ``least_kl`` is the least number that may be a divergence: below 0 if the baseline's is not exact.
-    """
-
-    def complete(manifest: dict[str, Any]) -> None:
-        of_p = run_p().manifest
-        manifest["against"] = {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}
-        manifest.update(noise())
-
-    return score_into(
-        asked,
-        worker,
-        claim,
-        progress,
-        answered=partial(_against, baseline),
-        with_kl=True,
-        least_kl=least_kl,
-        before_saving=complete,
-    )
+def compared_with(run_p: Run, noise: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest of a candidate says of its baseline, and of how far that one is from itself."""
+    of_p = run_p.manifest
+    return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **noise}
 
 
 def as_comparison(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from scoremode.engines.base import Engine, Want
+from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
@@ -28,11 +27,11 @@ from scoremode.store.kld_writer import KldWriter
 from scoremode.store.outputs import Output, beginning_of, check_output
 from scoremode.store.reference import Reference
 from scoremode.store.run import Run
-from scoremode.values import Bools, Ids, Raw
+from scoremode.values import Ids, Raw
 from scoremode.verbs.model import HeldModel, in_memory
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question
-from scoremode.verbs.scoring import Answered, check_fits, score_into
+from scoremode.verbs.scoring import UnfinishedRun
 
 METHOD = "llamacpp"
 RECORDS = "records.partial"  # in the hidden folder
@@ -78,19 +77,16 @@ def write_kld(
         shutil.rmtree(work)
     with held.claimed(asked, work, fresh=fresh, keeps="records") as claim:
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
-        check_fits(asked.plan, worker.facts.vocabulary, worker.facts.context_length)
-        claim.begin()
-        layout = layout_of(asked.plan, worker.facts.known_vocabulary)
-        with KldWriter(work / RECORDS, layout, chunk_tokens(asked.plan)) as writer:
-            run = score_into(
-                asked,
-                worker,
-                claim,
-                progress,
-                answered=partial(_write_records, writer),
-                before_saving=lambda _: writer.finish(output.path),
-                kept=writer.complete_chunks(),
-            )
+        with UnfinishedRun(asked, worker, claim, progress) as unfinished:
+            layout = layout_of(asked.plan, worker.facts.known_vocabulary)
+            with KldWriter(work / RECORDS, layout, chunk_tokens(asked.plan)) as writer:
+                unfinished.forget_except(writer.complete_chunks())
+                for index, answers in unfinished.answers(Want(records=True)):
+                    writer.write(index, records_in(answers.records))
+                    unfinished.keep(index, answers)
+                manifest = unfinished.manifest()
+                writer.finish(output.path)
+                run = unfinished.save(manifest)
         run = in_memory(run)
     shutil.rmtree(work, ignore_errors=True)
     return run
@@ -100,12 +96,6 @@ def _is_left_over(work: Path) -> bool:
     """Was a process killed when all was done but the tidying up? Another folder of this name is not touched."""
     settings = runs.load(work).manifest["identity"].get("settings")
     return isinstance(settings, dict) and settings.get("keeps") == "records"
-
-
-def _write_records(writer: KldWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
-    for index, answers in engine.score(plan, done, Want(records=True)):
-        writer.write(index, records_in(answers.records))
-        yield index, answers
 
 
 def records_in(records: Raw | None) -> Raw:

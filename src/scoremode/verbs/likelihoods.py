@@ -10,17 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError
 from scoremode.plan.making import plan_of_pairs
-from scoremode.plan.windows import Answers, WindowSource
-from scoremode.scores.answers import check_answers
-from scoremode.scores.schema import joined_names
+from scoremode.plan.windows import Answers
 from scoremode.values import Bools, Ids, Ints
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.scoring import check_fits
+from scoremode.verbs.scoring import answered, check_fits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,50 +70,8 @@ def likelihoods(
         return
     plan = plan_of_pairs([(one.ids, one.first) for one in asked], groups)
     check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
-    for index, answers in answered_once(engine, plan, done, progress):
+    for index, answers in answered(engine, plan, done, progress=progress):
         yield index, Likelihood(answers)
-
-
-def answered_once(
-    engine: Engine,
-    source: WindowSource,
-    done: Bools | None = None,
-    progress: Progress | None = None,
-    together: int = 1,
-) -> Iterator[tuple[int, Answers]]:
-    """The answers of windows that are not ``done``, as they come: each once, all numbers, all with the same columns.
-
-    ``together`` of them are checked, and then given, at a time: for many short windows that is much faster.
-    """
-    lengths, schema = source.lengths, engine.facts.schema
-    waiting = np.ones(len(source), dtype=np.bool_) if done is None else ~done
-    fed, total = int(lengths[~waiting].sum()), int(lengths.sum())
-    columns: tuple[str, ...] | None = None
-    found: list[tuple[int, Answers]] = []
-    for index, answers in engine.score(source, ~waiting) if waiting.any() else ():
-        if not waiting[index]:
-            raise EngineError(f"window {index} was answered twice", fix="this is a fault of the engine")
-        given = answers.columns
-        columns = columns or given
-        if given != columns:
-            raise EngineError(
-                f"window {index} has {joined_names(given)}, and windows before it have {joined_names(columns)}",
-                fix="this is a fault of the engine",
-            )
-        waiting[index] = False
-        fed += int(lengths[index])
-        if progress:
-            progress(fed, total)
-        found.append((index, answers))
-        if len(found) >= together:
-            check_answers(schema, source, found)
-            yield from found
-            found = []
-    check_answers(schema, source, found)
-    yield from found
-    missing = int(waiting.sum())
-    if missing:
-        raise EngineError(f"the engine left {missing} of {len(source)} windows without an answer", fix="run it again")
 
 
 def no_more_than_certain(log_prob: float) -> float:

@@ -15,7 +15,7 @@ from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold, in_memory
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
-from scoremode.verbs.scoring import score_into
+from scoremode.verbs.scoring import score_run
 
 
 @spelled_out(AllArguments)
@@ -59,7 +59,7 @@ def ppl_of(
         if claim.finished is not None and not held.is_given:
             return _under_the_names_of(asked, claim.finished)
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
-        run = score_into(asked, worker, claim, progress)
+        run = score_run(asked, worker, claim, progress)
         return run if held.is_kept(out) else in_memory(run)
 
 

@@ -31,12 +31,12 @@ from scoremode.plan.making import plan_of_pairs
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.store.redaction import without_secrets
 from scoremode.verbs.arguments import ModelArguments, spelled_out
-from scoremode.verbs.likelihoods import answered_once, no_more_than_certain
+from scoremode.verbs.likelihoods import no_more_than_certain
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.prob_encoding import CutPairs, EncodedPair, PairEncoder, longest_of
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import numbers_version, split_arguments
-from scoremode.verbs.scoring import check_fits
+from scoremode.verbs.scoring import answered, check_fits
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring  # as json writes a text
 _write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -348,7 +348,7 @@ def _answers(engine: Engine, source: WindowSource, progress: Progress | None = N
     """The answers of every window, in order."""
     if not len(source):
         return []
-    found = dict(answered_once(engine, source, progress=progress, together=BATCH))
+    found = dict(answered(engine, source, progress=progress, together=BATCH))
     return [found[i] for i in range(len(source))]
 
 

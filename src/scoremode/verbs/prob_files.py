@@ -19,8 +19,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.scores.records import RecordFile, read_record_header
 from scoremode.store.files import file_sha256, write_atomically, written_atomically
 from scoremode.store.locks import hold_lock
 from scoremode.store.outputs import Output, has_content

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,18 +12,19 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import InputError
 from scoremode.places.uri import Place
-from scoremode.plan.plan import Plan
 from scoremode.store import runs
 from scoremode.store.reference_writer import StatesWriter
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
-from scoremode.values import Bools
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.kld import check_kld, with_method, write_from_reference, write_kld
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question, split_arguments
-from scoremode.verbs.scoring import Answered, check_fits, score_into
+from scoremode.verbs.scoring import UnfinishedRun
+
+REPEATED = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer", "corpus", "corpus_sha256")
+"""Facts of the run's manifest that the manifest of the reference repeats."""
 
 
 @spelled_out(AllArguments)
@@ -102,46 +102,30 @@ def _score_and_keep(
 ) -> Run:
     head, plan = worker.stored_head(), asked.plan
     width, dtype = head.weight.shape[1], states_dtype(worker, head)
-    check_fits(plan, worker.facts.vocabulary, worker.facts.context_length)
-    claim.begin()
-    with StatesWriter(
-        claim.folder,
-        targets=plan.targets,
-        width=width,
-        dtype=dtype,
-        identity=claim.identity,
-        shard_bytes=claim.shard_bytes,
-        elsewhere=claim.shards_go_to(),
-    ) as writer:
-
-        def complete(manifest: dict[str, Any]) -> None:
-            writer.write_head(
-                head.weight, head.bias, scale=head.scale, softcap=head.softcap, vocabulary=head.vocabulary
-            )
-            names = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer")
-            facts = {name: manifest[name] for name in (*names, "corpus", "corpus_sha256")}
-            engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
-            stored = StoredBaseline(writer.finish({**facts, "engine": engine}), plan)
-            manifest.update(noise_facts(noise_floor(worker, plan, stored)))
-
-        return score_into(
-            asked,
-            worker,
-            claim,
-            progress,
-            answered=partial(_write_states, writer),
-            more={"question": question},
-            before_saving=complete,
-            # after a kill, the journal may contain windows whose states are incomplete
-            kept=writer.complete_windows(plan.target_offsets),
-        )
-
-
-def _write_states(writer: StatesWriter, engine: Engine, plan: Plan, done: Bools) -> Answered:
-    for index, answers in engine.score(plan, done, Want(states=True)):
-        writer.write(int(plan.target_offsets[index]), states_in(answers))
-        writer.flush()
-        yield index, answers
+    with (
+        UnfinishedRun(asked, worker, claim, progress) as run,
+        StatesWriter(
+            claim.folder,
+            targets=plan.targets,
+            width=width,
+            dtype=dtype,
+            identity=claim.identity,
+            shard_bytes=claim.shard_bytes,
+            elsewhere=claim.shards_go_to(),
+        ) as writer,
+    ):
+        run.forget_except(writer.complete_windows(plan.target_offsets))
+        for index, answers in run.answers(Want(states=True)):
+            writer.write(int(plan.target_offsets[index]), states_in(answers))
+            writer.flush()
+            run.keep(index, answers)
+        manifest = run.manifest() | {"question": question}
+        writer.write_head(head.weight, head.bias, scale=head.scale, softcap=head.softcap, vocabulary=head.vocabulary)
+        facts = {name: manifest[name] for name in REPEATED}
+        engine = {name: manifest[name] for name in ("engine", "dtype", "device", "head")}
+        stored = writer.finish({**facts, "engine": engine})
+        noise = noise_facts(noise_floor(worker, plan, StoredBaseline(stored, plan)))
+        return run.save(manifest | noise)
 
 
 def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:

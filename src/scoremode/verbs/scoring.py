@@ -1,19 +1,26 @@
-"""The loop: every window once, every score a number, nothing lost; the result is kept as a run."""
+"""The one loop that feeds windows to an engine, and runs that are scored with it.
+
+with UnfinishedRun(asked, engine, claim, progress) as run:    the folder is taken over, the journal is opened
+    run.score(want)                                           every window that the journal lacks
+    manifest = run.manifest()                                 the numbers, and where they come from
+    return run.save(manifest)                                 columns, manifest; then the journal is removed
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 
 import numpy as np
 
-from scoremode.engines.base import Engine
+from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.plan import Plan
-from scoremode.plan.windows import Answers
-from scoremode.scores.answers import check_answers
+from scoremode.plan.windows import Answers, WindowSource
+from scoremode.scores.answers import FAULT, check_answers
 from scoremode.scores.journal import Journal
+from scoremode.scores.schema import joined_names
 from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.values import Bools, Floats
@@ -39,88 +46,157 @@ def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
         )
 
 
-Answered = Iterator[tuple[int, Answers]]
-"""Windows as an engine answers them."""
-
-
-def plain_answers(engine: Engine, plan: Plan, done: Bools) -> Answered:
-    yield from engine.score(plan, done)
-
-
-def score_plan(
-    plan: Plan,
+# ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def answered(
     engine: Engine,
-    journal: Journal,
+    source: WindowSource,
+    done: Bools | None = None,
+    want: Want = SCORES,
+    *,
     progress: Progress | None = None,
-    answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
-) -> None:
-    """Score every target of a plan that fits into the journal; what it already has is not computed again."""
-    lengths, total = plan.lengths, plan.forward_tokens
-    fed = int(lengths[journal.done].sum())
-    if progress:
-        progress(fed, total)
-    before = time.perf_counter()
-    for index, answers in answered(engine, plan, journal.done.copy()):
-        check_answers(journal.schema, plan, [(index, answers)])
-        check_divergence(index, answers.kl, journal.least_kl)
-        now = time.perf_counter()
-        journal.add(index, answers, now - before)
-        before = now
-        fed += int(lengths[index])
-        if progress:
-            progress(fed, total)
-    missing = int((~journal.done).sum())
+    least_kl: float = 0.0,
+    together: int = 1,
+) -> Iterator[tuple[int, Answers]]:
+    """The answers of windows that are not ``done``, as they come: each once, all numbers, all with the same columns.
+
+    ``together`` of them are checked, and then given, at a time: for many short windows that is much faster.
+    ``progress`` is told of a window when the caller comes back for the next one. ``least_kl`` is the least number that
+    may be a divergence: below 0 if the baseline's is not exact.
+    """
+    waiting = np.ones(len(source), dtype=np.bool_) if done is None else ~done
+    lengths, schema = source.lengths, engine.facts.schema
+    fed, total = int(lengths[~waiting].sum()), int(lengths.sum())
+    columns: tuple[str, ...] | None = None
+    coming = engine.score(source, ~waiting, want) if waiting.any() else iter(())
+    while found := _next_answers(coming, waiting, together):
+        check_answers(schema, source, found)
+        for index, answers in found:
+            columns = columns or answers.columns
+            if answers.columns != columns:
+                given, before = joined_names(answers.columns), joined_names(columns)
+                raise EngineError(f"window {index} has {given}, and windows before it have {before}", fix=FAULT)
+            check_divergence(index, answers.kl, least_kl)
+        for index, answers in found:
+            yield index, answers
+            fed += int(lengths[index])
+            if progress:
+                progress(fed, total)
+    missing = int(waiting.sum())
     if missing:
-        raise EngineError(f"the engine left {missing} of {len(plan)} windows without an answer", fix="run it again")
+        raise EngineError(f"the engine left {missing} of {len(source)} windows without an answer", fix="run it again")
+
+
+def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: int) -> list[tuple[int, Answers]]:
+    """The next answers, and their windows no longer waiting; none if there are no more."""
+    found: list[tuple[int, Answers]] = []
+    while len(found) < count and (item := next(coming, None)) is not None:
+        index = item[0]
+        if not 0 <= index < len(waiting):
+            raise EngineError(f"the engine answered window {index} of {len(waiting)}", fix=FAULT)
+        if not waiting[index]:
+            raise EngineError(f"window {index} was answered twice", fix=FAULT)
+        waiting[index] = False
+        found.append(item)
+    return found
 
 
 def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
     """Infinite is a divergence; NaN is not, and neither is less than nothing, unless the baseline is not exact."""
     if kl is not None and not (kl >= least).all():
-        raise EngineError(f"the divergence in window {index} is not a number", fix="this is a fault of the engine")
+        raise EngineError(f"the divergence in window {index} is not a number", fix=FAULT)
 
 
-def score_into(
-    asked: Question,
-    engine: Engine,
-    claim: runs.Claim,
-    progress: Progress | None = None,
-    *,
-    answered: Callable[[Engine, Plan, Bools], Answered] = plain_answers,
-    with_kl: bool = False,
-    least_kl: float = 0.0,
-    more: dict[str, Any] | None = None,
-    before_saving: Callable[[dict[str, Any]], None] | None = None,
-    kept: Bools | None = None,
-) -> Run:
-    """Score a question with an open engine into a folder that was claimed.
+def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> None:
+    """Score every target of a plan that fits into the journal; what it already has is not computed again."""
+    if progress:
+        progress(int(plan.lengths[journal.done].sum()), plan.forward_tokens)
+    before = time.perf_counter()
+    for index, answers in answered(engine, plan, journal.done.copy(), progress=progress):
+        now = time.perf_counter()
+        journal.add(index, answers, now - before)
+        before = now
 
-    ``more`` is added to the manifest; ``before_saving`` is given it when all is scored and nothing is finished yet.
-    ``kept`` (windows,) says for which windows everything else that is kept, as hidden states, is complete. The others
-    are scored again, even if the journal knows their scores.
-    """
-    check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
-    claim.begin()
-    progress = claim.watched(progress)
-    journal = Journal(
-        claim.folder / runs.JOURNAL,
-        claim.identity,
-        asked.plan,
-        engine.facts.schema,
-        with_kl=with_kl,
-        least_kl=least_kl,
-        vocabulary=engine.facts.vocabulary,
-    )
-    try:
-        for window in () if kept is None else np.flatnonzero(journal.done & ~kept).tolist():
-            journal.forget(window)
-        announce(progress, "scoring")
-        score_plan(asked.plan, engine, journal, progress, answered)
-        announce(progress, "computing statistics and saving")
-        manifest = {**make_manifest(asked, engine.facts, journal, journal.seconds, claim.identity), **(more or {})}
-        add_account(manifest, engine.account())
-        if before_saving:
-            before_saving(manifest)
-        return claim.kept(runs.save(claim.folder, rows_to_keep(asked, journal), manifest, asked.plan.targets))
-    finally:
-        journal.close()
+
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class UnfinishedRun:
+    """A question that is being scored with an open engine, into a folder that was claimed."""
+
+    def __init__(
+        self,
+        asked: Question,
+        engine: Engine,
+        claim: runs.Claim,
+        progress: Progress | None = None,
+        *,
+        with_kl: bool = False,
+        least_kl: float = 0.0,
+    ) -> None:
+        """``with_kl``: every answer must have a divergence, and ``least_kl`` is the least that is possible."""
+        check_fits(asked.plan, engine.facts.vocabulary, engine.facts.context_length)
+        claim.begin()
+        self.asked, self.engine, self.claim, self.least_kl = asked, engine, claim, least_kl
+        self.progress = claim.watched(progress)
+        self.journal = Journal(
+            claim.folder / runs.JOURNAL,
+            claim.identity,
+            asked.plan,
+            engine.facts.schema,
+            with_kl=with_kl,
+            least_kl=least_kl,
+            vocabulary=engine.facts.vocabulary,
+        )
+        self._last = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
+
+    def forget_except(self, complete: Bools) -> None:
+        """Score windows again for which something else that is kept, as hidden states, is not complete (windows,).
+
+        After a kill, the journal may contain the scores of such windows.
+        """
+        for window in np.flatnonzero(self.journal.done & ~complete).tolist():
+            self.journal.forget(window)
+
+    def answers(self, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        """Answers to the windows that the journal lacks. The caller gives each to ``keep``."""
+        announce(self.progress, "scoring")
+        plan, done = self.asked.plan, self.journal.done.copy()
+        if self.progress:
+            self.progress(int(plan.lengths[done].sum()), plan.forward_tokens)
+        self._last = time.perf_counter()
+        yield from answered(self.engine, plan, done, want, progress=self.progress, least_kl=self.least_kl)
+
+    def keep(self, index: int, answers: Answers, seconds: float | None = None) -> None:
+        """Write a window's scores into the journal; without ``seconds``, it took the time since the last one."""
+        now = time.perf_counter()
+        self.journal.add(index, answers, now - self._last if seconds is None else seconds)
+        self._last = now
+
+    def score(self, want: Want = SCORES) -> None:
+        """Score every window that the journal lacks."""
+        for index, answers in self.answers(want):
+            self.keep(index, answers)
+
+    def manifest(self) -> dict[str, Any]:
+        """The numbers, and where they come from."""
+        announce(self.progress, "computing statistics and saving")
+        journal = self.journal
+        found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)
+        add_account(found, self.engine.account())
+        return found
+
+    def save(self, manifest: dict[str, Any]) -> Run:
+        """The finished run, in its folder."""
+        rows, targets = rows_to_keep(self.asked, self.journal), self.asked.plan.targets
+        return self.claim.kept(runs.save(self.claim.folder, rows, manifest, targets))
+
+
+def score_run(asked: Question, engine: Engine, claim: runs.Claim, progress: Progress | None = None) -> Run:
+    """Score a question with an open engine into a folder that was claimed, and nothing else."""
+    with UnfinishedRun(asked, engine, claim, progress) as run:
+        run.score()
+        return run.save(run.manifest())

@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
+from scoremode.engines.heads import Parts
 from scoremode.errors import EngineError, one_line
-from scoremode.scores.packing import Parts, size_of
 
 PIECE = 1 << 20  # bytes of a message that are sent at a time
 WRITTEN = 1 << 16  # bytes that are written before the clock is looked at
@@ -62,7 +62,7 @@ class Message:
     """A body that is sent piece by piece, as often as it is tried."""
 
     def __init__(self, parts: Parts) -> None:
-        self.parts, self.size = parts, size_of(parts)
+        self.parts, self.size = parts, sum(len(part) for part in parts)
 
     def __iter__(self) -> Iterator[bytes]:
         for part in self.parts:

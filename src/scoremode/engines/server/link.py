@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NoReturn
 
+from scoremode.engines.heads import Parts
 from scoremode.engines.server.exchange import (
     Answer,
     Connections,
@@ -25,7 +26,7 @@ from scoremode.engines.server.exchange import (
     UnreadableError,
 )
 from scoremode.errors import EngineError, OptionError, one_line
-from scoremode.scores.packing import CONTENT_TYPE, Parts
+from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.text.json_files import parse_received
 
 PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"}

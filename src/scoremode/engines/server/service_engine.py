@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from scoremode.engines.base import SCORES, Baseline, Engine, EngineFacts, StoredDistributions, Want
-from scoremode.engines.heads import digest_of, head_parts
+from scoremode.engines.heads import Parts, digest_of, head_parts
 from scoremode.engines.messages import Asked, read_answers
 from scoremode.engines.server.batches import Batch, Batches
 from scoremode.engines.server.link import ANYTHING, SMALL, Link, Reply
@@ -17,7 +17,7 @@ from scoremode.engines.server.workers import Workers
 from scoremode.errors import EngineError, InputError, ModelError
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores import parquet
-from scoremode.scores.packing import PackedAnswers, Parts
+from scoremode.scores.packing import PackedAnswers
 from scoremode.values import Bools
 
 ABSENT = 404
@@ -111,7 +111,8 @@ class ServiceEngine(Engine):
             raise self._refused("the baseline's head", reply)
 
     def _answers(self, link: Link, asked: Asked, head: Parts | None) -> list[Answers]:
-        parts, largest = asked.to_parts(), SMALL + PackedAnswers.most_bytes(asked.windows, self.facts.schema)
+        parts: Parts = [asked.to_bytes()]
+        largest = SMALL + PackedAnswers.most_bytes(asked.windows, self.facts.schema)
         reply = link.send("POST", f"{ROOT}/score", parts, largest=largest)
         if reply.status == ABSENT and asked.against is not None and head is not None:
             self._send_head(link, asked.against.digest, head)  # it was started again, or had no room for all heads
