@@ -16,13 +16,13 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.cluster.parcels import Outline, Parcel
-from scoremode.cluster.wants import OpenBaselines, PlacedFile, PlacedReference, PlacedWant, Refusal
+from scoremode.cluster.wants import OpenBaselines, PlacedBaseline, PlacedWant, Refusal
 from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
 from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
 from scoremode.errors import EngineError
-from scoremode.plan.windows import Answers
+from scoremode.scores.answers import check_shapes
 from scoremode.scores.packing import AnswerPacker, PackedAnswers
 from scoremode.store.redaction import without_secrets
 from scoremode.values import Bools, Floats, Ints
@@ -151,7 +151,8 @@ class Replica:
         try:
             want = self._baselines.want(asked, parcel)
             for window, answers in self.engine.score(parcel, done, want):
-                _require_shape(parcel, window, answers)
+                # what cannot travel in columns is a fault of the engine, in the words that the driver would use
+                check_shapes(waiting.schema, parcel.window(window).targets.shape, int(parcel.indices[window]), answers)
                 if not waiting.fits(answers):
                     yield waiting.take()
                 waiting.add(window, answers)
@@ -185,9 +186,7 @@ class Replica:
         except Exception as error:
             return Refusal.of(error)
 
-    def noise_floor(
-        self, place: PlacedReference | PlacedFile | None, parcel: Parcel, done: Bools
-    ) -> NoiseFloor | Refusal:
+    def noise_floor(self, place: PlacedBaseline | None, parcel: Parcel, done: Bools) -> NoiseFloor | Refusal:
         """Against a baseline; None: against states that this replica computes now, because none can be read here."""
         try:
             if place is None:
@@ -209,16 +208,6 @@ def _node() -> str:
 
     found: str = ray.get_runtime_context().get_node_id()
     return found
-
-
-def _require_shape(parcel: Parcel, window: int, answers: Answers) -> None:
-    """What cannot travel in columns is a fault of the engine, in the words that the driver would use."""
-    wanted = parcel.window(window).targets.shape
-    if np.shape(answers.logprob) != wanted:
-        raise EngineError(
-            f"window {int(parcel.indices[window])} asked for {wanted} scores and got {np.shape(answers.logprob)}",
-            fix="this is a fault of the engine",
-        )
 
 
 def _require_same(spec: Spec, chosen: Chosen) -> None:

@@ -21,21 +21,16 @@ SHARED = "put it on storage that every node sees under this path"
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedReference:
-    """A reference, by its folder and by what its manifest says of its files."""
-
-    folder: str
-    seal: dict[str, Any]
-    uri: str | None = None  # where every node may fetch a copy of its own
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedFile:
-    """A file of base logits."""
+class PlacedBaseline:
+    """A reference or a file of base logits, by its path, and by what shows that a node has the same one."""
 
     path: str
-    sha256: str
-    uri: str | None = None
+    seal: dict[str, Any] | str  # a reference's manifest, or a file's sha256
+    uri: str | None = None  # where every node may fetch a copy of its own
+
+    @property
+    def is_file(self) -> bool:
+        return isinstance(self.seal, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +39,21 @@ class PlacedWant:
 
     states: bool = False
     records: bool = False
-    against: PlacedReference | PlacedFile | None = None
+    against: PlacedBaseline | None = None
 
 
 def placed(want: Want) -> PlacedWant:
     """As it travels. A baseline that runs at the same time lives in this process alone."""
-    against = None if want.against is None else placed_baseline(want.against)
-    return PlacedWant(want.states, want.records, against)
+    return PlacedWant(want.states, want.records, None if want.against is None else placed_baseline(want.against))
 
 
-def placed_baseline(baseline: Baseline | StoredDistributions) -> PlacedReference | PlacedFile:
+def placed_baseline(baseline: Baseline | StoredDistributions) -> PlacedBaseline:
     if isinstance(baseline, StoredBaseline):
         stored = baseline.stored
-        return PlacedReference(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
+        return PlacedBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
     if isinstance(baseline, FileBaseline):
         path = baseline.file.path.resolve()
-        return PlacedFile(str(path), remembered_sha256(path), _uri(baseline.file.place))
+        return PlacedBaseline(str(path), remembered_sha256(path), _uri(baseline.file.place))
     raise EngineError(
         "replicas cannot be compared with a baseline that runs beside them",
         fix="make a reference of the baseline first: scoremode reference MODEL --out ref/",
@@ -71,49 +65,39 @@ def _uri(place: Place | None) -> str | None:
     return None if place is None or place.scheme == "memory" else str(place)
 
 
-def _is_here(path: Path, uri: str | None) -> bool:
-    """May this node read the driver's path? A copy of a URI only if both have one cache: others may remove it."""
-    return path.exists() and (uri is None or path.is_relative_to(cache_folder().resolve()))
-
-
 class OpenBaselines:
     """Baselines that a replica has opened, so that each is checked once."""
 
     def __init__(self) -> None:
-        self._references: dict[str, Reference] = {}
-        self._files: dict[str, KldFile] = {}
+        self._open: dict[str, Reference | KldFile] = {}
 
     def want(self, asked: PlacedWant, parcel: Parcel) -> Want:
         against = None if asked.against is None else self.baseline(asked.against, parcel)
         return Want(asked.states, against, asked.records)
 
-    def baseline(self, place: PlacedReference | PlacedFile, parcel: Parcel) -> Any:
-        if isinstance(place, PlacedFile):
-            return FileBaseline(self._file(place), parcel.indices)
+    def baseline(self, place: PlacedBaseline, parcel: Parcel) -> StoredBaseline | FileBaseline:
+        if place.path not in self._open:
+            self._open[place.path] = _open(place)
+        found = self._open[place.path]
+        if isinstance(found, KldFile):
+            return FileBaseline(found, parcel.indices)
         assert parcel.target_offsets is not None, "a plan knows where the targets of a window begin"
-        return StoredBaseline(self._reference(place), offsets=parcel.target_offsets)
+        return StoredBaseline(found, offsets=parcel.target_offsets)
 
-    def _reference(self, place: PlacedReference) -> Reference:
-        if place.folder not in self._references:
-            where = place.folder if _is_here(Path(place.folder), place.uri) else place.uri
-            if where is None:
-                raise RunError(f"this node has no reference in {place.folder}", fix=SHARED)
-            found = Reference.open(where)  # of a URI, one replica of a node fetches a copy, the others wait for it
-            if dict(found.manifest) != place.seal:
-                raise RunError(f"this node has another reference in {place.uri or place.folder}", fix=SHARED)
-            self._references[place.folder] = found
-        return self._references[place.folder]
 
-    def _file(self, place: PlacedFile) -> KldFile:
-        if place.path not in self._files:
-            where = place.path if _is_here(Path(place.path), place.uri) else place.uri
-            if where is None:
-                raise RunError(f"this node has no file {place.path}", fix=SHARED)
-            found = KldFile(where)
-            if remembered_sha256(found.path) != place.sha256:
-                raise RunError(f"this node has another file in {place.uri or place.path}", fix=SHARED)
-            self._files[place.path] = found
-        return self._files[place.path]
+def _open(place: PlacedBaseline) -> Reference | KldFile:
+    """The baseline on this node; RunError if the node has none, or another one, in its place."""
+    path, what = Path(place.path), "file" if place.is_file else "reference"
+    # the driver's copy of a URI may be read only where driver and node share a cache: others may remove it
+    is_here = path.exists() and (place.uri is None or path.is_relative_to(cache_folder().resolve()))
+    where = place.path if is_here else place.uri
+    if where is None:
+        raise RunError(f"this node has no {what} in {place.path}", fix=SHARED)
+    found: Reference | KldFile = KldFile(where) if place.is_file else Reference.open(where)  # fetched once per node
+    seal = remembered_sha256(found.path) if isinstance(found, KldFile) else dict(found.manifest)
+    if seal != place.seal:
+        raise RunError(f"this node has another {what} in {place.uri or place.path}", fix=SHARED)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from scoremode.errors import EngineError
-from scoremode.scores.schema import BUILT_IN, Array, Column, Schema, ScoreColumns
+from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema, ScoreColumns
 from scoremode.values import Floats, Ids, Ints, Raw
 
 FAULT = "this is a fault of the engine"
@@ -144,18 +144,23 @@ def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[in
         _check_window(schema, source, index, answers)
 
 
-def _check_window(schema: Schema, source: WindowSource, index: int, answers: Answers) -> None:
-    names = answers.columns
-    wrong = schema.set_problem(names)
+def check_shapes(schema: Schema, shape: tuple[int, ...], index: int, answers: Answers) -> None:
+    """Require columns of the schema, each of the shape that follows from that of a window's targets."""
+    wrong = schema.set_problem(answers.columns)
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
-    shape = targets_shape(source, index)
-    for column in schema.chosen(names):
-        given = getattr(answers, column.name)
+    for column in (*schema.scores, KL):
+        given = getattr(answers, column.name, None)
         wanted = shape if column.per == "target" else shape[:1]
-        if given.shape != wanted:
+        if given is not None and np.shape(given) != wanted:
             what = "scores" if column.name == "logprob" else f"values of {column.name}"
-            raise EngineError(f"window {index} asked for {wanted} {what} and got {given.shape}", fix=FAULT)
+            raise EngineError(f"window {index} asked for {wanted} {what} and got {np.shape(given)}", fix=FAULT)
+
+
+def _check_window(schema: Schema, source: WindowSource, index: int, answers: Answers) -> None:
+    check_shapes(schema, targets_shape(source, index), index, answers)
+    for column in schema.chosen(answers.columns):
+        given = getattr(answers, column.name)
         if _is_sound(column, given):
             continue
         row = int(np.argwhere(np.isnan(given) | (given == np.inf))[0][0])

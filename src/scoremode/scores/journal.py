@@ -165,22 +165,13 @@ class Journal:
         begins = self.measured is None
         self._require_same_columns(window, answers)
         columns = flat_columns([answers], self.columns)
-        problem = self._unusable(window, seconds, columns)
+        body = b"".join((SECONDS.pack(seconds), *(column.data for column in columns.values())))
+        problem = self._record_problem(window, body)
         if problem is not None:
             raise _unusable_scores(problem)
         if begins and self.measured != BUILT_IN.names:
             self._file.append(COLUMNS_ARE, json.dumps(self.measured).encode())
-        at = self._file.append(window, SECONDS.pack(seconds), *(column.data for column in columns.values()))
-        self._index_record(window, at, seconds)
-
-    def _unusable(self, window: int, seconds: float, columns: Mapping[str, Array]) -> str | None:
-        """What is wrong with a window's scores, in words; None if nothing is."""
-        if window >= len(self.plan):
-            return f"it has window {window} of {len(self.plan)}"
-        targets = int(self._counts[window])
-        if any(len(column) != targets for column in columns.values()):
-            return self._known(window) or f"its record of window {window} has the wrong length"
-        return self._known(window) or self._impossible(window, seconds, columns)
+        self._index_record(window, self._file.append(window, body), seconds)
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
         """Refuse an answer whose columns differ from those of the first answer."""

@@ -138,7 +138,8 @@ class PackedAnswers:
         names = [column.name for column in given]
         if set(names) != self.columns.keys() or schema.set_problem(names[:-1] if with_kl else names):
             raise InputError(f"it has the columns {harmless(', '.join(self.columns))[:200]}", fix="send it again")
-        if not (np.array_equal(self.rows, shapes[:, 0]) and np.array_equal(self.widths, shapes[:, 1])):
+        expected = (np.arange(len(windows)), shapes[:, 0], shapes[:, 1])
+        if not all(map(np.array_equal, (self.windows, self.rows, self.widths), expected)):
             raise InputError("it is about other windows", fix="send it again")
         lengths = {"target": int((self.rows * self.widths).sum()), "row": int(self.rows.sum())}
         for column in given:
@@ -216,7 +217,7 @@ AGAIN = "see docs/service.md for the form of a message"
 T = TypeVar("T")
 
 
-def to_message(value: msgspec.Struct) -> bytes:
+def to_message(value: Any) -> bytes:
     """A message: magic and version, then the value in MessagePack. An array is [type, shape, its bytes]."""
     return START.pack(MAGIC, VERSION) + msgspec.msgpack.encode(value, enc_hook=_array_out)
 

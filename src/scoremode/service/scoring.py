@@ -142,9 +142,7 @@ class Scorer:
         if asked.against is None:
             return request
         states = asked.against.states[job.index][: len(job.window.rows)]  # missing rows are always the first ones
-        return replace(
-            request, reference=asked.against.digest, states=states.tobytes(), states_dtype=asked.against.dtype
-        )
+        return replace(request, reference=asked.against.digest, states=states, states_dtype=asked.against.dtype)
 
     async def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> Words:
         from vllm import PoolingParams

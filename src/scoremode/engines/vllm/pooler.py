@@ -93,8 +93,8 @@ class Part:
     @property
     def baseline_rows(self) -> np.ndarray[Any, Any]:
         """The baseline's states (m, d) for these rows where they were sent, else their row numbers in the reference."""
-        if self.request.states:
-            return self.request.raw_states()[self.first : self.first + len(self.index)]
+        if self.request.states is not None:
+            return self.request.states[self.first : self.first + len(self.index)]
         return self.request.first + self.first + np.arange(len(self.index), dtype=np.int64)
 
 

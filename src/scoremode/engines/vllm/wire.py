@@ -7,18 +7,16 @@ answer is one int32 tensor with one line per row: see scores/packing.py.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.scores.packing import Words
-from scoremode.store.reference_format import RAW_DTYPES
+from scoremode.scores.packing import Words, from_message, to_message
 from scoremode.values import Ids, Raw
 
 KEY = "scoremode"
-FLAGS = ("vocabulary", "gather", "self_test", "extra", "reference", "first", "count", "states", "states_dtype")
 KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes per word
 
 
@@ -50,35 +48,20 @@ class Request:
     self_test: bool = False  # also answer through the model's own compute_logits
     extra: Literal["", "states", "kl", "head"] = ""  # hidden states or KL after each line, or rows of the head instead
     reference: str = ""  # what KL is measured against: folder of a reference, or digest of a head that was sent
-    states: bytes = b""  # the baseline's states for these rows, where they were sent and lie in no folder
+    states: Raw | None = None  # (m, d) the baseline's states for these rows, where they were sent and lie in no folder
     states_dtype: str = ""
     first: int = 0  # where to start: in the reference's rows, or in the head's rows
     count: int = 0  # how many rows of the head
 
-    def to_kwargs(self) -> dict[str, Any]:
-        packed: dict[str, Any] = {
-            "rows": np.ascontiguousarray(self.rows, np.int32).tobytes(),
-            "targets": np.ascontiguousarray(self.targets, np.int32).tobytes(),
-            "k": int(self.targets.shape[1]),
-        }
-        return {KEY: packed | {name: value for name in FLAGS if (value := getattr(self, name))}}
+    def to_kwargs(self) -> dict[str, bytes]:
+        rows, targets = np.asarray(self.rows, np.int32), np.asarray(self.targets, np.int32)
+        return {KEY: to_message(replace(self, rows=rows, targets=targets))}
 
     @staticmethod
     def from_kwargs(kwargs: dict[str, Any] | None) -> Request | None:
         """The request that a prompt carries; None if it carries none and its own tokens are to be scored."""
         packed = (kwargs or {}).get(KEY)
-        if not packed:
-            return None
-        return Request(
-            rows=np.frombuffer(packed["rows"], np.int32),
-            targets=np.frombuffer(packed["targets"], np.int32).reshape(-1, packed["k"]),
-            **{name: packed[name] for name in FLAGS if name in packed},
-        )
-
-    def raw_states(self) -> Raw:
-        """The states that were sent (m, d)."""
-        raw: Raw = np.frombuffer(self.states, RAW_DTYPES[self.states_dtype]).reshape(len(self.rows), -1)
-        return raw
+        return from_message(packed, Request) if packed else None
 
     @staticmethod
     def own_tokens(ids: npt.NDArray[Any]) -> Request:
