@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 from scoremode.errors import RunError
 from scoremode.plan.windows import measured
 from scoremode.scores.columns import Scores, TargetFacts
-from scoremode.statistics.comparison import FIELDS, Comparison, Terms, comparison_statistics, quantile
+from scoremode.statistics.comparison import FIELDS, STATISTICS, Comparison, comparison_statistics
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
+from scoremode.statistics.streams import quantiles
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ints
 
@@ -116,6 +118,29 @@ def test_every_field_is_there_in_its_order_and_fit_for_json() -> None:
     assert [name for name, value in found.items() if value is None] == []
 
 
+@pytest.mark.parametrize("method", ["sliding-once", "mean-of-texts"])
+def test_all_statistics_take_two_passes_over_the_columns(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = random_comparison(20, method=method)
+    passes: list[object] = []
+
+    def blocks(scores: Scores, *names: str) -> Iterator[tuple[Any, ...]]:
+        passes.append(scores)
+        yield tuple(getattr(scores, name) for name in names)
+
+    monkeypatch.setattr(Scores, "blocks", blocks)
+    comparison_statistics(c)
+    assert [passes.count(run.scores) for run in (c.baseline, c.candidate)] == [2, 2]
+    passes.clear()
+    llamacpp_statistics(c)
+    assert [passes.count(run.scores) for run in (c.baseline, c.candidate)] == [1, 1]
+
+
+def test_declarations_have_names_of_their_own_and_say_what_they_are() -> None:
+    assert len(FIELDS) == len(set(FIELDS)) == sum(len(statistic.fields) for statistic in STATISTICS)
+    assert [statistic.name for statistic in STATISTICS if not statistic.about] == []
+    assert {statistic.mean is not None for statistic in STATISTICS if statistic.ranks} == {True}
+
+
 def test_kl_by_hand() -> None:
     """Six groups of two targets sum to 0.2, 0.4, …: a mean of 0.35, residuals of ±0.1, ±0.3, ±0.5 around 0.7."""
     kl = np.repeat(np.arange(1, 7) / 10, 2)
@@ -203,7 +228,8 @@ def test_the_noise_floor_is_that_of_its_own_array() -> None:
 def test_quantiles_are_those_of_numpy() -> None:
     values = np.random.default_rng(3).normal(size=97)
     for fraction in (0.0, 0.001, 0.3, 0.5, 0.999, 1.0):
-        assert math.isclose(quantile(values, fraction), float(np.quantile(values, fraction)), rel_tol=1e-12)
+        found = quantiles(values, {"some": fraction})["some"]
+        assert math.isclose(found, float(np.quantile(values, fraction)), rel_tol=1e-12)
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,12 +283,6 @@ def test_the_error_covers_the_truth_about_as_often_as_it_should() -> None:
             covered[name] += found[f"{name}_low"] < truth[name] < found[f"{name}_high"]
     assert 264 <= covered["log_ppl_ratio"] <= 296
     assert 255 <= covered["kl_mean"] <= 296  # skewed: somewhat below 95 % with 40 groups
-
-
-def error_of(parts: Terms) -> float:
-    stderr = parts.estimate().stderr
-    assert stderr is not None
-    return stderr
 
 
 def _of(array: Floats | None) -> Floats:

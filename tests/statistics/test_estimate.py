@@ -140,7 +140,7 @@ def test_llamacpp_error_takes_tokens_as_independent() -> None:
     n = len(logprob)
     scores = Scores(logprob, np.ones(n, np.int64), np.zeros(n), np.zeros(n, np.int32), np.zeros(n))
     expected = math.exp(7 / 3) * math.sqrt(((1 + 4 + 16) / 3 - (7 / 3) ** 2) / 2)
-    assert llamacpp_stderr(scores.logprob) == pytest.approx(expected)
+    assert llamacpp_stderr([scores.logprob], len(scores)) == pytest.approx(expected)
 
 
 def test_a_probability_of_zero_is_infinite_perplexity_and_null_in_json() -> None:

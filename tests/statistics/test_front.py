@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scoremode.statistics.front import front
+from scoremode.statistics.ranking import pareto_front
 
 
 def by_definition(sizes: list[float], costs: list[float]) -> set[int]:
@@ -27,7 +27,7 @@ def test_the_front_is_what_the_definition_says(seed: int) -> None:
     count = int(chance.integers(1, 30))
     sizes = chance.integers(1, 9, count).astype(float).tolist()  # few values: many ties
     costs = chance.choice([0.0, 0.1, 0.2, 0.5, 1.0, math.inf, math.nan], count).tolist()
-    found = front(sizes, costs)
+    found = pareto_front(sizes, costs)
     assert set(found) == by_definition(sizes, costs)
     assert len(found) == len(set(found))
     assert [sizes[i] for i in found] == sorted(sizes[i] for i in found)
@@ -53,4 +53,4 @@ def test_the_front_is_what_the_definition_says(seed: int) -> None:
 def test_ties_gaps_and_what_is_not_finite(
     sizes: list[float | None], costs: list[float | None], found: list[int]
 ) -> None:
-    assert front(sizes, costs) == found
+    assert pareto_front(sizes, costs) == found

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from scoremode.errors import OptionError, RunError
-from scoremode.statistics.comparison import Comparison, Terms, comparison_statistics
+from scoremode.statistics.comparison import Comparison, comparison_statistics
+from scoremode.statistics.estimate import GroupSums
 from scoremode.statistics.ranking import Ranked, closest, p_value, rank, told_apart
 from scoremode.values import Estimate
 from tests.statistics.test_comparison import compared
@@ -163,9 +164,9 @@ def drawn_p_values(candidates: int, documents: int, gap: float = 0.0) -> Iterato
     for text in means * sizes[:, None]:
         found = []
         for i, j in combinations(range(candidates), 2):
-            parts = Terms(documents)
-            parts.numerator, parts.denominator = text[:, i] - text[:, j], sizes
-            found.append(p_value(parts.estimate()))
+            sums = GroupSums(documents)
+            sums.add(sums.indices, text[:, i] - text[:, j], sizes)
+            found.append(p_value(sums.estimate()))
         yield found
 
 

@@ -17,7 +17,7 @@ from scoremode.plan.recipes import METHODS, find_method
 from scoremode.scores import columns as scores
 from scoremode.scores import parquet as columns
 from scoremode.scores.columns import Scores
-from scoremode.statistics import comparison
+from scoremode.statistics import streams
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.statistics.groups import groups_of
 from scoremode.statistics.run import all_metrics
@@ -64,7 +64,7 @@ def test_a_target_more_takes_few_bytes_more(tmp_path: Path, monkeypatch: pytest.
 
 
 def in_blocks_of(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (columns, comparison, tokens, plan, scores):
+    for module in (columns, streams, tokens, plan, scores):
         monkeypatch.setattr(module, "BLOCK", targets)
 
 

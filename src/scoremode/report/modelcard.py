@@ -18,7 +18,7 @@ from scoremode.errors import RunError, harmless
 from scoremode.report.served import Served, engine_version, in_groups, served, served_run
 from scoremode.report.terminal.numbers import with_error
 from scoremode.report.text import model_notes, noise_words, top_words
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import STATISTICS, Comparison
 from scoremode.store.run import Run
 from scoremode.values import Estimate
 
@@ -46,17 +46,15 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     baseline = f"{escaped_markdown(first.baseline.manifest['model'])} (baseline)"
     kinds = _kinds([served_run(first.baseline), *facts])
     columns = [title for title, _ in kinds]
-    header = ["model", *columns, "perplexity", "ratio", "KL mean (nats)", "KL 99 %", "same top"]
-    own = [baseline, *(cells[0] for _, cells in kinds), cell(statistics[0], "ppl_baseline"), *[NOTHING] * 4]
+    published = [statistic for statistic in STATISTICS if statistic.card]
+    header = ["model", *columns, *(statistic.card for statistic in published)]
+    its = {"ppl_candidate": cell(statistics[0], "ppl_baseline")}
+    own = [baseline, *(cells[0] for _, cells in kinds), *(its.get(s.name, NOTHING) for s in published)]
     rows = [
         [
             escaped_markdown(comparisons[i].name),
             *(cells[1 + i] for _, cells in kinds),
-            cell(statistics[i], "ppl_candidate"),
-            cell(statistics[i], "ppl_ratio"),
-            cell(statistics[i], "kl_mean"),
-            cell(statistics[i], "kl_p99"),
-            cell(statistics[i], "same_top", percent=True),
+            *(cell(statistics[i], statistic.name, statistic.percent) for statistic in published),
         ]
         for i in order
     ]

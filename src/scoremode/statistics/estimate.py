@@ -30,7 +30,7 @@ GRAIN, COARSE = 2.0**-20, 2.0**30
 ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of a residual, relative to what it is the difference of
 
 
-class _Sums:
+class _ExactSums:
     """A sum for each group. Multiples of GRAIN are added up, which is exact, and apart from them the small rests."""
 
     def __init__(self, coarse: Floats) -> None:
@@ -55,31 +55,43 @@ class GroupSums:
 
     Terms are added one after the other, so the sums do not depend on the size of the blocks. Millions of equal terms
     make no rounding error that would look like a spread.
+
+    >>> sums = GroupSums(5)
+    >>> sums.add(np.arange(5), np.array([1.0, 2.0, 3.0, 4.0, 10.0]), np.ones(5))
+    >>> sums.estimate()
+    4 ± 1.58
     """
 
-    def __init__(self, groups: int) -> None:
-        self._numerator, self._denominator = _Sums(np.zeros(groups)), _Sums(np.zeros(groups))
+    def __init__(self, groups: int, shares: GroupSums | None = None) -> None:
+        """``shares`` are sums with the same denominator, which is then added to those alone."""
+        self._numerator = _ExactSums(np.zeros(groups))
+        self._denominator = _ExactSums(np.zeros(groups)) if shares is None else shares._denominator
         self.n = 0
+
+    @property
+    def indices(self) -> Ints:
+        """0, 1, …: one for each group."""
+        return np.arange(len(self._numerator.coarse))
 
     @property
     def numerator(self) -> Floats:
         return self._numerator.coarse + self._numerator.fine
 
-    @numerator.setter
-    def numerator(self, values: Floats) -> None:
-        self._numerator = _Sums(values)
-
     @property
     def denominator(self) -> Floats:
         return self._denominator.coarse + self._denominator.fine
 
-    @denominator.setter
-    def denominator(self, values: Floats) -> None:
-        self._denominator = _Sums(values)
+    def with_numerator(self, numerator: Floats) -> GroupSums:
+        """The sums with another numerator of each group, and the same denominator."""
+        found = GroupSums(0, shares=self)
+        found._numerator, found.n = _ExactSums(numerator), self.n
+        return found
 
-    def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints) -> None:
+    def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints | None) -> None:
+        """Add a term per target; ``denominator`` is None if the sums that share theirs have added it."""
         self._numerator.add(groups, numerator.astype(np.float64, copy=False))
-        self._denominator.add(groups, denominator.astype(np.float64, copy=False))
+        if denominator is not None:
+            self._denominator.add(groups, denominator.astype(np.float64, copy=False))
         self.n += len(groups)
 
     def estimate(self) -> Estimate:

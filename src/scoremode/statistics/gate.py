@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scoremode.errors import OptionError, harmless
-from scoremode.statistics.comparison import FIELDS
+from scoremode.statistics.comparison import BY_FIELD, FIELDS
 from scoremode.statistics.groups import FEWEST
 from scoremode.statistics.tasks import FIELDS as TASK_FIELDS
 
@@ -154,20 +154,18 @@ def too_few(groups: int | None, kind: str = "groups") -> str:
 
 def _why_unknown(name: str, statistics: Mapping[str, Any]) -> str:
     """Why a statistic is None: the first reason that applies."""
-    infinite = statistics.get("kl_infinite")
-    zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
-    of_kl, of_top = name.startswith("kl_"), name.startswith("same_top")
-    of_logprob = name.startswith(("ppl", "log_ppl", "delta_logprob", "bits"))
     if "documents" in statistics:
         return _why_unknown_of_tasks(name, statistics)
+    needs, infinite = BY_FIELD[name].needs, statistics.get("kl_infinite")
+    zero = sum(statistics.get(f"zero_probability_{side}") or 0 for side in ("baseline", "candidate"))
     reasons = (
         (name not in statistics, "these statistics do not have it"),
         (statistics.get("targets") == 0, "there are no targets"),
-        (name.startswith("noise_floor"), "the noise floor was not measured"),
-        (of_kl and infinite is None, "KL was not measured"),
-        (of_kl and infinite, f"targets with infinite KL: {infinite}"),
-        (of_top and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
-        (of_logprob and zero, f"targets with probability zero: {zero}"),
+        (needs == "noise", "the noise floor was not measured"),
+        (needs == "kl" and infinite is None, "KL was not measured"),
+        (needs == "kl" and infinite, f"targets with infinite KL: {infinite}"),
+        (needs == "top" and statistics.get("same_top") is None, "the first choices (top) of a run were not measured"),
+        (needs == "logprob" and zero, f"targets with probability zero: {zero}"),
         (name.endswith(("_stderr", "_low", "_high")), too_few(statistics.get("groups"))),
     )
     return next((reason for applies, reason in reasons if applies), "it has no value")

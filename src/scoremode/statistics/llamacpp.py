@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from scoremode.plan.windows import measured
-from scoremode.statistics.comparison import Comparison, array_blocks, paired_blocks, require_sound
+from scoremode.scores.mapped import dropped
+from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.estimate import finite_or_none
-from scoremode.statistics.streams import Blocks, order_statistics, streamed_mean
+from scoremode.statistics.streams import StreamedSum, array_blocks, empty_column, order_statistics
 from scoremode.values import Floats
 
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
@@ -25,34 +26,65 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     computed in float32, as in llama.cpp, which prints none of this below 100 targets. Names: ``kld_99.9%``,
     ``delta_p_50%``, ….
     """
-    require_sound(c)
     n = len(c.groups)
+    sums = {"kl": Moments(n)} if c.kl is not None else {}
+    sums |= {name: Moments(n) for name in ("candidate", "baseline", "delta_p", "delta_p_squared")}
+    products, delta_p, begin, equal = StreamedSum(n), empty_column(n), 0, 0
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found = _llamacpp_perplexity(c, n)
+        for number, block in enumerate(c.blocks()):
+            change = block.delta_p
+            columns = {"candidate": -block.cand, "baseline": -block.base, "delta_p": change, "kl": block.kl}
+            for name, moments in sums.items():
+                moments.add(change**2 if name == "delta_p_squared" else measured(columns[name]))
+            products.add(columns["candidate"] * columns["baseline"])
+            delta_p[begin : begin + len(change)] = change
+            begin += len(change)
+            equal += int((measured(block.base_top) == measured(block.cand_top)).sum()) if c.has_top else 0
+            dropped((delta_p,), number)
+        found = _perplexity(sums["candidate"], sums["baseline"], products)
         if c.kl is not None:
-            kl = c.kl
-            found |= _mean_error("kld_mean", lambda: array_blocks(kl), n)
-            found |= _extremes("kld", lambda: array_blocks(kl), n, KLD_PERCENTILES)
-
-        def delta() -> Iterator[Floats]:
-            return (block.delta_p for block in paired_blocks(c))
-
-        found |= _mean_error("delta_p_mean", delta, n) | _extremes("delta_p", delta, n, DELTA_P_PERCENTILES)
-        square, error = _mean_and_error(lambda: (block**2 for block in delta()), n)
-        rms = math.sqrt(square)
-        found |= {"delta_p_rms": rms, "delta_p_rms_error": 0.5 / rms * error if rms else math.nan}
-        found |= _same_top(c, n)
+            found |= {"kld_mean": sums["kl"].mean, "kld_mean_error": sums["kl"].error}
+            found |= _extremes("kld", c.kl, KLD_PERCENTILES)
+        found |= {"delta_p_mean": sums["delta_p"].mean, "delta_p_mean_error": sums["delta_p"].error}
+        found |= _extremes("delta_p", delta_p, DELTA_P_PERCENTILES)
+        rms = math.sqrt(sums["delta_p_squared"].mean)
+        error = 0.5 / rms * sums["delta_p_squared"].error if rms else math.nan
+        found |= {"delta_p_rms": rms, "delta_p_rms_error": error}
+        if c.has_top:
+            same = equal / n if n else math.nan
+            spread = math.sqrt(same * (1 - same) / (n - 1)) if n > 1 else math.nan
+            found |= {"same_top": same, "same_top_error": spread}
     return {name: finite_or_none(value) for name, value in found.items()}
 
 
-def _llamacpp_perplexity(c: Comparison, n: int) -> dict[str, float]:
+class Moments:
+    """The mean of values that arrive in blocks, with llama.cpp's error of it."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self._values, self._squares = n, StreamedSum(n), StreamedSum(n)
+
+    def add(self, block: Floats) -> None:
+        self._values.add(block)
+        self._squares.add(block**2)
+
+    @property
+    def mean(self) -> float:
+        return self._values.mean if self.n else 0.0
+
+    @property
+    def error(self) -> float:
+        """sqrt((mean of squares - mean²) / (n - 1)); 0 for up to ten values, as in llama.cpp."""
+        if self.n <= 10:
+            return 0.0
+        variance = self._squares.mean - self.mean**2
+        return math.sqrt(variance / (self.n - 1)) if variance > 0 else 0.0
+
+
+def _perplexity(candidate: Moments, baseline: Moments, products: StreamedSum) -> dict[str, float]:
     """Perplexities, their ratio and difference, with the errors of two correlated means."""
-    mean, error = _mean_and_error(lambda: (-block.cand for block in paired_blocks(c)), n)
-    mean_base, error_base = _mean_and_error(lambda: (-block.base for block in paired_blocks(c)), n)
-    covariance = 0.0
-    if n >= 10:
-        products = ((-block.cand) * (-block.base) for block in paired_blocks(c))
-        covariance = (streamed_mean(products, n) - mean * mean_base) / (n - 1)
+    mean, error, mean_base, error_base = candidate.mean, candidate.error, baseline.mean, baseline.error
+    n = products.n
+    covariance = (products.mean - mean * mean_base) / (n - 1) if n >= 10 else 0.0
     # for equal runs, rounding may give a negative number; llama.cpp prints its square root as nan
     difference_error = math.sqrt(max(0.0, error**2 + error_base**2 - 2 * covariance))
     ppl, ppl_base = float(np.exp(mean)), float(np.exp(mean_base))
@@ -73,33 +105,15 @@ def _llamacpp_perplexity(c: Comparison, n: int) -> dict[str, float]:
     }
 
 
-def _same_top(c: Comparison, n: int) -> dict[str, float]:
-    if not all(run.scores.has("top") for run in (c.baseline, c.candidate)):
-        return {}
-    equal = sum(int((measured(b.base_top) == measured(b.cand_top)).sum()) for b in paired_blocks(c))
-    same = equal / n if n else math.nan
-    spread = math.sqrt(same * (1 - same) / (n - 1)) if n > 1 else math.nan
-    return {"same_top": same, "same_top_error": spread}
-
-
-def _mean_and_error(blocks: Blocks, n: int) -> tuple[float, float]:
-    """The mean, and sqrt((mean of squares - mean²) / (n - 1)); 0 for up to ten values, as in llama.cpp."""
-    if n < 1:
-        return 0.0, 0.0
-    mean = streamed_mean(blocks(), n)
-    variance = streamed_mean((block**2 for block in blocks()), n) - mean**2
-    return mean, math.sqrt(variance / (n - 1)) if variance > 0 and n > 10 else 0.0
-
-
-def _mean_error(name: str, blocks: Blocks, n: int) -> dict[str, float]:
-    return dict(zip((name, f"{name}_error"), _mean_and_error(blocks, n), strict=True))
-
-
-def _extremes(name: str, blocks: Blocks, n: int, percentiles: tuple[float, ...]) -> dict[str, float]:
+def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict[str, float]:
+    """The largest value, the percentiles and the smallest value."""
+    n = len(values)
     if not n:
         return {}
     places = {0, n - 1, *(place for p in percentiles for place in _places(p, n))}
-    rounded = order_statistics(lambda: (b.astype(np.float32).astype(np.float64) for b in blocks()), n, places)
+    rounded = order_statistics(
+        lambda: (block.astype(np.float32).astype(np.float64) for block in array_blocks(values)), n, places
+    )
     ordered = {place: np.float32(value) for place, value in rounded.items()}
     inner = {f"{name}_{p:g}%": _llamacpp_percentile(ordered, n, p) for p in percentiles}
     return {f"{name}_max": float(ordered[n - 1]), **inner, f"{name}_min": float(ordered[0])}

@@ -1,4 +1,4 @@
-"""Rank candidates, and say which of them cannot be told apart.
+"""Rank candidates, say which of them cannot be told apart, and which are worth their size.
 
 Two candidates can be told apart if their difference is significant at 5 % over all pairs together, by Holm's method:
 among equal candidates, however many, any claim of a difference is made in at most 5 % of texts. For one pair, that is
@@ -15,32 +15,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, cast
 
 import numpy as np
 
 from scoremode.errors import OptionError, RunError, did_you_mean, harmless
-from scoremode.statistics.comparison import (
-    Comparison,
-    Terms,
-    comparison_statistics,
-    terms_of_difference,
-    terms_of_distance,
-)
-from scoremode.statistics.estimate import LEVEL
+from scoremode.plan.windows import measured
+from scoremode.statistics.comparison import BY_NAME, STATISTICS, Comparison, Statistic
+from scoremode.statistics.estimate import LEVEL, GroupSums
+from scoremode.statistics.paired import PairedMeans, mean_differences
 from scoremode.values import Estimate
 
-BETTER = {
-    "kl_mean": -1,
-    "ppl_ratio": -1,
-    "log_ppl_ratio": -1,
-    "worse": -1,
-    "same_top": 1,
-    "delta_logprob_mean": 1,
-    "delta_p_mean": 1,
-}
-"""The statistics that candidates can be ranked by, and whether more is better (1) or less (-1)."""
+Pair = tuple[int, int]
+"""Indices of two candidates."""
+
+Differences = Callable[[Sequence[Pair]], list[Estimate]]
+"""The differences of some pairs of candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,7 @@ class Ranked:
 
 
 def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str = "kl_mean") -> list[Ranked]:
-    """The candidates from best to worst by one of BETTER; those without a value come last and have no place.
+    """The candidates from best to worst by a statistic that ``ranks``; those without a value come last and have none.
 
     A place ends at the first candidate that can be told apart from the best one of that place. (Ties between
     neighbours alone would chain: a like b, b like c, …, until the best shares a place with the worst.)
@@ -65,26 +57,23 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
     >>> [(r.place, r.name, r.tied_with) for r in rank(known)]
     [(1, 'b', ('c',)), (1, 'c', ('b',)), (3, 'a', ())]
     """
-    if by not in BETTER:
-        raise OptionError(f"candidates cannot be ranked by '{harmless(by)}'", fix=did_you_mean(by, BETTER))
-    paired = bool(candidates) and all(isinstance(c, Comparison) for c in candidates)
-    comparisons = cast("Sequence[Comparison]", candidates) if paired else ()
-    _require_one_question(comparisons)
-    rows: list[Mapping[str, Any]] = (
-        [comparison_statistics(c) for c in comparisons]
-        if paired
-        else list(cast("Sequence[Mapping[str, Any]]", candidates))
-    )
-    known = sorted(
-        (i for i, row in enumerate(rows) if row.get(by) is not None), key=lambda i: -BETTER[by] * rows[i][by]
-    )
-
-    def difference(i: int, j: int) -> Estimate:
-        if comparisons:
-            return terms_of_difference(comparisons[i], comparisons[j], by).estimate()
-        return _independent(rows[i], rows[j], by)
-
-    tied = _ties(known, difference)
+    ranks = {statistic.name: statistic for statistic in STATISTICS if statistic.ranks}
+    if by not in ranks:
+        raise OptionError(f"candidates cannot be ranked by '{harmless(by)}'", fix=did_you_mean(by, ranks))
+    statistic = ranks[by]
+    if candidates and all(isinstance(c, Comparison) for c in candidates):
+        comparisons = cast("Sequence[Comparison]", candidates)
+        _require_one_question(comparisons)
+        means = [PairedMeans(c) for c in comparisons]
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
+            rows: list[Mapping[str, Any]] = [{"name": m.runs.name, **statistic.compute(m)} for m in means]
+        differences: Differences = partial(_paired_differences, means, statistic)
+    else:
+        rows = list(cast("Sequence[Mapping[str, Any]]", candidates))
+        differences = partial(_independent_differences, rows, by)
+    known = [i for i, row in enumerate(rows) if row.get(by) is not None]
+    known.sort(key=lambda i: -statistic.ranks * rows[i][by])
+    tied = _ties(known, differences)
     found: list[Ranked] = []
     first, place = -1, 0
     for position, i in enumerate(known):
@@ -105,19 +94,28 @@ def closest(comparisons: Sequence[Comparison]) -> list[int]:
         place = {c.name: i for i, c in enumerate(comparisons)}
         ranked = [entry for entry in rank(comparisons) if entry.place is not None]
         return [place[entry.name] for entry in ranked if entry is ranked[0] or entry.name in ranked[0].tied_with]
-    parts = [terms_of_distance(c) for c in comparisons]
-    distances = [part.estimate().value for part in parts]
+    sums = [_distance(PairedMeans(c)) for c in comparisons]
+    distances = [one.estimate().value for one in sums]
     known = sorted((i for i, x in enumerate(distances) if math.isfinite(x)), key=lambda i: abs(distances[i]))
-    tied = _ties(known, lambda i, j: _difference_of_distances(parts[i], parts[j]))
+
+    def differences(pairs: Sequence[Pair]) -> list[Estimate]:
+        found = []
+        for i, j in pairs:  # the targets, and so the weights, are the same
+            gap = GroupSums(len(sums[i].indices))
+            ours, theirs = (math.copysign(1, distances[k]) * sums[k].numerator for k in (i, j))
+            gap.add(gap.indices, ours - theirs, sums[i].denominator)
+            found.append(gap.estimate())
+        return found
+
+    tied = _ties(known, differences)
     return [i for i in known if i == known[0] or (known[0], i) in tied]
 
 
-def _difference_of_distances(a: Terms, b: Terms) -> Estimate:
-    """The targets, and so the weights, are the same."""
-    gap = Terms(len(a.groups))
-    signs = [math.copysign(1, part.estimate().value) for part in (a, b)]
-    gap.add(a.groups, signs[0] * a.numerator - signs[1] * b.numerator, a.denominator)
-    return gap.estimate()
+def _distance(means: PairedMeans) -> GroupSums:
+    """The signed distance between both perplexities; its value is 0 if they are equal."""
+    if (documents := means.documents) is not None:
+        return documents.with_numerator(documents.numerator - documents.denominator)
+    return means.sums(measured(BY_NAME["ppl_ratio"].mean))
 
 
 def _ranked(rows: Sequence[Mapping[str, Any]], i: int, by: str, place: int | None, tied: tuple[str, ...]) -> Ranked:
@@ -137,10 +135,10 @@ def _require_one_question(comparisons: Sequence[Comparison]) -> None:
             raise RunError(f"{first.name} and {c.name} have different baselines", fix="compare them with one command")
 
 
-def _ties(candidates: Sequence[int], difference: Callable[[int, int], Estimate]) -> set[tuple[int, int]]:
+def _ties(candidates: Sequence[int], differences: Differences) -> set[Pair]:
     """Every pair, in both orders, that cannot be told apart."""
     pairs = list(combinations(candidates, 2))
-    apart = told_apart([p_value(difference(i, j)) for i, j in pairs])
+    apart = told_apart([p_value(difference) for difference in differences(pairs)])
     tied = [pair for pair, is_apart in zip(pairs, apart, strict=True) if not is_apart]
     return {order for i, j in tied for order in ((i, j), (j, i))}
 
@@ -187,9 +185,45 @@ def pairs_tested(candidates: int) -> str:
     return words.replace("%", " %") if pairs > 1 else ""
 
 
-def _independent(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimate:
-    """The difference of two numbers, as if their errors were independent."""
-    errors, freedoms = [[row.get(name) for row in (a, b)] for name in (f"{by}_stderr", "freedom")]
-    known = None not in errors and None not in freedoms
-    stderr = math.hypot(*cast("list[float]", errors)) if known else None
-    return Estimate(a[by] - b[by], stderr, 0, 0, min(cast("list[float]", freedoms)) if known else None)
+def _paired_differences(means: Sequence[PairedMeans], statistic: Statistic, pairs: Sequence[Pair]) -> list[Estimate]:
+    """The differences of candidates, paired target by target; of perplexities of documents, paired by document."""
+    if not statistic.by_document or not means[0].runs.averages_documents:
+        return mean_differences([one.runs for one in means], pairs, measured(statistic.mean))
+    sums = [measured(one.documents) for one in means]
+    return [sums[i].with_numerator(sums[i].numerator - sums[j].numerator).estimate() for i, j in pairs]
+
+
+def _independent_differences(rows: Sequence[Mapping[str, Any]], by: str, pairs: Sequence[Pair]) -> list[Estimate]:
+    """The differences of two numbers, as if their errors were independent."""
+    found = []
+    for i, j in pairs:
+        errors, freedoms = [[rows[k].get(name) for k in (i, j)] for name in (f"{by}_stderr", "freedom")]
+        known = None not in errors and None not in freedoms
+        stderr = math.hypot(*cast("list[float]", errors)) if known else None
+        freedom = min(cast("list[float]", freedoms)) if known else None
+        found.append(Estimate(rows[i][by] - rows[j][by], stderr, 0, 0, freedom))
+    return found
+
+
+# ── quality against size ─────────────────────────────────────────────────────────────────────────────────────────────
+def pareto_front(sizes: Sequence[float | None], costs: Sequence[float | None]) -> list[int]:
+    """Indices of the candidates that no other one beats, from the smallest to the largest.
+
+    One candidate beats another if it is at most as large and costs at most as much, and is better in one of the two.
+    Candidates that are equal in both do not beat each other. A size or a cost that is missing or not finite is on no
+    front.
+
+    >>> pareto_front([8.5, 4.8, 4.9, 2.1], [0.001, 0.04, 0.05, 0.9])
+    [3, 1, 0]
+    """
+    known = []
+    for i, (size, cost) in enumerate(zip(sizes, costs, strict=True)):
+        if size is not None and cost is not None and math.isfinite(size) and math.isfinite(cost):
+            known.append((size, cost, i))
+    found: list[int] = []
+    best: tuple[float, float] | None = None
+    for size, cost, i in sorted(known):
+        if best is None or cost < best[1] or (size, cost) == best:
+            found.append(i)
+            best = (size, cost)
+    return found

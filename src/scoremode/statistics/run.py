@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from scoremode.scores.columns import Scores
 from scoremode.scores.schema import BUILT_IN, Schema
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import CharacterGroups, distinct, grouping, weights_of
-from scoremode.statistics.streams import Blocks, streamed_mean
+from scoremode.statistics.streams import StreamedSum
 from scoremode.text.tokens import Tokens
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
@@ -97,17 +97,17 @@ def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBloc
     return at_first_targets
 
 
-def llamacpp_stderr(logprob: Floats | Blocks, targets: int | None = None) -> float | None:
+def llamacpp_stderr(logprob: Iterable[Floats], n: int) -> float | None:
     """The error that llama.cpp prints with its perplexity, as if tokens were independent; None if it is infinite.
 
-    ``logprob`` is the whole column, or a function that reads it block by block; then ``targets`` is its length.
+    ``logprob`` are the blocks of a column of n values.
     """
-    blocks: Blocks = logprob if callable(logprob) else lambda: [logprob]
-    n = targets if callable(logprob) else len(logprob)
-    assert n is not None, "the length of a column that is read block by block"
     if n < 2:
         return None
-    mean = streamed_mean((-block for block in blocks()), n)
-    variance = streamed_mean(((-block) ** 2 for block in blocks()), n) - mean**2
-    error = math.exp(mean) * math.sqrt(max(0.0, variance) / (n - 1)) if math.isfinite(mean) else math.inf
+    nll, squares = StreamedSum(n), StreamedSum(n)
+    for block in logprob:
+        nll.add(-block)
+        squares.add((-block) ** 2)
+    variance = squares.mean - nll.mean**2
+    error = math.exp(nll.mean) * math.sqrt(max(0.0, variance) / (n - 1)) if math.isfinite(nll.mean) else math.inf
     return error if math.isfinite(error) else None

@@ -7,59 +7,86 @@ found by reading it a few times: first how many values begin with which 16 bits,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.values import Floats
+from scoremode.scores.mapped import dropped
+from scoremode.values import BLOCK, Floats
 
 Blocks = Callable[[], Iterable[Floats]]
 """A column: every call reads it from the beginning, block by block."""
 
 LEAF = 1 << 16  # values that NumPy adds in one call; any number from 128 on gives the same sum
-MOST = 1 << 20  # values that are sorted in memory
+MOST = 1 << 20  # values that are kept and sorted in memory
 Keys = npt.NDArray[np.uint64]
 
 
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """An array in blocks; the pages of a mapped one are given back on the way."""
+    for number, begin in enumerate(range(0, len(array), BLOCK)):
+        yield array[begin : begin + BLOCK]
+        dropped((array,), number)
+
+
+def empty_column(n: int) -> Floats:
+    """Space for n numbers: in a temporary file if there are many, so that they do not have to stay in memory."""
+    if n > MOST and hasattr(os, "posix_fallocate"):
+        with tempfile.TemporaryFile(prefix="scoremode-") as file, contextlib.suppress(OSError):  # a full disk
+            os.posix_fallocate(file.fileno(), 0, n * np.dtype(np.float64).itemsize)
+            return np.memmap(file, np.float64, "r+").view(np.ndarray)
+    return np.empty(n)
+
+
 # ── sums ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def streamed_sum(blocks: Iterable[Floats], n: int) -> float:
-    """The sum of n values, to the bit as ``numpy.sum`` of the whole column.
+class StreamedSum:
+    """The sum of n values that arrive in blocks, to the bit as ``numpy.sum`` of the whole column.
 
-    >>> streamed_sum([np.array([1.0, 2.0]), np.array([3.0])], 3)
-    6.0
+    >>> total = StreamedSum(3)
+    >>> total.add(np.array([1.0, 2.0]))
+    >>> total.add(np.array([3.0]))
+    >>> total.value, total.mean
+    (6.0, 2.0)
     """
-    return float(_sum(_Taken(iter(blocks)), n))
+
+    def __init__(self, n: int) -> None:
+        self.n, self.value = n, 0.0
+        self._parts: list[Floats] = []
+        self._branches = _sum_branches(n)
+        self._missing = next(self._branches)  # values until the branch that is being added is complete
+
+    def add(self, block: Floats) -> None:
+        while len(block):
+            part, block = block[: self._missing], block[self._missing :]
+            self._parts.append(part)
+            self._missing -= len(part)
+            if not self._missing:
+                branch = part if len(self._parts) == 1 else np.concatenate(self._parts)
+                self._parts = []
+                try:
+                    self._missing = self._branches.send(np.ascontiguousarray(branch))
+                except StopIteration as complete:
+                    self.value = float(complete.value)
+
+    @property
+    def mean(self) -> float:
+        """To the bit as ``numpy.mean``; there must be a value."""
+        return self.value / self.n
 
 
-def streamed_mean(blocks: Iterable[Floats], n: int) -> float:
-    """The mean of n values, to the bit as ``numpy.mean`` of the whole column."""
-    return streamed_sum(blocks, n) / n
-
-
-def _sum(values: _Taken, n: int) -> Any:
+def _sum_branches(n: int) -> Generator[int, Floats, Any]:
+    """A coroutine that asks for the next values by their number, and returns the sum of all n of them."""
     if n <= LEAF:
-        return np.add.reduce(values.take(n))
+        return np.add.reduce((yield n))
     left = n // 2 - n // 2 % 8  # as numpy splits a long sum
-    return _sum(values, left) + _sum(values, n - left)
-
-
-class _Taken:
-    """Values of blocks, taken in parts of any length."""
-
-    def __init__(self, blocks: Iterator[Floats]) -> None:
-        self._blocks, self._rest = blocks, np.zeros(0)
-
-    def take(self, n: int) -> Floats:
-        parts, missing = [], n
-        while missing:
-            if not len(self._rest):
-                self._rest = next(self._blocks)
-            parts.append(self._rest[:missing])
-            self._rest = self._rest[missing:]
-            missing -= len(parts[-1])
-        return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate([np.zeros(0), *parts])
+    return (yield from _sum_branches(left)) + (yield from _sum_branches(n - left))
 
 
 # ── order statistics ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,6 +111,28 @@ def order_statistics(blocks: Blocks, n: int, places: Collection[int]) -> dict[in
         return {place: _values(np.array([cell], np.uint64))[0].item() for place, (cell, _) in inside.items()}
     found = _collected(blocks, shift, cells)
     return {place: float(found[cell][at]) for place, (cell, at) in inside.items()}
+
+
+def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
+    """Quantiles by name: between two values by linear interpolation; infinite only if one of them is; NaN of none.
+
+    >>> quantiles(np.array([0.0, 1.0, np.inf]), {"low": 0.25, "median": 0.5})
+    {'low': 0.5, 'median': 1.0}
+    """
+    if not len(values):
+        return dict.fromkeys(fractions, math.nan)
+    last = len(values) - 1
+    places = {name: math.floor(fraction * last) for name, fraction in fractions.items()}
+    both = {min(place + more, last) for place in places.values() for more in (0, 1)}
+    at = order_statistics(lambda: array_blocks(values), len(values), both)
+    found = {}
+    for name, place in places.items():
+        below, above, share = at[place], at[min(place + 1, last)], fractions[name] * last - place
+        if share == 0:  # a case of its own, because 0 · ∞ is NaN
+            found[name] = below
+        else:
+            found[name] = below + share * (above - below) if math.isfinite(below) else math.inf
+    return found
 
 
 def streamed_quantile(blocks: Blocks, n: int, fraction: float) -> float:

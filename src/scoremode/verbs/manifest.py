@@ -114,7 +114,7 @@ def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:
 def _error_of_llamacpp(plan: Plan, scores: ScoreRows) -> dict[str, float | None]:
     if plan.method != "llamacpp":
         return {}
-    return {"perplexity_stderr_llamacpp": llamacpp_stderr(lambda: logprobs_of(plan, scores), plan.targets)}
+    return {"perplexity_stderr_llamacpp": llamacpp_stderr(logprobs_of(plan, scores), plan.targets)}
 
 
 def processor_name() -> str:

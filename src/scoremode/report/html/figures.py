@@ -13,7 +13,8 @@ from scoremode.report.html.numbers import Statistics, usable
 from scoremode.report.html.runs import distinct_baselines, run_name
 from scoremode.report.html.series import Positions, Series, column_of, delta_logprob, surprise
 from scoremode.report.text import counted
-from scoremode.statistics.comparison import Comparison, array_blocks
+from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.streams import array_blocks
 from scoremode.store.run import Run
 from scoremode.values import Floats
 

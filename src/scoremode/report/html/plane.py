@@ -14,7 +14,8 @@ from typing import Literal
 from scoremode.report.html.charts import SERIES, Axis, escaped, linear, logarithmic, plain
 from scoremode.report.html.labels import Box, Spot, place_names, text_width
 from scoremode.report.text import middle_cut
-from scoremode.statistics.front import front
+from scoremode.statistics.comparison import STATISTICS
+from scoremode.statistics.ranking import pareto_front
 
 DECADE = 8.0  # values that differ by this factor are drawn on a logarithmic axis
 FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze them together
@@ -38,7 +39,7 @@ class Measure:
     name: str  # in the statistics
     choice: str  # on the switch
     label: str  # of the axis
-    better: Literal["low", "one", "high"]
+    better: Literal["low", "high", "one", "none"]
     factor: float = 1.0
 
     def has_place(self, value: float) -> bool:
@@ -53,10 +54,10 @@ class Measure:
         return -value if self.better == "high" else value
 
 
-MEASURES = (
-    Measure("kl_mean", "KL", "mean KL, nats per token", "low"),
-    Measure("ppl_ratio", "Perplexity ratio", "perplexity ratio", "one"),
-    Measure("same_top", "Same top", "same first choice, % of tokens", "high", 100.0),
+MEASURES = tuple(
+    Measure(s.name, *s.chart, s.better, 100.0 if s.percent else 1.0)
+    for s in sorted(STATISTICS, key=lambda s: s.needs != "kl")  # the chart of the divergence comes first
+    if s.chart is not None
 )
 
 
@@ -144,7 +145,7 @@ class Plane:
     @property
     def front(self) -> list[int]:
         """The candidates that no other one beats, by size and by the measure; the smallest first."""
-        return front([p.size for p in self.points], [self.measure.cost(p.value) for p in self.points])
+        return pareto_front([p.size for p in self.points], [self.measure.cost(p.value) for p in self.points])
 
     @property
     def along(self) -> Axis:

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from scoremode.statistics.comparison import Comparison, array_blocks
+from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.groups import distinct
-from scoremode.statistics.streams import Blocks, streamed_quantile
+from scoremode.statistics.streams import Blocks, array_blocks, streamed_quantile
 from scoremode.store.run import Run
 from scoremode.values import Bools, Floats, Ints
 

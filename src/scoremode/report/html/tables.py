@@ -15,7 +15,7 @@ from scoremode.report.html.provenance import facts_list, served_facts
 from scoremode.report.html.runs import distinct_baselines, run_name
 from scoremode.report.served import Served, in_groups, served, served_run
 from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import STATISTICS, Comparison
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
 from scoremode.values import Estimate
@@ -40,21 +40,7 @@ class Measure:
         return cell_with_error(value, statistics.get(f"{self.name}_stderr"), percent=self.percent)
 
 
-MEASURES = (
-    Measure("ppl_candidate", "Perplexity", "exponential of the mean surprise", "none"),
-    Measure("ppl_ratio", "PPL ratio", "perplexity divided by the baseline's", "one"),
-    Measure("kl_mean", "KL mean", "mean KL(baseline‖candidate), nats per token"),
-    Measure("kl_median", "KL median", "half of the tokens moved less"),
-    Measure("kl_p99", "KL 99%", "99% of the tokens moved less"),
-    Measure("kl_p999", "KL 99.9%", "99.9% of the tokens moved less"),
-    Measure("kl_max", "KL max", "the token that moved most"),
-    Measure(
-        "delta_p_rms", "Δp RMS", "root mean square change in the probability of the text's own token", percent=True
-    ),
-    Measure("same_top", "Same top", "share of tokens with the same first choice", "high", percent=True),
-    Measure("worse", "Worse", "share of the text's tokens that became less likely", "none", percent=True),
-    Measure("bits_per_byte_candidate", "Bits/byte", "bits per byte of the text", "none"),
-)
+MEASURES = tuple(Measure(s.name, s.label, s.about, s.better, s.percent) for s in STATISTICS if s.label)
 
 RUN_MEASURES = (
     ("perplexity", "Perplexity", False),

@@ -10,7 +10,7 @@ from rich.text import Text
 from scoremode.report.served import Served, in_groups, served, served_run
 from scoremode.report.terminal.blocks import BlockTable, Column
 from scoremode.report.text import NOT_MEASURED, counted, middle_cut, model_notes, noise_words, shown, top_words
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import STATISTICS, Comparison, Statistic, TerminalColumn
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import pairs_tested, rank
@@ -61,15 +61,11 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     rows = [statistics[i] for i in order]
     names = [shown(name) for name in (baseline.manifest["model"], *(s["name"] for s in rows))]
     numbers = {
-        "ppl": [_number(s["ppl_candidate"], 4) for s in rows],
-        "ratio": [_fixed_with_error(s["ppl_ratio"], s["ppl_ratio_stderr"], 4) for s in rows],
-        "KL mean": [_fixed_with_error(s["kl_mean"], s["kl_mean_stderr"], 5) for s in rows],
-        "median": [_number(s["kl_median"], 5) for s in rows],
-        "99%": [_number(s["kl_p99"], 4) for s in rows],
-        "max": [_number(s["kl_max"], 2) for s in rows],
-        "same top": [NARROW if s["same_top"] is None else f"{100 * s['same_top']:.2f}%" for s in rows],
-        "over": [f"{s['groups']:,}" for s in rows],
+        statistic.column.title: [_cell(statistic, statistic.column, s) for s in rows]
+        for statistic in STATISTICS
+        if statistic.column is not None
     }
+    numbers["over"] = [f"{s['groups']:,}" for s in rows]
     own = {"ppl": _number(statistics[0]["ppl_baseline"], 4)}
     columns = [Column(title, [own.get(title, "-"), *cells]) for title, cells in numbers.items()]
     kinds = _kinds([served_run(baseline), *(facts[i] for i in order)])
@@ -120,9 +116,15 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
     return notes
 
 
+def _cell(statistic: Statistic, column: TerminalColumn, statistics: dict[str, Any]) -> str:
+    value, error = statistics[statistic.name], statistics.get(f"{statistic.name}_stderr")
+    if value is None:
+        return NARROW if statistic.needs == "top" else "-"
+    if statistic.percent:
+        return f"{100 * value:.{column.digits}f}%"
+    number = _number(value, column.digits)
+    return f"{number} ± {error:.{column.digits}f}" if column.with_error and error is not None else number
+
+
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _fixed_with_error(value: float | None, error: float | None, digits: int) -> str:
-    return _number(value, digits) + ("" if error is None or value is None else f" ± {error:.{digits}f}")

@@ -1,0 +1,186 @@
+"""Two runs of one plan, read together block by block: the values per target, and their means with paired errors.
+
+Both runs scored the same targets, so the difficulty of the text is in both and cancels in their difference. Every
+error here is the error of that difference, never of two separate numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scoremode.errors import RunError
+from scoremode.plan.recipes import methods
+from scoremode.scores.mapped import dropped
+from scoremode.statistics.estimate import GroupSums
+from scoremode.statistics.groups import distinct
+from scoremode.statistics.streams import array_blocks, empty_column, quantiles
+from scoremode.store.run import Run
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairedBlock:
+    """Some consecutive targets under both models."""
+
+    base: Floats  # (n,) log-probabilities
+    cand: Floats  # (n,)
+    base_top: Ids | None  # (n,)
+    cand_top: Ids | None  # (n,)
+    kl: Floats | None  # (n,)
+    weight: Floats  # (n,)
+    groups: Ints  # (n,)
+
+    @property
+    def delta_p(self) -> Floats:
+        found: Floats = np.exp(self.cand) - np.exp(self.base)
+        return found
+
+
+Values = Callable[[PairedBlock], Floats | Bools]
+"""A number per target of a block."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairedRuns:
+    """A baseline and a candidate, target by target: arrays have one line per target, in plan order."""
+
+    name: str  # of the candidate, unique among the candidates that are compared together
+    baseline: Run
+    candidate: Run
+    groups: Ints  # (n,) targets of one group are not independent of each other
+    weight: Floats  # (n,) how much a target counts in the method's mean: 1 unless windows are averaged
+    kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None between stored runs
+    noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
+
+    @property
+    def has_top(self) -> bool:
+        """Did both runs measure the first choices of their models?"""
+        return self.baseline.scores.has("top") and self.candidate.scores.has("top")
+
+    @property
+    def averages_documents(self) -> bool:
+        """Is the method's perplexity an arithmetic mean over documents of perplexities?"""
+        method = methods().found.get(self.baseline.manifest["method"])
+        return method is not None and method.average == "document"
+
+    def blocks(self) -> Iterator[PairedBlock]:
+        """All targets in order, without keeping the runs' columns in memory; RunError for NaN and for odd lengths."""
+        arrays = {"groups": self.groups, "weight": self.weight, "kl": self.kl}
+        lengths = {name: len(array) for name, array in arrays.items() if array is not None}
+        lengths |= {"the baseline": len(self.baseline.scores), "the candidate": len(self.candidate.scores)}
+        for name, length in lengths.items():
+            if length != len(self.groups):
+                raise RunError(
+                    f"{self.name}: {name} has {length} targets instead of {len(self.groups)}",
+                    fix="compare runs of one plan",
+                )
+        self._require_numbers("noise_kl", self.noise_kl)
+        sides = (run.scores.blocks("logprob", "top") for run in (self.baseline, self.candidate))
+        begin = 0
+        for number, ((base, base_top), (cand, cand_top)) in enumerate(zip(*sides, strict=True)):
+            here = slice(begin, begin + len(base))
+            kl, weight = None if self.kl is None else self.kl[here], self.weight[here]
+            for name, values in (("weight", weight), ("kl", kl), ("the baseline", base), ("the candidate", cand)):
+                self._require_numbers(name, values)
+            yield PairedBlock(base, cand, base_top, cand_top, kl, weight, self.groups[here])
+            begin = here.stop
+            dropped((self.kl, self.weight, self.groups), number)
+
+    def _require_numbers(self, name: str, values: Floats | None) -> None:
+        if values is not None and np.isnan(values).any():
+            raise RunError(f"{self.name}: {name} contains NaN", fix="score again with --fresh")
+
+    def document_sums(self) -> GroupSums:
+        """Each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
+        documents = distinct(document for (document,) in self.baseline.facts.blocks("document"))
+        base, cand = GroupSums(len(documents)), GroupSums(len(documents))
+        for (document,), block in zip(self.baseline.facts.blocks("document"), self.blocks(), strict=True):
+            index, ones = np.searchsorted(documents, document), np.ones(len(document))
+            base.add(index, -block.base, ones)
+            cand.add(index, -block.cand, ones)
+        found = GroupSums(len(documents))
+        with np.errstate(over="ignore", invalid="ignore"):
+            perplexities = (np.exp(side.numerator / side.denominator) for side in (cand, base))
+            found.add(found.indices, *perplexities)
+        return found
+
+
+class PairedMeans:
+    """Means over all targets of two runs. All values of one ``gather`` take one pass over the columns."""
+
+    def __init__(self, runs: PairedRuns) -> None:
+        self.runs = runs
+        self.delta_p: Floats | None = None  # (n,) after ``gather_columns``
+        self.zeros = [0, 0]  # targets of probability zero in the baseline and in the candidate
+        self.infinite = 0  # targets with infinite KL
+        self._sums: dict[Values, GroupSums] = {}
+        self._documents: GroupSums | None = None
+        self._quantiles: dict[str, dict[str, float]] = {}
+
+    def gather(self, values: Iterable[Values]) -> None:
+        """Add up several values per target in one pass."""
+        for _ in self._adding(values):
+            pass
+
+    def gather_columns(self, values: Iterable[Values]) -> None:
+        """As ``gather``; the same pass counts zeros and infinite KL, and keeps the column of Δp for its quantiles."""
+        self.delta_p, begin = empty_column(len(self.runs.groups)), 0
+        for number, block in enumerate(self._adding(values)):
+            self.delta_p[begin : begin + len(block.base)] = block.delta_p
+            begin += len(block.base)
+            self.zeros[0] += int(np.isneginf(block.base).sum())
+            self.zeros[1] += int(np.isneginf(block.cand).sum())
+            self.infinite += 0 if block.kl is None else int(np.isinf(block.kl).sum())
+            dropped((self.delta_p,), number)
+
+    def _adding(self, values: Iterable[Values]) -> Iterator[PairedBlock]:
+        numbers = distinct(array_blocks(self.runs.groups))  # only groups that occur: an empty one would count too
+        first: GroupSums | None = None
+        added: dict[Values, GroupSums] = {}
+        for one in dict.fromkeys(values):
+            added[one] = GroupSums(len(numbers), shares=first)
+            first = first or added[one]
+        for block in self.runs.blocks():
+            index = np.searchsorted(numbers, block.groups)
+            for of, sums in added.items():
+                sums.add(index, of(block) * block.weight, block.weight if sums is first else None)
+            yield block
+        self._sums |= added
+
+    def sums(self, values: Values) -> GroupSums:
+        if values not in self._sums:
+            self.gather([values])
+        return self._sums[values]
+
+    def mean(self, values: Values) -> Estimate:
+        """The mean of a value per target, weighted as the method does."""
+        return self.sums(values).estimate()
+
+    def quantiles(self, column: str, values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
+        """Quantiles of a column by name, found together when the first of them is asked for."""
+        if column not in self._quantiles:
+            self._quantiles[column] = quantiles(values, fractions)
+        return self._quantiles[column]
+
+    @property
+    def documents(self) -> GroupSums | None:
+        """Perplexities of documents, if the method averages those."""
+        if self._documents is None and self.runs.averages_documents:
+            self._documents = self.runs.document_sums()
+        return self._documents
+
+
+def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:
+    """The difference of two candidates' means, target by target, for each pair of indices: one pass for all pairs."""
+    used = sorted({index for pair in pairs for index in pair})
+    numbers = distinct(array_blocks(runs[used[0]].groups)) if used else np.zeros(0, np.int64)
+    found = [GroupSums(len(numbers)) for _ in pairs]
+    for some in zip(*(runs[i].blocks() for i in used), strict=True):
+        index, blocks = np.searchsorted(numbers, some[0].groups), dict(zip(used, some, strict=True))
+        weighted = {i: values(block) * block.weight for i, block in blocks.items()}
+        for (i, j), sums in zip(pairs, found, strict=True):
+            sums.add(index, weighted[i] - weighted[j], blocks[i].weight)
+    return [sums.estimate() for sums in found]
