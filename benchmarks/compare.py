@@ -73,7 +73,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
     from scoremode.engines.baseline import StoredBaseline
     from scoremode.engines.plugin import Work
     from scoremode.store.reference import Reference
-    from scoremode.verbs.model import hold
+    from scoremode.verbs.model import LazyModel
     from scoremode.verbs.reference import reference
 
     words = "The quick brown fox jumps over the lazy dog while nobody is looking. "
@@ -81,7 +81,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "ref"
         reference(given.model, kept, engine=given.engine, dtype=given.dtype, **question)
-        held = hold(given.model, given.engine, {"dtype": given.dtype})
+        held = LazyModel.named(given.model, given.engine, {"dtype": given.dtype})
         asked = held.ask(question)
         worker = held.engine(Work(longest=given.context))
         try:

@@ -40,7 +40,7 @@ def disturb(machine: Machine, model: sm.Model, rng: random.Random, done: threadi
             machine.remove(rng.randrange(len(machine.nodes)))
             happened.append("node")
             continue
-        engine: Any = model._held._engine
+        engine: Any = model._model._engine
         pids = [slot.opened.pid for slot in engine.crew.slots if slot.opened is not None]
         if pids:
             try:

@@ -108,7 +108,7 @@ def of_own_speed(tokenizer: Any, pieces: list[str], repeats: int) -> dict[str, f
 
 def is_same(tokenizer: Any, text: str) -> bool:
     """Are ids, positions and the plan's digest those of the whole text at once, for windows of three sizes?"""
-    from scoremode.plan.making import make_plan
+    from scoremode.plan.build import make_plan
     from scoremode.plan.recipes import find_method
     from scoremode.text.pieces import Sizes
     from scoremode.text.tokens import Document, tokenize
@@ -142,9 +142,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"bytes": path.stat().st_size, "cores": len(os.sched_getaffinity(0))}
     result["line"], result["first"], result["again"] = (planned(model, text, cache) for text in (line, path, path))
     if given.tokenizer:
-        from scoremode.verbs.model import hold
+        from scoremode.verbs.model import LazyModel
 
-        tokenizer = hold(given.tokenizer).subject.tokenizer
+        tokenizer = LazyModel.named(given.tokenizer).subject.tokenizer
         pieces = list(pieces_of(path, given.speed_megabytes * 10**6 // PIECE))
         result["of_own_speed"] = of_own_speed(tokenizer, pieces, given.repeats)
         result["same"] = identity(tokenizer, given.script_characters) if given.script_characters else {}

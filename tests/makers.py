@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from scoremode.engines.registry import choose
-from scoremode.verbs.question import Question
-from scoremode.verbs.question import ask as make_question
+from scoremode.verbs.question import Question, prepare_question
 
 # for the first line of a process: a suite that runs in the background has SIGINT ignored, and hands that on
 OBEY_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -170,4 +169,4 @@ def make_family(kind: str, hidden: int = 32) -> Any:
 
 def ask(model: str, *, engine: str | None = None, **question: Any) -> Question:
     """A question to the model of that name, as the verbs make it."""
-    return make_question(choose(model, engine).subject, **question)
+    return prepare_question(choose(model, engine).subject, **question)

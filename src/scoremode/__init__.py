@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from scoremode.verbs.ppl import ppl
     from scoremode.verbs.prob import SequenceProbability, SequenceScore, prob
     from scoremode.verbs.reference import reference
-    from scoremode.verbs.session import Model, open
-    from scoremode.verbs.wrapping import wrap
+    from scoremode.verbs.session import Model, open, wrap
 
 _HOME = {
     "open": "verbs.session",
-    "wrap": "verbs.wrapping",
+    "wrap": "verbs.session",
     "Model": "verbs.session",
     "ppl": "verbs.ppl",
     "compare": "verbs.compare",

@@ -21,18 +21,18 @@ import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
 
-_called: dict[str, str] = {}  # copies, and what the user calls what they are copies of
+_aliases: dict[str, str] = {}  # copies, and what the user calls what they are copies of
 
 
-def call(copy: str, name: str) -> None:
+def alias_path(copy: str, name: str) -> None:
     """From now on, messages say ``name`` where they would say ``copy``: a path in the cache that no user knows."""
     if copy != name:
-        _called[copy] = name
+        _aliases[copy] = name
 
 
-def as_called(text: str) -> str:
+def with_aliases(text: str) -> str:
     """A message in the user's own names."""
-    for copy, name in _called.items():
+    for copy, name in _aliases.items():
         if copy in text:
             text = text.replace(copy, name)
     return text
@@ -45,8 +45,8 @@ class ScoremodeError(Exception):
     """A refusal that a user can act on: ``fix`` says what to type next."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        self.message = one_line(as_called(message))  # it may quote a file, and a file may hold anything
-        self.fix = one_line(as_called(fix))
+        self.message = one_line(with_aliases(message))  # it may quote a file, and a file may hold anything
+        self.fix = one_line(with_aliases(fix))
         super().__init__(self.message)
 
     def __str__(self) -> str:

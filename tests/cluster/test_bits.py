@@ -67,7 +67,7 @@ def question(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def three(nodes: Nodes, stories: Path) -> Iterator[sm.Model]:
     """Three replicas that share two declared GPUs, all of them open."""
     with sm.open(str(stories), replicas=3, ray=nodes.address, gpus_per_replica=0.5) as model:
-        engine = model._held.engine(Work(512))
+        engine = model._model.engine(Work(512))
         assert isinstance(engine, ReplicatedEngine)
         assert engine.wait_for_all() == 3
         yield model
@@ -140,8 +140,8 @@ def test_tasks(three: sm.Model, stories: Path, tmp_path: Path) -> None:
     loaded = load_tasks(Wanted(("own_choice", "own_last_word"), None, None, False, None, (folder,)), None)
     documents = {name: build_documents(loaded, name, None) for name in loaded.tasks}
     with sm.open(str(stories)) as model:
-        alone = answer_documents(model._held, documents, out=tmp_path / "one")
-    spread = answer_documents(three._held, documents, out=tmp_path / "three")
+        alone = answer_documents(model._model, documents, out=tmp_path / "one")
+    spread = answer_documents(three._model, documents, out=tmp_path / "three")
     assert spread.answers == alone.answers
     assert all(math.isfinite(log_prob) for its in alone.answers.values() for one in its for log_prob, _ in one)
 

@@ -9,7 +9,7 @@ import pytest
 
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError
-from scoremode.plan.making import plan_of_pairs
+from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.scores.schema import BUILT_IN

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from scoremode.cli.main import main
 from scoremode.errors import ModelError
-from scoremode.models.checkpoints import check_layers, unused_note
-from scoremode.models.facts import inspect
+from scoremode.models.facts import check_layers, inspect, unused_note
 from scoremode.verbs.compare import compare
 from scoremode.verbs.ppl import ppl
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from scoremode.errors import ModelError
 from scoremode.models.facts import inspect
-from scoremode.models.safetensors import bits_per_weight, read_header, stored_bytes
+from scoremode.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
 
 INT4 = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
 
@@ -24,6 +24,11 @@ INT4 = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
 def saved(folder: Path, **tensors: torch.Tensor) -> Any:
     save_file({name.replace("__", "."): t for name, t in tensors.items()}, folder / "model.safetensors")
     return read_header(folder / "model.safetensors")
+
+
+def bits_per_weight(tensors: dict[str, StoredTensor], quantization: object = None) -> float | None:
+    sizes = sizes_of(tensors, quantization)
+    return None if sizes is None else sizes.bits_per_weight
 
 
 def write_header(path: Path, header: object, data: bytes = b"") -> Path:

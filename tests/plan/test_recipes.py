@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError, MethodError, ModelError
-from scoremode.plan.making import make_plan, plan_of_pairs
+from scoremode.plan.build import make_plan, plan_of_pairs
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import METHODS, Span, find_method
 from scoremode.text.tokenizer import TokenizerFacts

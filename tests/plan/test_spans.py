@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError
-from scoremode.plan.making import make_plan
-from scoremode.plan.recipes import METHODS, Sizes, Span, Spans, find_method, rolling_spans
+from scoremode.plan.build import make_plan
+from scoremode.plan.recipes import METHODS, Span, WindowSizes, WindowSpans, find_method, rolling_spans
 from tests.plan.test_recipes import tokens_of
 
 Loop = Callable[[int, int, int, int], Iterator[Span]]
@@ -86,7 +86,7 @@ def test_every_method_has_its_loop() -> None:
     stride=st.integers(1, 12),
 )
 def test_arithmetic_gives_the_windows_of_the_loop(name: str, lengths: list[int], context: int, stride: int) -> None:
-    tokens, sizes = tokens_of(*lengths), Sizes(context, min(stride, context))
+    tokens, sizes = tokens_of(*lengths), WindowSizes(context, min(stride, context))
     try:
         found = METHODS[name].windows(tokens, sizes)
     except CorpusError:
@@ -95,8 +95,8 @@ def test_arithmetic_gives_the_windows_of_the_loop(name: str, lengths: list[int],
         return
     edges = tokens.doc_starts.tolist()
     pairs = pairwise(edges)
-    wanted = Spans.of(span for begin, end in pairs for span in LOOPS[name](begin, end, context, sizes.stride))
-    assert isinstance(found, Spans)
+    wanted = WindowSpans.of(span for begin, end in pairs for span in LOOPS[name](begin, end, context, sizes.stride))
+    assert isinstance(found, WindowSpans)
     for column in ("start", "stop", "first", "last", "lead"):
         assert getattr(found, column).dtype == getattr(wanted, column).dtype, column
         assert getattr(found, column).tolist() == getattr(wanted, column).tolist(), column
@@ -110,7 +110,7 @@ def test_arithmetic_gives_the_windows_of_the_loop(name: str, lengths: list[int],
 def test_a_method_that_gives_spans_one_by_one_makes_the_same_plan(name: str) -> None:
     method, tokens = find_method(name), tokens_of(40, 3, 17)
 
-    def one_by_one(given_tokens: object, sizes: Sizes) -> Iterator[Span]:
+    def one_by_one(given_tokens: object, sizes: WindowSizes) -> Iterator[Span]:
         edges = tokens.doc_starts.tolist()
         for begin, end in pairwise(edges):
             yield from LOOPS[name](begin, end, sizes.context, sizes.stride)

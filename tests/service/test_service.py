@@ -33,7 +33,7 @@ from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, me
 from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.scores.schema import BUILT_IN
 from scoremode.store.reference import Reference
-from scoremode.verbs.question import ask
+from scoremode.verbs.question import prepare_question
 from tests.makers import make_small_llama, make_tokenizer
 from tests.service.conftest import KEY, ServedModel
 from tests.service.test_messages import changed
@@ -160,7 +160,7 @@ def test_divergences_have_the_same_bits(
     sm.reference(
         str(other_llama), tmp_path / "ref", engine="transformers", text=TEXT, context_length=200, dtype="float32"
     )
-    plan = ask(subject_of(served, other_llama), text=TEXT, context_length=200).plan
+    plan = prepare_question(subject_of(served, other_llama), text=TEXT, context_length=200).plan
     want = Want(against=StoredBaseline(Reference.open(tmp_path / "ref"), plan))
     ours = scored(engine_of(served, alone=True), plan, want)
     assert_same_bits(ours, scored(in_process, plan, want))

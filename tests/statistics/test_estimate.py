@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.plan.making import make_plan
+from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
 from scoremode.scores.columns import Scores

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.plan.making import make_plan
+from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import METHODS, find_method
 from scoremode.statistics.comparison import comparison_statistics
-from scoremode.statistics.groups import FEWEST, STRETCH, groups_of, weights_of
+from scoremode.statistics.groups import FEWEST, STRETCH, grouping, weights_of
+from scoremode.values import Ints
 from scoremode.verbs.compare import of_runs
 from tests.makers import ask
 from tests.plan.test_recipes import tokens_of
@@ -25,6 +26,12 @@ def plan_of(method: str, *lengths: int, joined_at: list[int] | None = None, **si
     if joined_at is not None:
         tokens = replace(tokens, joined_at=np.array(joined_at))
     return make_plan(find_method(method), tokens, **sizes)
+
+
+def groups_of(plan: Plan) -> tuple[str, Ints]:
+    """What a group is, in words, and the group of each target (0, 1, …)."""
+    found = grouping(plan)
+    return found.kind, np.concatenate([found.of(block) for block in plan.blocks()])
 
 
 def test_documents_are_groups_where_there_are_enough_of_them() -> None:
@@ -96,14 +103,15 @@ def test_two_finished_runs_have_the_errors_of_a_comparison_that_knows_the_plan(
         question["stride"] = 4
     first = sm.ppl(str(tiny_bos), out=tmp_path / "a", **question)
     sm.ppl(str(tiny_bos), out=tmp_path / "b", dtype="bfloat16", **question)
-    found = comparison_statistics(of_runs(str(tmp_path / "a"), str(tmp_path / "b")))
+    found = comparison_statistics(of_runs(str(tmp_path / "a"), [str(tmp_path / "b")])[0])
     assert found["ppl_ratio"] == pytest.approx(found["ppl_candidate"] / found["ppl_baseline"], rel=1e-12)
     assert found["ppl_ratio_stderr"] is not None
     asked = ask(str(tiny_bos), **question)
     kind, groups = groups_of(asked.plan)
     assert first.manifest["stderr_groups"] == kind
     assert np.array_equal(first.facts.group, groups)
-    assert np.array_equal(first.facts.weight, weights_of(asked.plan))
+    weights = [weights_of(asked.plan, block) for block in asked.plan.blocks()]
+    assert np.array_equal(first.facts.weight, np.concatenate(weights))
     assert found["groups"] == first.perplexity.groups == groups.max() + 1 == 6
 
 

@@ -63,7 +63,7 @@ def test_a_run_has_the_numbers_that_it_had() -> None:
 
 
 def test_a_reference_is_still_a_baseline() -> None:
-    found = of_runs(str(KEPT / "reference"), str(KEPT / "candidate"))
+    (found,) = of_runs(str(KEPT / "reference"), [str(KEPT / "candidate")])
     assert found.statistics()["kl_max"] == 0.0
     assert found.statistics()["same_top"] == 1.0
 

@@ -13,7 +13,7 @@ import pytest
 from scoremode.disk.records import MAGIC, RecordFile
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, RunError
-from scoremode.plan.making import make_plan
+from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
 from scoremode.scores.journal import COLUMNS_ARE, Journal, header, read_identity

@@ -24,7 +24,7 @@ from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.text.tokens import Document, KnownAtTheEnd, Tokens, TokenSink, tokenize
 from scoremode.values import MappedFile, let_go
 from scoremode.verbs.cache import list_cache, prune_cache
-from scoremode.verbs.model import hold
+from scoremode.verbs.model import LazyModel
 from tests import forked
 
 BYTES = ByteTokenizer()
@@ -185,7 +185,7 @@ def long_text(tmp_path: Path) -> Path:
 
 def whole_way(path: Path) -> str:
     """The digest of the same plan, with tokens that were made at once and in memory."""
-    from scoremode.plan.making import make_plan
+    from scoremode.plan.build import make_plan
     from scoremode.plan.recipes import find_method
 
     tokens = tokenize([document(path.read_text(encoding="utf-8"))], BYTES, special=True)
@@ -225,7 +225,7 @@ def test_a_changed_file_is_another_text(long_text: Path, cache: Path) -> None:
 
 
 def test_a_file_that_changes_before_its_words_are_read_again_is_refused(long_text: Path) -> None:
-    asked = hold("table:uniform", None, {}, None).ask({"corpus": long_text})
+    asked = LazyModel.named("table:uniform", None, {}, None).ask({"corpus": long_text})
     assert isinstance(asked.documents, ReadAgain)
     assert asked.documents[0].text == long_text.read_text(encoding="utf-8")
     long_text.write_text("something else")

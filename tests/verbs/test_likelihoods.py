@@ -13,7 +13,7 @@ import pytest
 from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, ModelError
-from scoremode.plan.making import plan_of_pairs
+from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.values import Bools
 from scoremode.verbs.likelihoods import Continuation, Likelihood, answered_once, likelihoods

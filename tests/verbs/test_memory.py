@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scoremode.plan import plan
-from scoremode.plan.making import make_plan
+from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import METHODS, find_method
 from scoremode.scores import columns as scores
@@ -19,7 +19,6 @@ from scoremode.scores import parquet as columns
 from scoremode.scores.columns import Scores
 from scoremode.statistics import streams
 from scoremode.statistics.comparison import Comparison, comparison_statistics
-from scoremode.statistics.groups import groups_of
 from scoremode.statistics.run import all_metrics
 from scoremode.text import tokens
 from scoremode.text.tokenizer import ByteTokenizer
@@ -27,6 +26,7 @@ from scoremode.text.tokens import tokenize
 from scoremode.verbs.compare import compare
 from tests.plan.test_recipes import tokens_of
 from tests.statistics.test_comparison import random_comparison
+from tests.statistics.test_groups import groups_of
 
 
 def peak_of(work: Callable[[], object]) -> int:

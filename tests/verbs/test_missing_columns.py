@@ -295,7 +295,7 @@ def test_a_notebook_shows_not_measured(tmp_path: Path, columns: tuple[str, ...])
 def compared(folder: Path, baseline: tuple[str, ...], candidate: tuple[str, ...]) -> Comparison:
     scored(folder / "baseline", *baseline)
     scored(folder / "candidate", *candidate, logits=LOGITS[:, ::-1])
-    return of_runs(str(folder / "baseline"), str(folder / "candidate"))
+    return of_runs(str(folder / "baseline"), [str(folder / "candidate")])[0]
 
 
 @every_subset

@@ -235,7 +235,7 @@ def test_vllm_and_transformers_agree(tiny_for_vllm: Path) -> None:
 @pytest.fixture
 def tiny_for_vllm(tmp_path: Path) -> Path:
     pytest.importorskip("vllm")
-    from scoremode.verbs.doctor import make_small_llama
+    from scoremode.models.embedded import make_small_llama
     from tests.makers import make_tokenizer
 
     make_tokenizer(tmp_path, adds_bos=False)

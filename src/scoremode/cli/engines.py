@@ -13,9 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.report.terminal.engines import engines_table
-    from scoremode.verbs.engines import engines
+    from scoremode.verbs.doctor import list_engines
 
-    found = engines()
+    found = list_engines()
     if parsed.json:
         options.print_json(found)
     else:

@@ -24,7 +24,7 @@ def run(parsed: argparse.Namespace) -> None:
 
     output = check_report(parsed.output)  # before columns are read
     first, *others = parsed.run_folders
-    found = [of_runs(first, other) for other in others]
+    found = of_runs(first, others)
     write(parsed.output, found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)])
     if parsed.json:
         options.print_json({"report": parsed.output, "runs": len(parsed.run_folders)})

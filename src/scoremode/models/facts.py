@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scoremode.errors import ModelError, OptionError, did_you_mean
-from scoremode.models.checkpoints import check_layers
 from scoremode.models.embedded import EMBEDDED, embedded_model
 from scoremode.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
-from scoremode.models.sizes import Sizes
+from scoremode.models.sizes import ModelSizes
 from scoremode.store.cache import remembered_sha256
-from scoremode.text import json_files
 from scoremode.text.json_files import read_object
 
 FINGERPRINTED = (".json", ".jinja", ".model", ".txt", ".py")  # besides the weights
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names in a config
+LAYER = re.compile(r"^((?:.*?\.)?(?:layers|h|blocks))\.(\d+)\.")  # the outermost list of layers in a tensor's name
+BESIDE = re.compile(r"visi|visual|image|audio|speech|encoder|mtp|draft|eagle|resampler|perceiver|projector|adapter")
+NAMED = 3  # most tensors that a note names
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -38,7 +43,7 @@ class ModelFacts:
     weight_bytes: int
     bits_per_weight: float | None  # stored bits / weights; None if the format is not understood
     config: dict[str, Any]
-    sizes: Sizes | None = None  # of the stored tensors; None if the format is not understood or only emulated
+    sizes: ModelSizes | None = None  # of the stored tensors; None if the format is not understood or only emulated
     left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
     notes: tuple[str, ...] = ()  # which parts of the checkpoint are not used, in words
 
@@ -168,7 +173,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise ModelError(f"the folder {path} has no config.json", fix="give the folder of a Hugging Face checkpoint")
     try:
-        return json_files.read_object(file, constants=True)
+        return read_object(file, constants=True)
     except ValueError as error:
         raise ModelError(f"{file} is not a config in JSON ({error})", fix="download the model again") from None
 
@@ -185,6 +190,57 @@ def _emulated_bits(config: dict[str, Any]) -> float | None:
     return None
 
 
-def _sizes(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> Sizes | None:
+def _sizes(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> ModelSizes | None:
     """Of the stored tensors; what an emulated quantization stores is not what it stands for."""
     return None if _emulated_bits(config) else sizes_of(tensors, config.get("quantization_config"))
+
+
+# ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def check_layers(name: str, config: Mapping[str, Any], tensors: Iterable[str]) -> list[str]:
+    """Raise ModelError if config and weights have different numbers of layers; return notes on unused layers.
+
+    A config with fewer layers than the weights loads without an error, but scores a smaller model than intended.
+
+    >>> check_layers("model", {"num_hidden_layers": 2}, ["model.layers.0.norm.weight", "model.layers.1.norm.weight"])
+    []
+    """
+    layers = next((config[key] for key in LAYERS if isinstance(config.get(key), int)), None)
+    if layers is None:
+        return []
+    if layers < 1:
+        raise ModelError(f"the config of {name} says {layers} layers", fix="download the model again")
+    stored = _layers_of_text(tensors)
+    predicting = config.get("num_nextn_predict_layers")  # stored after the other layers; predict several tokens ahead
+    most = layers + (predicting if isinstance(predicting, int) and predicting > 0 else 0)
+    if stored is None or stored == layers:
+        return []
+    if layers < stored <= most:
+        return [f"layers {layers} to {stored - 1} of the checkpoint predict further tokens and are not used"]
+    raise ModelError(
+        f"{name} has weights for {stored} layers and a config for {layers}",
+        fix="config and weights do not belong together: download the model again",
+    )
+
+
+def _layers_of_text(tensors: Iterable[str]) -> int | None:
+    """Number of layers of the language model that have weights; None if the names do not show it."""
+    counts: dict[str, int] = {}
+    for tensor in tensors:
+        found = LAYER.match(tensor)
+        if found and not BESIDE.search(found[1].lower()):
+            counts[found[1]] = max(counts.get(found[1], 0), int(found[2]) + 1)
+    return max(counts.values(), default=None)
+
+
+def unused_note(unused: Iterable[str]) -> list[str]:
+    """A note on tensors that the model does not use.
+
+    >>> unused_note(["b", "a"])
+    ['2 tensors of the checkpoint are not used: a, b']
+    """
+    names = sorted(set(unused))
+    if not names:
+        return []
+    listed = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+    count = "1 tensor of the checkpoint is" if len(names) == 1 else f"{len(names)} tensors of the checkpoint are"
+    return [f"{count} not used: {listed}"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import ModelError
-from scoremode.models.sizes import Sizes, add_up
+from scoremode.models.sizes import ModelSizes, add_up
 
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
@@ -75,7 +75,7 @@ class GgufFacts:
         return dict(counts.most_common())
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> ModelSizes:
         return add_up((tensor.name, tensor.bytes, tensor.weights) for tensor in self.tensors)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import ModelError
-from scoremode.models.sizes import Sizes, add_up
+from scoremode.models.sizes import ModelSizes, add_up
 
 LONGEST_HEADER = 100_000_000  # bytes; the same limit as in the safetensors library
 FLOAT_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
@@ -99,7 +99,7 @@ def stored_bytes(tensors: Iterable[StoredTensor]) -> int:
     return sum(tensor.end - tensor.begin for tensor in tensors)
 
 
-def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -> Sizes | None:
+def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -> ModelSizes | None:
     """The size of a checkpoint and its parts, or None if a tensor's format is not understood.
 
     ``quantization`` is the config's ``quantization_config``. A weight that is stored twice counts twice.
@@ -111,12 +111,6 @@ def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -
     if len(known) < len(counts) or not any(count for _, _, count in known):
         return None
     return add_up(known)
-
-
-def bits_per_weight(tensors: Mapping[str, StoredTensor], quantization: object = None) -> float | None:
-    """Stored bits / number of weights, or None if it is not known. Scales and zero points add bits but not weights."""
-    sizes = sizes_of(tensors, quantization)
-    return None if sizes is None else sizes.bits_per_weight
 
 
 def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: object) -> int | None:

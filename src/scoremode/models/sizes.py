@@ -19,7 +19,7 @@ PARTS = ("body", "embedding", "head")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SizedPart:
     """Some tensors of a model."""
 
     bytes: int
@@ -31,15 +31,15 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ModelSizes:
     """The size of a model and of its parts.
 
-    >>> sizes = Sizes({"body": Part(500, 1000), "embedding": Part(2000, 1000)})
+    >>> sizes = ModelSizes({"body": SizedPart(500, 1000), "embedding": SizedPart(2000, 1000)})
     >>> sizes.bits_per_weight
     10.0
     """
 
-    parts: Mapping[str, Part]  # body, embedding and head; a tied head is stored once, as the embedding
+    parts: Mapping[str, SizedPart]  # body, embedding and head; a tied head is stored once, as the embedding
 
     @property
     def bytes(self) -> int:
@@ -66,11 +66,11 @@ def part_of(tensor: str) -> str:
     return "embedding" if EMBEDDING.search(tensor) else "body"
 
 
-def add_up(tensors: Iterable[tuple[str, int, int]]) -> Sizes:
-    """Sizes from (name, stored bytes, weights) of each tensor."""
+def add_up(tensors: Iterable[tuple[str, int, int]]) -> ModelSizes:
+    """The sizes of a model from (name, stored bytes, weights) of each tensor."""
     found: dict[str, tuple[int, int]] = {}
     for name, stored, weights in tensors:
         part = part_of(name)
         before = found.get(part, (0, 0))
         found[part] = before[0] + stored, before[1] + weights
-    return Sizes({part: Part(*found[part]) for part in PARTS if part in found and found[part][1]})
+    return ModelSizes({part: SizedPart(*found[part]) for part in PARTS if part in found and found[part][1]})

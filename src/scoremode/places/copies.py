@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scoremode.errors import StorageError, call, print_line
+from scoremode.errors import StorageError, alias_path, print_line
 from scoremode.places.cache_home import cache_folder
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place
@@ -45,7 +45,7 @@ def copy_of_file(place: Place) -> Path:
                 if not (folder / MARK).exists():
                     _fetch(objects, name, version, copy)
         _hold(folder)
-        call(str(copy), str(place))
+        alias_path(str(copy), str(place))
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be written ({error.strerror})", fix="free some space, or set SCOREMODE_CACHE"

@@ -17,7 +17,7 @@ NEAR = 24  # characters that are shown where two tokenizers part
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ComparableFacts:
     """What must be equal for two models to be comparable."""
 
     tokenizer: str
@@ -40,7 +40,7 @@ Where = Callable[[], str | None]
 """Where two tokenizers first give different ids, in words; None if they give the same ids."""
 
 
-def difference(baseline: Outline, candidate: Outline, where: Where | None = None) -> Difference | None:
+def difference(baseline: ComparableFacts, candidate: ComparableFacts, where: Where | None = None) -> Difference | None:
     """The first thing that makes two models incomparable; None if they can be compared.
 
     A plan contains the ids of the text. So two tokenizers may have different names and files: what counts is that they
@@ -61,7 +61,7 @@ def difference(baseline: Outline, candidate: Outline, where: Where | None = None
     return Difference("plan", f"different plans: {_plan_difference(baseline, candidate)}")
 
 
-def _other_text(baseline: Outline, candidate: Outline) -> bool:
+def _other_text(baseline: ComparableFacts, candidate: ComparableFacts) -> bool:
     texts = baseline.corpus_sha256, candidate.corpus_sha256
     return None not in texts and texts[0] != texts[1]
 
@@ -91,7 +91,7 @@ def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, document
     return f"they give other ids from {place} on, at {near!r}; {totals}"
 
 
-def _plan_difference(baseline: Outline, candidate: Outline) -> str:
+def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> str:
     """How two plans differ, as far as it is known."""
     if baseline.method != candidate.method:
         return f"method {harmless(str(baseline.method))} vs {harmless(str(candidate.method))}"

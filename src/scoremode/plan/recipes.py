@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class WindowSizes:
     """What a recipe receives in addition to the tokens."""
 
     context: int
@@ -44,7 +44,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class WindowSpans:
     """Many windows as columns: what Span has, one array each."""
 
     start: Ints
@@ -57,13 +57,15 @@ class Spans:
     def __len__(self) -> int:
         return len(self.start)
 
-    def taken(self, which: slice | Bools) -> Spans:
+    def taken(self, which: slice | Bools) -> WindowSpans:
         """Some of the windows."""
         weight = None if self.weight is None else self.weight[which]
-        return Spans(self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight)
+        return WindowSpans(
+            self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight
+        )
 
     @staticmethod
-    def of(spans: Iterable[Span]) -> Spans:
+    def of(spans: Iterable[Span]) -> WindowSpans:
         """The windows that a method of another package gives one by one."""
         whole, weights = array("q"), array("d")
         for span in spans:
@@ -71,10 +73,10 @@ class Spans:
             weights.append(span.weight)
         columns = np.array(whole, np.int64).reshape(-1, 5).T
         start, stop, first, last, lead = (np.ascontiguousarray(column) for column in columns)
-        return Spans(start, stop, first, last, lead.astype(np.int32), np.array(weights, np.float64))
+        return WindowSpans(start, stop, first, last, lead.astype(np.int32), np.array(weights, np.float64))
 
 
-Windows = Callable[[Tokens, Sizes], "Spans | Iterator[Span]"]
+Windows = Callable[[Tokens, WindowSizes], "WindowSpans | Iterator[Span]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _no_lead(count: int) -> Ids:
     return np.full(count, -1, np.int32)
 
 
-def sliding_once(tokens: Tokens, sizes: Sizes) -> Spans:
+def sliding_once(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """Overlapping windows, each token scored once, in the first window that reaches it (the usual strided evaluation).
 
     tokens   0 1 2 3 4 5 6    context=4, stride=2
@@ -130,10 +132,10 @@ def sliding_once(tokens: Tokens, sizes: Sizes) -> Spans:
     start = begin + number * step
     stop = np.minimum(start + sizes.context, end)
     first = np.where(number == 0, begin + 1, start - step + sizes.context)
-    return Spans(start, stop, first, stop, _no_lead(len(start)))
+    return WindowSpans(start, stop, first, stop, _no_lead(len(start)))
 
 
-def exl3_2025(tokens: Tokens, sizes: Sizes) -> Spans:
+def exl3_2025(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """Every target of every window, overlaps counted again (the published EXL3 plots of 2025).
 
     tokens   0 1 2 3 4 5 6    context=4, stride=2
@@ -146,23 +148,23 @@ def exl3_2025(tokens: Tokens, sizes: Sizes) -> Spans:
     return _all_targets(start, sizes.context)
 
 
-def _all_targets(start: Ints, context: int) -> Spans:
+def _all_targets(start: Ints, context: int) -> WindowSpans:
     """Full windows; all tokens but the first are scored."""
     stop = start + context
-    return Spans(start, stop, start + 1, stop, _no_lead(len(start)))
+    return WindowSpans(start, stop, start + 1, stop, _no_lead(len(start)))
 
 
-def exl3_2026(tokens: Tokens, sizes: Sizes) -> Spans:
+def exl3_2026(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """Windows that do not overlap, no BOS anywhere, none that would end at the last token (EXL3's ppl.py of 2026).
 
     tokens   0 1 2 3 4 5 6 7 8    context=4
     feed    [0 1 2 3]             score 1 2 3
                     [4 5 6 7]     score 5 6 7
     """
-    return exl3_2025(tokens, Sizes(sizes.context, sizes.context))
+    return exl3_2025(tokens, WindowSizes(sizes.context, sizes.context))
 
 
-def gptq(tokens: Tokens, sizes: Sizes) -> Spans:
+def gptq(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """Windows that do not overlap, the tail dropped (the tables of the GPTQ paper and those after it).
 
     tokens   0 1 2 3 4 5 6 7 8    context=4
@@ -173,7 +175,7 @@ def gptq(tokens: Tokens, sizes: Sizes) -> Spans:
     return _all_targets(begin + number * sizes.context, sizes.context)
 
 
-def llamacpp(tokens: Tokens, sizes: Sizes) -> Spans:
+def llamacpp(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """Chunks that do not overlap; the second half of each is scored, and BOS replaces its first token (llama.cpp).
 
     tokens   0 1 2 3 4 5 6 7 8    context=4, a tokenizer that adds BOS
@@ -192,17 +194,17 @@ def llamacpp(tokens: Tokens, sizes: Sizes) -> Spans:
     return llamacpp_chunks(tokens, sizes)
 
 
-def llamacpp_chunks(tokens: Tokens, sizes: Sizes) -> Spans:
+def llamacpp_chunks(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """The windows of llamacpp, however short the text is: a stored chunk was cut from a text that is not known."""
     facts = tokens.tokenizer
     bos = facts.bos if facts.adds_bos and facts.bos is not None else -1
     chunks = gptq(tokens, sizes)
     first = chunks.start + sizes.context // 2 + 1
     lead = np.full(len(chunks), bos, np.int32)
-    return Spans(chunks.start + (bos >= 0), chunks.stop, first, chunks.last, lead)
+    return WindowSpans(chunks.start + (bos >= 0), chunks.stop, first, chunks.last, lead)
 
 
-def hf_stride(tokens: Tokens, sizes: Sizes) -> Spans:
+def hf_stride(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """The windows of sliding-once, averaged as the loop in the Transformers documentation does.
 
     tokens   0 1 2 3 4 5 6    context=4, stride=2
@@ -218,10 +220,10 @@ def hf_stride(tokens: Tokens, sizes: Sizes) -> Spans:
     reached = np.where(number == 0, begin, start - sizes.stride + sizes.context)
     first = np.maximum(reached, start + 1)  # a stride of the whole context leaves the first token without context
     weight = (stop - reached - 1).astype(np.float64)
-    return Spans(start, stop, first, stop, _no_lead(len(start)), weight).taken(first < stop)
+    return WindowSpans(start, stop, first, stop, _no_lead(len(start)), weight).taken(first < stop)
 
 
-def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Spans:
+def lm_eval_rolling(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """Each document alone after a prefix token, each token predicted once; the last window is moved back to be full.
 
     tokens    0 1 2 3 4 5 6    context=4
@@ -235,7 +237,7 @@ def lm_eval_rolling(tokens: Tokens, sizes: Sizes) -> Spans:
     is_first, first = number == 0, begin + number * context
     last = np.minimum(first + context, end)
     start = np.where(is_first, begin, last - context - 1)
-    return Spans(start, last - 1, first, last, np.where(is_first, prefix, -1).astype(np.int32))
+    return WindowSpans(start, last - 1, first, last, np.where(is_first, prefix, -1).astype(np.int32))
 
 
 def rolling_spans(begin: int, end: int, context: int, prefix: int) -> Iterator[Span]:
@@ -259,7 +261,7 @@ def prefix_token(tokens: Tokens) -> int:
     return facts.bos if facts.bos is not None else int(facts.eos or 0)
 
 
-def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Spans:
+def mean_of_texts(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     """Each text alone after a BOS, then the arithmetic mean of the texts' perplexities (HF evaluate's metric).
 
     tokens    0 1 2 | 3 4    two texts
@@ -271,62 +273,49 @@ def mean_of_texts(tokens: Tokens, sizes: Sizes) -> Spans:
         raise MethodError("this tokenizer has no BOS to insert before a text", fix="use --method lm-eval-rolling")
     begin, end = tokens.doc_starts[:-1], tokens.doc_starts[1:]
     stop = np.minimum(end, begin + sizes.context - 1)
-    return Spans(begin, stop, begin, stop, np.full(len(begin), bos, np.int32)).taken(stop > begin)
+    return WindowSpans(begin, stop, begin, stop, np.full(len(begin), bos, np.int32)).taken(stop > begin)
 
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(
-            "sliding-once", "overlapping windows, each token scored once", sliding_once, "join-lines", True, 2048, 512
-        ),
-        Method(
-            "exl3-2025", "overlapping windows, overlaps counted again", exl3_2025, "join-rows", True, 2048, 512, 100
-        ),
-        Method(
-            "exl3-2026",
-            "disjoint windows, no BOS",
-            exl3_2026,
-            "join-rows",
-            False,
-            2048,
-            None,
-            100,
-            real_vocabulary=True,
-        ),
-        Method("gptq", "disjoint windows, tail dropped", gptq, "join-rows", True, 2048, None),
-        Method("llamacpp", "disjoint chunks, second half scored", llamacpp, "raw-file", True, 512, None),
-        Method(
-            "hf-stride",
-            "sliding-once windows, their means weighted as in the Transformers docs",
-            hf_stride,
-            "join-rows",
-            True,
-            None,
-            512,
-            average="window",
-        ),
-        Method(
-            "lm-eval-rolling",
-            "documents alone after a prefix token, each token once",
-            lm_eval_rolling,
-            "pages",
-            True,
-            None,
-            None,
-        ),
-        Method(
-            "mean-of-texts",
-            "texts alone after a BOS, arithmetic mean of their perplexities",
-            mean_of_texts,
-            "texts",
-            False,
-            None,
-            None,
-            average="document",
-        ),
-    )
-}
+_BUILT_IN = (
+    Method("sliding-once", "overlapping windows, each token scored once", sliding_once, "join-lines", True, 2048, 512),
+    Method("exl3-2025", "overlapping windows, overlaps counted again", exl3_2025, "join-rows", True, 2048, 512, 100),
+    Method(
+        "exl3-2026", "disjoint windows, no BOS", exl3_2026, "join-rows", False, 2048, None, 100, real_vocabulary=True
+    ),
+    Method("gptq", "disjoint windows, tail dropped", gptq, "join-rows", True, 2048, None),
+    Method("llamacpp", "disjoint chunks, second half scored", llamacpp, "raw-file", True, 512, None),
+    Method(
+        "hf-stride",
+        "sliding-once windows, their means weighted as in the Transformers docs",
+        hf_stride,
+        "join-rows",
+        True,
+        None,
+        512,
+        average="window",
+    ),
+    Method(
+        "lm-eval-rolling",
+        "documents alone after a prefix token, each token once",
+        lm_eval_rolling,
+        "pages",
+        True,
+        None,
+        None,
+    ),
+    Method(
+        "mean-of-texts",
+        "texts alone after a BOS, arithmetic mean of their perplexities",
+        mean_of_texts,
+        "texts",
+        False,
+        None,
+        None,
+        average="document",
+    ),
+)
+
+METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
 
 
 def find_method(name: str) -> Method:

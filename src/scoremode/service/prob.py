@@ -21,7 +21,7 @@ from scoremode.service.limits import TooLargeError
 from scoremode.service.scoring import Scorer
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Bools
-from scoremode.verbs.model import GivenEngine, HeldModel
+from scoremode.verbs.model import GivenEngine, LazyModel
 from scoremode.verbs.prob import SequenceProbability, paired
 
 EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
@@ -103,7 +103,7 @@ class Prober:
         return self._texts
 
     def _answer(self, given: dict[str, Any], engine: ServedEngine) -> dict[str, Any]:
-        held = HeldModel(Chosen(GivenEngine(engine), Options(), self._subject(engine)))
+        held = LazyModel(Chosen(GivenEngine(engine), Options(), self._subject(engine)))
         rules = {name: given[name] for name in ("leading_space", "spanning", "add_bos") if name in given}
         lm = SequenceProbability(held, **rules)
         pairs = list(paired(given["prompt"], given["targets"]))

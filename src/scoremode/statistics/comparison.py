@@ -9,20 +9,26 @@ To add a statistic, add it to STATISTICS. JSON, gates, tables and the report rea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from scoremode.plan.windows import measured
-from scoremode.statistics.estimate import exponential, finite_or_none, ratio, transformed, with_bounds
+from scoremode.statistics.estimate import (
+    error_fields,
+    exponential,
+    finite_or_none,
+    ratio,
+    transformed,
+    with_bounds,
+    with_error_fields,
+)
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
 from scoremode.statistics.streams import quantiles
 from scoremode.store.run import Run
 from scoremode.values import Estimate, Floats
-
-ERROR_PARTS = ("", "_stderr", "_low", "_high")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class TerminalColumn:
     with_error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistic:
     """One number of a comparison; with an error, it has four fields (value, ``…_stderr``, ``…_low``, ``…_high``).
 
@@ -44,13 +50,13 @@ class Statistic:
 
     name: str
     about: str  # one line, shown where the label alone is not enough
-    of: Callable[[PairedMeans], Estimate | float | None] | None = None
     mean: Values | None = None
-    has_error: bool = False
-    needs: Literal["", "logprob", "kl", "top", "noise"] = ""  # it is None where that was not measured, or is infinite
-    better: Literal["low", "high", "one", "none"] = "none"  # which values are better; one: those closer to 1
-    ranks: Literal[-1, 0, 1] = 0  # candidates can be ranked by it: 1 if more is better, -1 if less; 0 if they cannot
+    of: Callable[[PairedMeans], Estimate | float | None] | None = None
+    has_error: bool = True
     by_document: bool = False  # of perplexities: a method may average those of documents, instead of ``mean``
+    needs: Literal["", "logprob", "kl", "top", "noise"] = ""  # it is None where that was not measured, or is infinite
+    ranks: Literal[-1, 0, 1] = 0  # candidates can be ranked by it: 1 if more is better, -1 if less; 0 if they cannot
+    better: Literal["low", "high", "one", "none"] = "none"  # which values are shown as better; one: closer to 1
     percent: bool = False  # shown as a percentage
     label: str = ""  # heading in the tables of the report; "": it is not in them
     column: TerminalColumn | None = None
@@ -59,7 +65,7 @@ class Statistic:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return tuple(self.name + part for part in ERROR_PARTS) if self.has_error else (self.name,)
+        return error_fields(self.name) if self.has_error else (self.name,)
 
     def compute(self, means: PairedMeans) -> dict[str, Any]:
         """Its fields; None for a value that does not exist, is infinite or is undefined."""
@@ -67,10 +73,9 @@ class Statistic:
         if missing.get(self.needs):
             return dict.fromkeys(self.fields)
         found = means.mean(measured(self.mean)) if self.of is None else self.of(means)
-        if not isinstance(found, Estimate):
-            return {self.name: found if isinstance(found, int) else finite_or_none(found)}
-        values = (found.value, found.stderr, found.low, found.high)
-        return dict(zip(self.fields, map(finite_or_none, values), strict=False))
+        if isinstance(found, Estimate):
+            return with_error_fields(self.name, found)
+        return {self.name: found if isinstance(found, int) else finite_or_none(found)}
 
 
 # ── values per target ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,31 +151,35 @@ DELTA_P_QUANTILES = {
 KL_SHOWN: dict[str, dict[str, Any]] = {
     "median": {"label": "KL median", "about": "half of the tokens moved less", "column": TerminalColumn("median", 5)},
     "p99": {
-        **{"label": "KL 99%", "about": "99% of the tokens moved less"},
-        **{"column": TerminalColumn("99%", 4), "card": "KL 99 %"},
+        "label": "KL 99%",
+        "about": "99% of the tokens moved less",
+        "column": TerminalColumn("99%", 4),
+        "card": "KL 99 %",
     },
     "p999": {"label": "KL 99.9%", "about": "99.9% of the tokens moved less"},
     "max": {"label": "KL max", "about": "the token that moved most", "column": TerminalColumn("max", 2)},
 }
 
 
-def _kl_quantiles() -> Iterator[Statistic]:
-    for name in KL_QUANTILES:
+def _kl_quantile(name: str) -> Statistic:
+    shown = {"about": "a quantile of KL over targets, nats", **KL_SHOWN.get(name, {})}
+    return Statistic(
+        name=f"kl_{name}",
+        of=lambda means: means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name],
+        has_error=False,
+        needs="kl",
+        better="low",
+        **shown,
+    )
 
-        def of(means: PairedMeans, name: str = name) -> float:
-            return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
 
-        shown = {"about": "a quantile of KL over targets, nats", "better": "low", **KL_SHOWN.get(name, {})}
-        yield Statistic(f"kl_{name}", of=of, needs="kl", **shown)
-
-
-def _delta_p_quantiles() -> Iterator[Statistic]:
-    for name in DELTA_P_QUANTILES:
-
-        def of(means: PairedMeans, name: str = name) -> float:
-            return means.quantiles("delta_p", measured(means.delta_p), DELTA_P_QUANTILES)[name]
-
-        yield Statistic(f"delta_p_{name}", "a quantile of q - p over targets", of=of)
+def _delta_p_quantile(name: str) -> Statistic:
+    return Statistic(
+        name=f"delta_p_{name}",
+        about="a quantile of q - p over targets",
+        of=lambda means: means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name],
+        has_error=False,
+    )
 
 
 def _noise_mean(means: PairedMeans) -> float | None:
@@ -180,6 +189,11 @@ def _noise_mean(means: PairedMeans) -> float | None:
 
 def _noise_p99(means: PairedMeans) -> float:
     return quantiles(measured(means.runs.noise_kl), {"p99": 0.99})["p99"]
+
+
+def _plain(name: str, about: str, of: Callable[[PairedMeans], float | None], **more: Any) -> Statistic:
+    """A number without an error."""
+    return Statistic(name=name, about=about, of=of, has_error=False, **more)
 
 
 # ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,117 +206,95 @@ def _squared_delta_p(b: PairedBlock) -> Floats:
 
 
 STATISTICS: tuple[Statistic, ...] = (
-    Statistic("targets", "number of targets", of=lambda means: len(means.runs.groups)),
-    Statistic("groups", "number of groups of targets", of=lambda means: means.mean(_worse).groups),
-    Statistic(
+    _plain("targets", "number of targets", lambda means: len(means.runs.groups)),
+    _plain("groups", "number of groups of targets", lambda means: means.mean(_worse).groups),
+    _plain(
         "freedom",
         "degrees of freedom of the bounds, for numbers that count each target once",
-        of=lambda means: means.mean(_worse).freedom,
+        lambda means: means.mean(_worse).freedom,
     ),
     Statistic(
-        "ppl_baseline",
-        "the baseline's perplexity",
+        name="ppl_baseline",
+        about="the baseline's perplexity",
         of=lambda means: _metric(means.runs.baseline, "perplexity"),
-        has_error=True,
         needs="logprob",
     ),
     Statistic(
-        "ppl_candidate",
-        "exponential of the mean surprise",
+        name="ppl_candidate",
+        about="exponential of the mean surprise",
         of=lambda means: _metric(means.runs.candidate, "perplexity"),
-        has_error=True,
         needs="logprob",
         label="Perplexity",
         column=TerminalColumn("ppl", 4),
         card="perplexity",
     ),
+    _plain("zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]),
+    _plain("zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]),
     Statistic(
-        "zero_probability_baseline",
-        "targets to which the baseline gives probability zero",
-        of=lambda means: means.zeros[0],
-    ),
-    Statistic(
-        "zero_probability_candidate",
-        "targets to which the candidate gives probability zero",
-        of=lambda means: means.zeros[1],
-    ),
-    Statistic(
-        "ppl_ratio",
-        "perplexity divided by the baseline's",
-        of=_ppl_ratio,
+        name="ppl_ratio",
+        about="perplexity divided by the baseline's",
         mean=_nll_added,
+        of=_ppl_ratio,
         by_document=True,
-        has_error=True,
         needs="logprob",
-        better="one",
         ranks=-1,
+        better="one",
         label="PPL ratio",
         column=TerminalColumn("ratio", 4, with_error=True),
         card="ratio",
         chart=("Perplexity ratio", "perplexity ratio"),
     ),
     Statistic(
-        "log_ppl_ratio",
-        "logarithm of the perplexity ratio",
-        of=_log_ppl_ratio,
+        name="log_ppl_ratio",
+        about="logarithm of the perplexity ratio",
         mean=_nll_added,
+        of=_log_ppl_ratio,
         by_document=True,
-        has_error=True,
         needs="logprob",
         ranks=-1,
     ),
+    Statistic(name="ppl_difference", about="perplexity minus the baseline's", of=_ppl_difference, needs="logprob"),
     Statistic(
-        "ppl_difference",
-        "perplexity minus the baseline's",
-        of=_ppl_difference,
-        has_error=True,
-        needs="logprob",
-    ),
-    Statistic(
-        "kl_mean",
-        "mean KL(baseline‖candidate), nats per token",
+        name="kl_mean",
+        about="mean KL(baseline‖candidate), nats per token",
         mean=lambda b: measured(b.kl),
-        has_error=True,
         needs="kl",
-        better="low",
         ranks=-1,
+        better="low",
         label="KL mean",
         column=TerminalColumn("KL mean", 5, with_error=True),
         card="KL mean (nats)",
         chart=("KL", "mean KL, nats per token"),
     ),
-    Statistic("kl_infinite", "targets with infinite KL", of=lambda means: means.infinite, needs="kl"),
-    *_kl_quantiles(),
-    Statistic("noise_floor_kl_mean", "mean KL of the baseline against itself", of=_noise_mean, needs="noise"),
-    Statistic("noise_floor_kl_p99", "99 % quantile of that KL", of=_noise_p99, needs="noise"),
+    _plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
+    *map(_kl_quantile, KL_QUANTILES),
+    _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
+    _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic(
-        "delta_logprob_mean",
-        "mean of ln q - ln p",
+        name="delta_logprob_mean",
+        about="mean of ln q - ln p",
         mean=lambda b: b.cand - b.base,
-        has_error=True,
         needs="logprob",
         ranks=1,
     ),
-    Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, has_error=True, ranks=1),
+    Statistic(name="delta_p_mean", about="mean of q - p", mean=lambda b: b.delta_p, ranks=1),
     Statistic(
-        "delta_p_rms",
-        "root mean square change in the probability of the text's own token",
-        of=lambda means: _square_root(means.mean(_squared_delta_p)),
+        name="delta_p_rms",
+        about="root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
-        has_error=True,
+        of=lambda means: _square_root(means.mean(_squared_delta_p)),
         better="low",
         percent=True,
         label="Δp RMS",
     ),
-    *_delta_p_quantiles(),
+    *map(_delta_p_quantile, DELTA_P_QUANTILES),
     Statistic(
-        "same_top",
-        "share of tokens with the same first choice",
+        name="same_top",
+        about="share of tokens with the same first choice",
         mean=lambda b: measured(b.base_top) == measured(b.cand_top),
-        has_error=True,
         needs="top",
-        better="high",
         ranks=1,
+        better="high",
         percent=True,
         label="Same top",
         column=TerminalColumn("same top", 2),
@@ -310,24 +302,23 @@ STATISTICS: tuple[Statistic, ...] = (
         chart=("Same top", "same first choice, % of tokens"),
     ),
     Statistic(
-        "worse",
-        "share of the text's tokens that became less likely",
+        name="worse",
+        about="share of the text's tokens that became less likely",
         mean=_worse,
-        has_error=True,
         ranks=-1,
         percent=True,
         label="Worse",
     ),
-    Statistic(
+    _plain(
         "bits_per_byte_baseline",
         "bits per byte of the text under the baseline",
-        of=lambda means: _metric(means.runs.baseline, "bits_per_byte").value,
+        lambda means: _metric(means.runs.baseline, "bits_per_byte").value,
         needs="logprob",
     ),
-    Statistic(
+    _plain(
         "bits_per_byte_candidate",
         "bits per byte of the text",
-        of=lambda means: _metric(means.runs.candidate, "bits_per_byte").value,
+        lambda means: _metric(means.runs.candidate, "bits_per_byte").value,
         needs="logprob",
         label="Bits/byte",
     ),
@@ -368,5 +359,5 @@ def comparison_statistics(c: Comparison) -> dict[str, Any]:
     has = {"kl": c.kl is not None, "top": c.has_top}
     wanted = [s.mean for s in STATISTICS if s.mean is not None and has.get(s.needs, True)]
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
-        means.gather_columns([*wanted, _nll_of_baseline, _nll_of_candidate])
+        means.gather([*wanted, _nll_of_baseline, _nll_of_candidate], columns=True)
         return {"name": c.name, **{name: value for s in STATISTICS for name, value in s.compute(means).items()}}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
@@ -65,7 +65,7 @@ class GroupSums:
     def __init__(self, groups: int, shares: GroupSums | None = None) -> None:
         """``shares`` are sums with the same denominator, which is then added to those alone."""
         self._numerator = _ExactSums(np.zeros(groups))
-        self._denominator = _ExactSums(np.zeros(groups)) if shares is None else shares._denominator
+        self._denominator: _ExactSums = _ExactSums(np.zeros(groups)) if shares is None else shares._denominator
         self.n = 0
 
     @property
@@ -77,14 +77,22 @@ class GroupSums:
     def numerator(self) -> Floats:
         return self._numerator.coarse + self._numerator.fine
 
+    @numerator.setter
+    def numerator(self, values: Floats) -> None:
+        self._numerator = _ExactSums(values)
+
     @property
     def denominator(self) -> Floats:
         return self._denominator.coarse + self._denominator.fine
 
+    @denominator.setter
+    def denominator(self, values: Floats) -> None:
+        self._denominator = _ExactSums(values)
+
     def with_numerator(self, numerator: Floats) -> GroupSums:
         """The sums with another numerator of each group, and the same denominator."""
         found = GroupSums(0, shares=self)
-        found._numerator, found.n = _ExactSums(numerator), self.n
+        found.numerator, found.n = numerator, self.n
         return found
 
     def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints | None) -> None:
@@ -151,15 +159,7 @@ def _exp(x: float) -> float:
 def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
     """Estimates as plain data. Infinity becomes None, because JSON has none; an estimate that is NaN is left out."""
     return {
-        name: {
-            "value": finite_or_none(e.value),
-            "stderr": finite_or_none(e.stderr),
-            "n": e.n,
-            "groups": e.groups,
-            "freedom": finite_or_none(e.freedom),
-            "low": finite_or_none(e.low),
-            "high": finite_or_none(e.high),
-        }
+        name: {field: value if isinstance(value, int) else finite_or_none(value) for field, value in asdict(e).items()}
         for name, e in estimates.items()
         if not math.isnan(e.value)
     }
@@ -167,3 +167,18 @@ def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
 
 def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def error_fields(name: str) -> tuple[str, ...]:
+    """The names of a statistic's fields if it has an error: its value, the error and the bounds."""
+    return name, f"{name}_stderr", f"{name}_low", f"{name}_high"
+
+
+def with_error_fields(name: str, e: Estimate | None) -> dict[str, float | None]:
+    """An estimate as fields for JSON; None for what is infinite, NaN or missing.
+
+    >>> with_error_fields("share", Estimate(0.5, 0.1, 10, 10))
+    {'share': 0.5, 'share_stderr': 0.1, 'share_low': None, 'share_high': None}
+    """
+    values = (None,) * 4 if e is None else (e.value, e.stderr, e.low, e.high)
+    return dict(zip(error_fields(name), map(finite_or_none, values), strict=True))

@@ -100,19 +100,10 @@ class CharacterGroups:
         return found
 
 
-def groups_of(plan: Plan) -> tuple[str, Ints]:
-    """What a group is, in words, and the group of each target (0, 1, …)."""
-    found, groups = grouping(plan), np.empty(plan.targets, np.int64)
-    for block in plan.blocks():
-        groups[block.begin : block.end] = found.of(block)
-    return found.kind, groups
-
-
-def weights_of(plan: Plan, block: TargetBlock | None = None) -> Floats:
-    """How much each target of a block (or of the plan) counts in the method's mean; 1 unless windows are averaged."""
+def weights_of(plan: Plan, block: TargetBlock) -> Floats:
+    """How much each target of a block counts in the method's mean; 1 unless windows are averaged."""
     if plan.average != "window":
-        n = plan.targets if block is None else len(block)
-        return np.broadcast_to(np.float64(1), n)  # ones that take no memory
+        return np.broadcast_to(np.float64(1), len(block))  # ones that take no memory
     assert plan.weight is not None
-    weights: Floats = (plan.weight / plan.target_counts)[plan.target_window if block is None else block.window]
+    weights: Floats = (plan.weight / plan.target_counts)[block.window]
     return weights

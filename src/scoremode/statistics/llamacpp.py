@@ -27,16 +27,17 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     ``delta_p_50%``, ….
     """
     n = len(c.groups)
-    sums = {"kl": Moments(n)} if c.kl is not None else {}
-    sums |= {name: Moments(n) for name in ("candidate", "baseline", "delta_p", "delta_p_squared")}
+    sums = {name: Moments(n) for name in ("candidate", "baseline", "delta_p", "delta_p_squared", "kl")}
     products, delta_p, begin, equal = StreamedSum(n), empty_column(n), 0, 0
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for number, block in enumerate(c.blocks()):
-            change = block.delta_p
-            columns = {"candidate": -block.cand, "baseline": -block.base, "delta_p": change, "kl": block.kl}
-            for name, moments in sums.items():
-                moments.add(change**2 if name == "delta_p_squared" else measured(columns[name]))
-            products.add(columns["candidate"] * columns["baseline"])
+            change, candidate, baseline = block.delta_p, -block.cand, -block.base
+            columns = {"candidate": candidate, "baseline": baseline, "delta_p": change, "delta_p_squared": change**2}
+            for name, column in columns.items():
+                sums[name].add(column)
+            if block.kl is not None:
+                sums["kl"].add(block.kl)
+            products.add(candidate * baseline)
             delta_p[begin : begin + len(change)] = change
             begin += len(change)
             equal += int((measured(block.base_top) == measured(block.cand_top)).sum()) if c.has_top else 0
@@ -111,9 +112,7 @@ def _extremes(name: str, values: Floats, percentiles: tuple[float, ...]) -> dict
     if not n:
         return {}
     places = {0, n - 1, *(place for p in percentiles for place in _places(p, n))}
-    rounded = order_statistics(
-        lambda: (block.astype(np.float32).astype(np.float64) for block in array_blocks(values)), n, places
-    )
+    rounded = order_statistics((b.astype(np.float32).astype(np.float64) for b in array_blocks(values)), n, places)
     ordered = {place: np.float32(value) for place, value in rounded.items()}
     inner = {f"{name}_{p:g}%": _llamacpp_percentile(ordered, n, p) for p in percentiles}
     return {f"{name}_max": float(ordered[n - 1]), **inner, f"{name}_min": float(ordered[0])}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -113,42 +114,35 @@ class PairedMeans:
 
     def __init__(self, runs: PairedRuns) -> None:
         self.runs = runs
-        self.delta_p: Floats | None = None  # (n,) after ``gather_columns``
         self.zeros = [0, 0]  # targets of probability zero in the baseline and in the candidate
         self.infinite = 0  # targets with infinite KL
+        self.delta_p: Floats = np.empty(0)  # (n,) after ``gather`` with columns
         self._sums: dict[Values, GroupSums] = {}
-        self._documents: GroupSums | None = None
         self._quantiles: dict[str, dict[str, float]] = {}
 
-    def gather(self, values: Iterable[Values]) -> None:
-        """Add up several values per target in one pass."""
-        for _ in self._adding(values):
-            pass
+    def gather(self, values: Iterable[Values], *, columns: bool = False) -> None:
+        """Add up several values per target in one pass.
 
-    def gather_columns(self, values: Iterable[Values]) -> None:
-        """As ``gather``; the same pass counts zeros and infinite KL, and keeps the column of Δp for its quantiles."""
-        self.delta_p, begin = empty_column(len(self.runs.groups)), 0
-        for number, block in enumerate(self._adding(values)):
-            self.delta_p[begin : begin + len(block.base)] = block.delta_p
-            begin += len(block.base)
-            self.zeros[0] += int(np.isneginf(block.base).sum())
-            self.zeros[1] += int(np.isneginf(block.cand).sum())
-            self.infinite += 0 if block.kl is None else int(np.isinf(block.kl).sum())
-            dropped((self.delta_p,), number)
-
-    def _adding(self, values: Iterable[Values]) -> Iterator[PairedBlock]:
+        With ``columns`` the same pass counts zeros and infinite KL, and keeps the column of Δp for its quantiles.
+        """
         numbers = distinct(array_blocks(self.runs.groups))  # only groups that occur: an empty one would count too
-        first: GroupSums | None = None
-        added: dict[Values, GroupSums] = {}
-        for one in dict.fromkeys(values):
-            added[one] = GroupSums(len(numbers), shares=first)
-            first = first or added[one]
-        for block in self.runs.blocks():
+        first = GroupSums(len(numbers))
+        others = {one: GroupSums(len(numbers), shares=first) for one in dict.fromkeys(values)}
+        delta_p, begin = empty_column(len(self.runs.groups) if columns else 0), 0
+        for number, block in enumerate(self.runs.blocks()):
             index = np.searchsorted(numbers, block.groups)
-            for of, sums in added.items():
-                sums.add(index, of(block) * block.weight, block.weight if sums is first else None)
-            yield block
-        self._sums |= added
+            first.add(index, block.weight, block.weight)
+            for of, sums in others.items():
+                sums.add(index, of(block) * block.weight, None)
+            if columns:
+                delta_p[begin : begin + len(index)] = block.delta_p
+                begin += len(index)
+                self.zeros[0] += int(np.isneginf(block.base).sum())
+                self.zeros[1] += int(np.isneginf(block.cand).sum())
+                self.infinite += 0 if block.kl is None else int(np.isinf(block.kl).sum())
+                dropped((delta_p,), number)
+        self._sums |= others
+        self.delta_p = delta_p if columns else self.delta_p
 
     def sums(self, values: Values) -> GroupSums:
         if values not in self._sums:
@@ -165,12 +159,10 @@ class PairedMeans:
             self._quantiles[column] = quantiles(values, fractions)
         return self._quantiles[column]
 
-    @property
+    @cached_property
     def documents(self) -> GroupSums | None:
         """Perplexities of documents, if the method averages those."""
-        if self._documents is None and self.runs.averages_documents:
-            self._documents = self.runs.document_sums()
-        return self._documents
+        return self.runs.document_sums() if self.runs.averages_documents else None
 
 
 def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:

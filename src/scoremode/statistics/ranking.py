@@ -13,9 +13,8 @@ never too small for candidates that are positively correlated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import Any, cast
 
@@ -25,14 +24,11 @@ from scoremode.errors import OptionError, RunError, did_you_mean, harmless
 from scoremode.plan.windows import measured
 from scoremode.statistics.comparison import BY_NAME, STATISTICS, Comparison, Statistic
 from scoremode.statistics.estimate import LEVEL, GroupSums
-from scoremode.statistics.paired import PairedMeans, mean_differences
+from scoremode.statistics.paired import PairedMeans, PairedRuns, mean_differences
 from scoremode.values import Estimate
 
 Pair = tuple[int, int]
 """Indices of two candidates."""
-
-Differences = Callable[[Sequence[Pair]], list[Estimate]]
-"""The differences of some pairs of candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class Ranked:
 
 
 def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str = "kl_mean") -> list[Ranked]:
-    """The candidates from best to worst by a statistic that ``ranks``; those without a value come last and have none.
+    """The candidates (all comparisons, or all statistics) from best to worst; those without a value have no place.
 
     A place ends at the first candidate that can be told apart from the best one of that place. (Ties between
     neighbours alone would chain: a like b, b like c, …, until the best shares a place with the worst.)
@@ -61,19 +57,22 @@ def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str
     if by not in ranks:
         raise OptionError(f"candidates cannot be ranked by '{harmless(by)}'", fix=did_you_mean(by, ranks))
     statistic = ranks[by]
-    if candidates and all(isinstance(c, Comparison) for c in candidates):
-        comparisons = cast("Sequence[Comparison]", candidates)
-        _require_one_question(comparisons)
-        means = [PairedMeans(c) for c in comparisons]
+    paired = all(isinstance(c, Comparison) for c in candidates)
+    means = [PairedMeans(cast("Comparison", c)) for c in candidates] if paired else []
+    if means:
+        _require_one_question([m.runs for m in means])
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities become None
             rows: list[Mapping[str, Any]] = [{"name": m.runs.name, **statistic.compute(m)} for m in means]
-        differences: Differences = partial(_paired_differences, means, statistic)
     else:
         rows = list(cast("Sequence[Mapping[str, Any]]", candidates))
-        differences = partial(_independent_differences, rows, by)
     known = [i for i, row in enumerate(rows) if row.get(by) is not None]
     known.sort(key=lambda i: -statistic.ranks * rows[i][by])
-    tied = _ties(known, differences)
+    pairs = list(combinations(known, 2))
+    if means:
+        differences = _paired_differences(means, statistic, pairs)
+    else:
+        differences = [_independent_difference(rows[i], rows[j], by) for i, j in pairs]
+    tied = _ties(pairs, differences)
     found: list[Ranked] = []
     first, place = -1, 0
     for position, i in enumerate(known):
@@ -98,16 +97,13 @@ def closest(comparisons: Sequence[Comparison]) -> list[int]:
     distances = [one.estimate().value for one in sums]
     known = sorted((i for i, x in enumerate(distances) if math.isfinite(x)), key=lambda i: abs(distances[i]))
 
-    def differences(pairs: Sequence[Pair]) -> list[Estimate]:
-        found = []
-        for i, j in pairs:  # the targets, and so the weights, are the same
-            gap = GroupSums(len(sums[i].indices))
-            ours, theirs = (math.copysign(1, distances[k]) * sums[k].numerator for k in (i, j))
-            gap.add(gap.indices, ours - theirs, sums[i].denominator)
-            found.append(gap.estimate())
-        return found
-
-    tied = _ties(known, differences)
+    pairs, differences = list(combinations(known, 2)), []
+    for i, j in pairs:  # the targets, and so the weights, are the same
+        gap = GroupSums(len(sums[i].indices))
+        ours, theirs = (math.copysign(1, distances[k]) * sums[k].numerator for k in (i, j))
+        gap.add(gap.indices, ours - theirs, sums[i].denominator)
+        differences.append(gap.estimate())
+    tied = _ties(pairs, differences)
     return [i for i in known if i == known[0] or (known[0], i) in tied]
 
 
@@ -122,7 +118,7 @@ def _ranked(rows: Sequence[Mapping[str, Any]], i: int, by: str, place: int | Non
     return Ranked(place, rows[i]["name"], rows[i].get(by), rows[i].get(f"{by}_stderr"), tied)
 
 
-def _require_one_question(comparisons: Sequence[Comparison]) -> None:
+def _require_one_question(comparisons: Sequence[PairedRuns]) -> None:
     """Candidates are only comparable on the same targets, against the same baseline."""
     for c in comparisons[1:]:
         first = comparisons[0]
@@ -135,10 +131,9 @@ def _require_one_question(comparisons: Sequence[Comparison]) -> None:
             raise RunError(f"{first.name} and {c.name} have different baselines", fix="compare them with one command")
 
 
-def _ties(candidates: Sequence[int], differences: Differences) -> set[Pair]:
+def _ties(pairs: Sequence[Pair], differences: Sequence[Estimate]) -> set[Pair]:
     """Every pair, in both orders, that cannot be told apart."""
-    pairs = list(combinations(candidates, 2))
-    apart = told_apart([p_value(difference) for difference in differences(pairs)])
+    apart = told_apart([p_value(difference) for difference in differences])
     tied = [pair for pair, is_apart in zip(pairs, apart, strict=True) if not is_apart]
     return {order for i, j in tied for order in ((i, j), (j, i))}
 
@@ -193,16 +188,12 @@ def _paired_differences(means: Sequence[PairedMeans], statistic: Statistic, pair
     return [sums[i].with_numerator(sums[i].numerator - sums[j].numerator).estimate() for i, j in pairs]
 
 
-def _independent_differences(rows: Sequence[Mapping[str, Any]], by: str, pairs: Sequence[Pair]) -> list[Estimate]:
-    """The differences of two numbers, as if their errors were independent."""
-    found = []
-    for i, j in pairs:
-        errors, freedoms = [[rows[k].get(name) for k in (i, j)] for name in (f"{by}_stderr", "freedom")]
-        known = None not in errors and None not in freedoms
-        stderr = math.hypot(*cast("list[float]", errors)) if known else None
-        freedom = min(cast("list[float]", freedoms)) if known else None
-        found.append(Estimate(rows[i][by] - rows[j][by], stderr, 0, 0, freedom))
-    return found
+def _independent_difference(a: Mapping[str, Any], b: Mapping[str, Any], by: str) -> Estimate:
+    """The difference of two numbers, as if their errors were independent."""
+    errors, freedoms = [[row.get(name) for row in (a, b)] for name in (f"{by}_stderr", "freedom")]
+    known = None not in errors and None not in freedoms
+    stderr = math.hypot(*cast("list[float]", errors)) if known else None
+    return Estimate(a[by] - b[by], stderr, 0, 0, min(cast("list[float]", freedoms)) if known else None)
 
 
 # ── quality against size ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,17 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from scoremode.statistics.estimate import LEVEL, finite_or_none, with_bounds
+from scoremode.statistics.estimate import LEVEL, with_bounds, with_error_fields
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Bools, Estimate, Floats
 
 EXTRA = 0.5  # documents that count as lost, and as gained, beside those that were
 COMMON = ("acc", "acc_norm")  # metrics that always have fields of their own
 
+T = TypeVar("T")
 Pair = tuple[Floats, Floats]
 """Values of the baseline and of the candidate, one per document."""
 
@@ -55,25 +56,6 @@ Parts = Sequence[tuple[PairedTask, float]]
 """Tasks of a row, each with its weight; weights sum to 1."""
 
 
-def _with_errors(*names: str) -> tuple[str, ...]:
-    return tuple(name + part for name in names for part in ("", "_stderr", "_low", "_high"))
-
-
-def _of_metric(prefix: str, accuracy: str) -> tuple[str, ...]:
-    own = _with_errors(f"{accuracy}_baseline", f"{accuracy}_candidate", f"{accuracy}_difference")
-    shares = _with_errors(f"{prefix}recovery", f"{prefix}flips", f"{prefix}lost", f"{prefix}gained")
-    return *own, *shares, f"{prefix}lost_documents", f"{prefix}gained_documents", f"{prefix}mcnemar"
-
-
-FIELDS: tuple[str, ...] = (
-    "documents",
-    *_of_metric("", "accuracy"),
-    *(name for metric in COMMON for name in _of_metric(f"{metric}_", metric)),
-    *_with_errors("changed", "gold_shift", "margin_shift", "margin_norm_shift", "kl_choices"),
-)
-"""Every number of ``row_statistics``, in its order; a gate may name any of them."""
-
-
 def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
     """Every number of one row, flat and ready for JSON: ``name``, ``kind``, ``metric``, then FIELDS.
 
@@ -82,82 +64,59 @@ def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
     """
     metrics = sorted({task.metric for task, _ in parts})
     found: dict[str, Any] = {"name": name, "kind": kind, "metric": " / ".join(metrics)}
-    found["documents"] = sum(task.documents for task, _ in parts)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        found |= _metric_fields("", "accuracy", [(task.metrics[task.metric], w) for task, w in parts])
-        for metric in COMMON:
-            has = all(metric in task.metrics for task, _ in parts)
-            pairs = [(task.metrics[metric], w) for task, w in parts] if has else None
-            found |= _metric_fields(f"{metric}_", metric, pairs)
-        found |= _other_fields(parts)
-    assert tuple(found)[3:] == FIELDS, "a field is missing"
-    return {key: finite_or_none(value) if isinstance(value, float) else value for key, value in found.items()}
+        return found | _row_fields(parts)
 
 
-def _other_fields(parts: Parts) -> dict[str, Any]:
-    changed = None if any(t.changed is None for t, _ in parts) else [(_bools(t.changed), w) for t, w in parts]
-    found = _error_fields("changed", None if changed is None else share(changed))
-    for name, of in (("gold_shift", "gold"), ("margin_shift", "margin"), ("margin_norm_shift", "margin_norm")):
-        pairs = [(getattr(task, of), w) for task, w in parts]
-        known = all(pair is not None for pair, _ in pairs)
-        found |= _error_fields(name, mean([(pair[1] - pair[0], w) for pair, w in pairs]) if known else None)
-    kls = [(task.kl, w) for task, w in parts]
-    return found | _error_fields(
-        "kl_choices", mean([(kl, w) for kl, w in kls if kl is not None]) if _all(kls) else None
-    )
+def _row_fields(parts: Parts) -> dict[str, Any]:
+    found: dict[str, Any] = {"documents": sum(task.documents for task, _ in parts)}
+    found |= _metric_fields("", "accuracy", [(task.metrics[task.metric], w) for task, w in parts])
+    for metric in COMMON:
+        found |= _metric_fields(f"{metric}_", metric, [(task.metrics.get(metric), w) for task, w in parts])
+    changed = _known([(task.changed, w) for task, w in parts])
+    found |= with_error_fields("changed", share(changed) if changed else None)
+    for of in ("gold", "margin", "margin_norm"):
+        pairs = _known([(getattr(task, of), w) for task, w in parts])
+        shifts = [(pair[1] - pair[0], w) for pair, w in pairs]
+        found |= with_error_fields(f"{of}_shift", mean(shifts) if shifts else None)
+    kl = _known([(task.kl, w) for task, w in parts])
+    return found | with_error_fields("kl_choices", mean(kl) if kl else None)
 
 
-def _all(values: Sequence[tuple[Any, float]]) -> bool:
-    return all(value is not None for value, _ in values)
+def _known(values: Sequence[tuple[T | None, float]]) -> list[tuple[T, float]]:
+    """The values of a row's tasks, with their weights; none if one of the tasks has no value."""
+    known = [(value, w) for value, w in values if value is not None]
+    return known if len(known) == len(values) else []
 
 
-def _bools(values: Bools | None) -> Bools:
-    assert values is not None
-    return values
-
-
-def _metric_fields(prefix: str, accuracy: str, pairs: Sequence[tuple[Pair, float]] | None) -> dict[str, Any]:
+def _metric_fields(prefix: str, accuracy: str, given: Sequence[tuple[Pair | None, float]]) -> dict[str, Any]:
     """The numbers of one metric; flips exist only where a document is right or wrong and nothing between."""
-    if pairs is None:
-        return dict.fromkeys(_of_metric(prefix, accuracy))
+    estimates: dict[str, Estimate | None] = dict.fromkeys(
+        (f"{accuracy}_baseline", f"{accuracy}_candidate", f"{accuracy}_difference")
+    ) | dict.fromkeys((f"{prefix}recovery", f"{prefix}flips", f"{prefix}lost", f"{prefix}gained"))
+    counts: dict[str, Any] = dict.fromkeys((f"{prefix}lost_documents", f"{prefix}gained_documents", f"{prefix}mcnemar"))
+    pairs = _known(given)
     binary = all(is_binary(side) for pair, _ in pairs for side in pair)
-    sides = [[(pair[i], w) for pair, w in pairs] for i in (0, 1)]
-    baseline, candidate = (share(_right(s)) if binary else mean(s) for s in sides)
-    found = {
-        **_error_fields(f"{accuracy}_baseline", baseline),
-        **_error_fields(f"{accuracy}_candidate", candidate),
-        **_error_fields(f"{accuracy}_difference", difference(pairs)),
-        **_error_fields(f"{prefix}recovery", recovery(pairs)),
-    }
-    if not binary:
-        return found | dict.fromkeys(_of_metric(prefix, accuracy)[len(found) :])
-    lost = [((pair[0] > pair[1]), w) for pair, w in pairs]
-    gained = [((pair[1] > pair[0]), w) for pair, w in pairs]
-    flips = [(a | b, w) for (a, w), (b, _) in zip(lost, gained, strict=True)]
-    down, up = (sum(int(one.sum()) for one, _ in side) for side in (lost, gained))
-    return {
-        **found,
-        **_error_fields(f"{prefix}flips", share(flips)),
-        **_error_fields(f"{prefix}lost", share(lost)),
-        **_error_fields(f"{prefix}gained", share(gained)),
-        f"{prefix}lost_documents": down,
-        f"{prefix}gained_documents": up,
-        f"{prefix}mcnemar": mcnemar(down, up),
-    }
-
-
-def _right(sides: Sequence[tuple[Floats, float]]) -> list[tuple[Bools, float]]:
-    return [(values > 0, w) for values, w in sides]
+    if pairs:
+        for i, side in enumerate(("baseline", "candidate")):
+            values = [(pair[i], w) for pair, w in pairs]
+            right = share([(one > 0, w) for one, w in values]) if binary else mean(values)
+            estimates[f"{accuracy}_{side}"] = right
+        estimates[f"{accuracy}_difference"] = difference(pairs)
+        estimates[f"{prefix}recovery"] = recovery(pairs)
+    if pairs and binary:
+        lost, gained = ([(pair[i] > pair[1 - i], w) for pair, w in pairs] for i in (0, 1))
+        estimates[f"{prefix}flips"] = share([(a | b, w) for (a, w), (b, _) in zip(lost, gained, strict=True)])
+        estimates[f"{prefix}lost"], estimates[f"{prefix}gained"] = share(lost), share(gained)
+        down, up = (sum(int(one.sum()) for one, _ in side) for side in (lost, gained))
+        counts = dict(zip(counts, (down, up, mcnemar(down, up)), strict=True))
+    found = {field: value for name, e in estimates.items() for field, value in with_error_fields(name, e).items()}
+    return found | counts
 
 
 def is_binary(values: Floats) -> bool:
     """Is every document either right (1) or wrong (0)?"""
     return bool(np.isin(values, (0.0, 1.0)).all())
-
-
-def _error_fields(name: str, e: Estimate | None) -> dict[str, Any]:
-    values = (None,) * 4 if e is None else (e.value, e.stderr, e.low, e.high)
-    return {name + part: v for part, v in zip(("", "_stderr", "_low", "_high"), values, strict=True)}
 
 
 # ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -301,3 +260,7 @@ def mcnemar(lost: int, gained: int) -> float:
     from scipy.special import bdtr
 
     return min(1.0, 2 * float(bdtr(min(lost, gained), lost + gained, 0.5)))
+
+
+FIELDS = tuple(_row_fields([]))
+"""Every number of ``row_statistics``, in its order; a gate may name any of them."""

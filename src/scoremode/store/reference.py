@@ -12,7 +12,7 @@ import numpy as np
 
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.places.uri import Place
-from scoremode.plan.comparable import Outline, Where, difference
+from scoremode.plan.comparable import ComparableFacts, Where, difference
 from scoremode.store.cache import hold_entry, mark_used, remembered_sha256
 from scoremode.store.reference_format import (
     DATA_START,
@@ -242,7 +242,7 @@ def require_comparable(
     ``reference`` is a reference's manifest. The reason names settings and texts that differ, if they are known;
     ``where`` says where the ids of two tokenizers differ.
     """
-    kept = Outline(
+    kept = ComparableFacts(
         reference["tokenizer"],
         reference["vocabulary"],
         reference["plan_digest"],
@@ -250,7 +250,7 @@ def require_comparable(
         reference.get("method_settings"),
         reference.get("corpus_sha256"),
     )
-    mine = Outline(tokenizer, vocabulary, plan_digest, method, method_settings, corpus_sha256)
+    mine = ComparableFacts(tokenizer, vocabulary, plan_digest, method, method_settings, corpus_sha256)
     found = difference(kept, mine, where)
     if found is None:
         return

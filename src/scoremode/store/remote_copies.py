@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.errors import RunError, StorageError, call, harmless, print_line
+from scoremode.errors import RunError, StorageError, alias_path, harmless, print_line
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place, located, may_be_stored
 from scoremode.store.cache import cache_folder, cache_limit, make_room, mark_used
@@ -81,7 +81,7 @@ def _copy(objects: Objects, manifests: dict[str, bytes]) -> Path:
                 _fetch_all(objects, manifests, folder)
         make_room(folder)
     mark_used(folder)
-    call(str(folder), str(place))
+    alias_path(str(folder), str(place))
     return folder
 
 

@@ -14,7 +14,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, require
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.models.subject import Subject
-from scoremode.plan.making import make_plan
+from scoremode.plan.build import make_plan
 from scoremode.plan.recipes import find_method, llamacpp_chunks
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
@@ -22,11 +22,11 @@ from scoremode.store.cache import remembered_sha256
 from scoremode.store.kld import KldFile, least_divergence
 from scoremode.store.run import Run
 from scoremode.text.from_ids import text_of_ids
-from scoremode.verbs.comparing import Folders, as_comparison, compared_with, short
-from scoremode.verbs.model import HeldModel, in_memory
+from scoremode.verbs.model import LazyModel, in_memory
 from scoremode.verbs.progress import announce
 from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun, score_run
+from scoremode.verbs.sides import Folders, as_comparison, compared_with, short
 
 NO_NOISE = {"noise_kl": None, "noise_perturbed": "a file cannot be computed in another way"}
 
@@ -38,7 +38,7 @@ def require_no_question(name: str, question: Mapping[str, Any]) -> None:
         raise OptionError(f"{name} has its own tokens and chunks", fix=f"leave {flag} out")
 
 
-def against_file(name: str | Path, held: HeldModel, question: Mapping[str, Any], folders: Folders) -> Comparison:
+def against_file(name: str | Path, held: LazyModel, question: Mapping[str, Any], folders: Folders) -> Comparison:
     """A model that is held against the distributions in a file."""
     require_no_question(str(name), question)
     require(held.plugin, "divergence", "be compared with a baseline")
@@ -54,7 +54,7 @@ def against_file(name: str | Path, held: HeldModel, question: Mapping[str, Any],
         vocabulary=file.layout.vocabulary,
         files={file.path.name: sha256},
     )
-    held_p = HeldModel(Chosen(BaseLogitsPlugin(file, doubts), Options(), own))
+    held_p = LazyModel(Chosen(BaseLogitsPlugin(file, doubts), Options(), own))
     asked_p = replace(asked, subject=own)
     with held_p.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh) as claim_p:
         run_p = claim_p.finished
@@ -65,7 +65,7 @@ def against_file(name: str | Path, held: HeldModel, question: Mapping[str, Any],
     return as_comparison(short(held.subject.name), run_p, run_q, run_q.kl)
 
 
-def _candidate(file: KldFile, held: HeldModel, asked: Question, run_p: Run, folders: Folders) -> Run:
+def _candidate(file: KldFile, held: LazyModel, asked: Question, run_p: Run, folders: Folders) -> Run:
     out = folders.folder(held.subject.name)
     with held.claimed(asked, out, fresh=folders.fresh, against=run_p.manifest["identity"]) as claim:
         if claim.finished is not None:

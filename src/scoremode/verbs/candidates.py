@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from scoremode.errors import ScoremodeError, print_line
-from scoremode.verbs.comparing import short
 from scoremode.verbs.progress import Progress, relabel
+from scoremode.verbs.sides import short
 
 T = TypeVar("T")
 SHOWN = 2  # candidates that the progress line names

@@ -6,10 +6,9 @@ so that a quantized head is seen. What cannot be compared is refused, never cut 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,13 +17,12 @@ import numpy as np
 from scoremode.cluster.engine import require_alone
 from scoremode.cluster.starting import Cluster
 from scoremode.engines.arguments import EngineArguments
-from scoremode.engines.base import Engine, Want
+from scoremode.engines.base import Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
-from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.places.uri import located
-from scoremode.plan.comparable import Outline, difference, first_difference
+from scoremode.plan.comparable import ComparableFacts, difference, first_difference
 from scoremode.plan.windows import Answers
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison
@@ -38,13 +36,21 @@ from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
-from scoremode.verbs.comparing import NOISE, Folders, as_comparison, compared_with, short
-from scoremode.verbs.model import HeldModel, in_memory
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.reference import reference_of
 from scoremode.verbs.scoring import UnfinishedRun, check_fits, score_run
-from scoremode.verbs.sides import Settings, Wanted, divide
+from scoremode.verbs.sides import (
+    NOISE,
+    CompareRequest,
+    Folders,
+    ModelSettings,
+    as_comparison,
+    assign_engines,
+    compared_with,
+    short,
+)
 
 
 @spelled_out(AllArguments)
@@ -79,207 +85,205 @@ def compare(
     question, options = split_arguments(arguments)
     folders = Folders(located(out) if out is not None else None, fresh, progress)
     folders.require_a_folder_each(candidates)
-    asked_for = Wanted(engine, options, baseline_engine or engine, {**options, **(baseline_options or {})}, tokenizer)
-    its, how = divide(baseline, candidates, asked_for)
+    own = dict(baseline_options or {})
+    request = CompareRequest(engine, options, baseline_engine or engine, {**options, **own}, tokenizer)
+    its, how = assign_engines(baseline, candidates, request)
     if is_kld(baseline):
-        require_no_question(baseline, {**question, **_own_settings(baseline_engine, baseline_options)})
+        given = {f"baseline_{name}": value for name, value in {"engine": baseline_engine, **own}.items()}
+        known = {name: value for name, value in given.items() if value is not None}
+        require_no_question(baseline, {**question, **known})
         require_models(baseline, candidates)
-        scored = _each(how, folders, partial(_named_against_file, baseline))
+        scored = _score_each(how, folders, lambda model, where: against_file(baseline, model, {}, where))
         return [scored[name] for name in candidates]
     if is_there(baseline, REFERENCE):
         kept = baseline
     elif its is None:
-        return [of_runs(baseline, name) for name in candidates]
-    elif len(candidates) == 1 and candidates[0] in how and _side_by_side(baseline, its, candidates[0], how):
-        with closing(its.hold(baseline)) as held_p, closing(how[candidates[0]].hold(candidates[0])) as held_q:
-            return [lockstep(held_p, held_q, question, folders)]
+        return of_runs(baseline, candidates)
+    elif len(candidates) == 1 and how and _side_by_side(its, how[candidates[0]]):
+        with closing(its.prepare()) as first, closing(how[candidates[0]].prepare()) as second:
+            return [lockstep(first, second, question, folders)]
     else:
-        with closing(its.hold(baseline)) as held:
-            own = folders.folder("baseline")
-            its_run = reference_of(held, question, own, tokenizer=tokenizer, fresh=fresh, progress=progress)
-        kept = str(its_run.path)
-    scored = _each(how, folders, partial(_named, kept, question))
-    return [scored[name] if name in scored else of_runs(kept, name) for name in candidates]
+        with closing(its.prepare()) as model:
+            folder = folders.folder("baseline")
+            run = reference_of(model, question, folder, tokenizer=tokenizer, fresh=fresh, progress=progress)
+        kept = str(run.path)
+    found: dict[str, Comparison] = {}
+    run_p: Run | None = None
+    if how:
+        stored = StoredReference.open(kept)
+        run_p, cut_by = stored.run, stored.question(question).get("tokenizer")
+        how = {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in how.items()}
+        found = _score_each(how, folders, lambda model, where: against_reference(stored, model, question, where))
+    finished = [name for name in candidates if name not in found]
+    found |= zip(finished, of_runs(kept, finished, run_p), strict=True)
+    return [found[name] for name in candidates]
 
 
-Scored = Callable[[str, Settings, Folders], Comparison]
-"""Scores a candidate with these settings into these folders."""
+ScoreCandidate = Callable[[LazyModel, Folders], Comparison]
+"""Scores a candidate into these folders."""
 
 
-def _each(how: Mapping[str, Settings], folders: Folders, score: Scored) -> dict[str, Comparison]:
+def _score_each(how: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate) -> dict[str, Comparison]:
     """All candidates that are models, one after the other; with replicas, each as soon as the cluster has room."""
+
+    def score_one(settings: ModelSettings, where: Folders) -> Comparison:
+        with closing(settings.prepare()) as model:
+            return score(model, where)
+
     spread = next((its.spread for its in how.values() if its.spread is not None), None)
     if spread is None or len(how) < 2:
-        return {name: score(name, its, folders) for name, its in how.items()}
+        return {name: score_one(its, folders) for name, its in how.items()}
     slots, replicas = slots_and_shares(len(how), spread.replicas)
 
-    def scored(name: str, progress: Progress) -> Comparison:
+    def score_share(name: str, progress: Progress) -> Comparison:
         its = replace(how[name], options={**how[name].options, "replicas": replicas})
-        return score(name, its, replace(folders, progress=progress))
+        return score_one(its, replace(folders, progress=progress))
 
-    rooms = [its.room(name) for name, its in how.items()]
+    rooms = [its.room() for its in how.values()]
     with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
-        found = score_together(list(how), scored, slots, folders.progress)
+        found = score_together(list(how), score_share, slots, folders.progress)
     return dict(zip(how, found, strict=True))
 
 
-def _side_by_side(baseline: str, its: Settings, candidate: str, how: Mapping[str, Settings]) -> bool:
+def _side_by_side(*sides: ModelSettings) -> bool:
     """Can both models run in this process, window by window?"""
-    sides = ((its, baseline), (how[candidate], candidate))
-    if any(side.spread is not None for side, _ in sides):
+    if any(side.spread is not None for side in sides):
         return False  # replicas read a baseline's states from a reference
-    return all(side.plugin(name).able().side_by_side for side, name in sides)
-
-
-def _own_settings(engine: str | None, options: EngineArguments | None) -> dict[str, Any]:
-    """What was given for the baseline alone."""
-    given = {"engine": engine, **(options or {})}
-    return {f"baseline_{name}": value for name, value in given.items() if value is not None}
-
-
-def _named_against_file(file: str, name: str, how: Settings, folders: Folders) -> Comparison:
-    with closing(how.hold(name)) as held:
-        return against_file(file, held, {}, folders)
-
-
-def _named(kept: str, question: dict[str, Any], name: str, how: Settings, folders: Folders) -> Comparison:
-    """A candidate by its name, scored now."""
-    stored = _question_of(runs.load(kept), question)
-    if stored.get("tokenizer") is not None and how.tokenizer is None:
-        how = replace(how, tokenizer=stored["tokenizer"])
-    with closing(how.hold(name)) as held:
-        return against_reference(kept, held, question, folders)
+    return all(side.plugin.able().side_by_side for side in sides)
 
 
 # ── a stored baseline ────────────────────────────────────────────────────────────────────────────────────────────────
-def against_reference(folder: str | Path, held: HeldModel, question: dict[str, Any], folders: Folders) -> Comparison:
-    """A model that is held against a reference: the reference brings its own question."""
-    require(held.plugin, "divergence", "be compared with a reference")
-    run_p, stored = runs.load(folder), Reference.open(folder)
-    kept = {name: value for name, value in _question_of(run_p, question).items() if name != "tokenizer"}
-    asked = held.ask({**kept, **question}, folders.progress)
-    _require_comparable(run_p, stored, asked)
-    noise = {name: run_p.manifest.get(name) for name in NOISE}
-    out, its_identity = folders.folder(held.subject.name), run_p.manifest["identity"]
-    with held.claimed(asked, out, fresh=folders.fresh, against=its_identity) as claim:
+@dataclass(frozen=True, slots=True)
+class StoredReference:
+    """A reference whose files were checked: its run, and its hidden states."""
+
+    run: Run
+    states: Reference
+
+    @staticmethod
+    def open(folder: str | Path) -> StoredReference:
+        return StoredReference(runs.load(folder), Reference.open(folder))
+
+    def question(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The question that it answers. The arguments that are given go before it, and must lead to the same plan."""
+        stored = self.run.manifest.get("question")
+        if stored is None and not given:
+            raise InputError(
+                f"the text of {self.run.path} was piped in and cannot be read again",
+                fix="give the same text with --corpus",
+            )
+        return dict(stored or {})
+
+
+def against_reference(
+    stored: StoredReference, model: LazyModel, question: Mapping[str, Any], folders: Folders
+) -> Comparison:
+    """A model against a reference, which brings its own question."""
+    require(model.plugin, "divergence", "be compared with a reference")
+    kept = {name: value for name, value in stored.question(question).items() if name != "tokenizer"}
+    asked = model.ask({**kept, **question}, folders.progress)
+    _require_comparable(stored, asked)
+    noise = {name: stored.run.manifest.get(name) for name in NOISE}
+    out, its_identity = folders.folder(model.subject.name), stored.run.manifest["identity"]
+    with model.claimed(asked, out, fresh=folders.fresh, against=its_identity) as claim:
         run_q = claim.finished
         if run_q is None:
-            worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
-            with UnfinishedRun(asked, worker, claim, folders.progress, with_kl=True) as run:
-                run.score(Want(against=StoredBaseline(stored, asked.plan)))
-                run_q = run.save(run.manifest() | compared_with(run_p, noise))
-            run_q = run_q if held.is_kept(out) else in_memory(run_q)
-    return as_comparison(short(held.subject.name), run_p, run_q, run_q.kl)
+            engine, baseline = model.engine_for(asked, folders.progress), StoredBaseline(stored.states, asked.plan)
+            with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True) as run:
+                run.score(Want(against=baseline))
+                run_q = run.save(run.manifest() | compared_with(stored.run, noise))
+            run_q = model.outliving(run_q, out)
+    return as_comparison(short(model.subject.name), stored.run, run_q, run_q.kl)
 
 
-def _question_of(run: Run, given: dict[str, Any]) -> dict[str, Any]:
-    """The question of a stored baseline; what is given goes before it, and must lead to the same plan."""
-    stored = run.manifest.get("question")
-    if stored is None and not given:
-        raise InputError(
-            f"the text of {run.path} was piped in and cannot be read again", fix="give the same text with --corpus"
-        )
-    return dict(stored or {})
-
-
-def _require_comparable(run_p: Run, stored: Reference, asked: Question) -> None:
-    vocabulary = asked.subject.vocabulary
+def _require_comparable(stored: StoredReference, asked: Question) -> None:
+    vocabulary, facts = asked.subject.vocabulary, stored.run.facts
     require_comparable(
-        stored.manifest,
+        stored.states.manifest,
         plan_digest=asked.plan.digest,
         tokenizer=asked.tokens.tokenizer.fingerprint,
-        vocabulary=stored.vocabulary if vocabulary is None else vocabulary,
+        vocabulary=stored.states.vocabulary if vocabulary is None else vocabulary,
         method=asked.plan.method,
         method_settings=dict(asked.plan.settings),
         corpus_sha256=asked.corpus.sha256,
         where=lambda: first_difference(
-            run_p.facts.token, run_p.facts.id, int(run_p.manifest["tokens"]), asked.tokens, asked.documents
+            facts.token, facts.id, int(stored.run.manifest["tokens"]), asked.tokens, asked.documents
         ),
     )
 
 
 # ── two models side by side ──────────────────────────────────────────────────────────────────────────────────────────
-def lockstep(held_p: HeldModel, held_q: HeldModel, question: dict[str, Any], folders: Folders) -> Comparison:
-    """Two models that are held, side by side."""
-    require(held_p.plugin, "hidden_states", "be the baseline of a comparison")
-    require(held_q.plugin, "divergence", "be compared")
-    for held in (held_p, held_q):
-        require_alone(held.spread)
-        require(held.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
-    first = held_p.ask(question, folders.progress)
-    known, ids = _outline(first), first.tokens.ids
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of two models that are scored side by side."""
+
+    model: LazyModel
+    asked: Question
+    claim: runs.Claim
+
+
+def lockstep(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Comparison:
+    """Two models side by side, window by window."""
+    require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
+    require(candidate.plugin, "divergence", "be compared")
+    for model in (baseline, candidate):
+        require_alone(model.spread)
+        require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
+    first = baseline.ask(question, folders.progress)
+    known, ids = _comparable_facts(first), first.tokens.ids
     del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
-    asked = held_q.ask(question, folders.progress)
+    asked = candidate.ask(question, folders.progress)
     _require_same_question(known, asked, ids)
     del ids
-    asked_p = replace(asked, subject=held_p.subject)
-    identity_p = held_p.identity(asked_p)
-    with ExitStack() as opened:
+    asked_p = replace(asked, subject=baseline.subject)
+    own, against = folders.folder(candidate.subject.name), baseline.identity(asked_p)
+    with (
         # baseline first, everywhere: two processes that wait for each other would wait forever
-        claim_p = opened.enter_context(held_p.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh))
-        own = folders.folder(held_q.subject.name)
-        claim_q = opened.enter_context(held_q.claimed(asked, own, fresh=folders.fresh, against=identity_p))
+        baseline.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh) as claim_p,
+        candidate.claimed(asked, own, fresh=folders.fresh, against=against) as claim_q,
+    ):
         run_p, run_q = claim_p.finished, claim_q.finished
-        if run_p is None or run_q is None:
-            worker_p = held_p.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
-            if run_q is not None:
-                run_p = score_run(asked_p, worker_p, claim_p, folders.progress)
-            else:
-                sides = _Sides(asked_p, asked, worker_p, held_q, claim_p, claim_q)
-                run_p, run_q = _score_both(sides, folders.progress)
-        if not held_p.is_kept(folders.out):
-            run_p = in_memory(run_p)
-        if not held_q.is_kept(folders.out):
-            run_q = in_memory(run_q)
-    return as_comparison(short(held_q.subject.name), run_p, run_q, run_q.kl)
+        if run_q is None:
+            sides = _Side(baseline, asked_p, claim_p), _Side(candidate, asked, claim_q)
+            run_p, run_q = _score_both(*sides, folders.progress)
+        elif run_p is None:
+            engine = baseline.engine_for(asked_p, folders.progress)
+            run_p = score_run(asked_p, engine, claim_p, folders.progress)
+        run_p, run_q = baseline.outliving(run_p, folders.out), candidate.outliving(run_q, folders.out)
+    return as_comparison(short(candidate.subject.name), run_p, run_q, run_q.kl)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """A baseline that is open, and a candidate that will be: their questions and folders."""
-
-    asked_p: Question
-    asked_q: Question
-    worker_p: Engine
-    held_q: HeldModel
-    claim_p: runs.Claim
-    claim_q: runs.Claim
-
-
-def _score_both(sides: _Sides, progress: Progress | None) -> tuple[Run, Run]:
+def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run]:
     """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
-    claim_p, worker_p, plan = sides.claim_p, sides.worker_p, sides.asked_q.plan
+    engine_p, plan, run_p = p.model.engine_for(p.asked, progress), q.asked.plan, p.claim.finished
     unfinished: UnfinishedRun | None = None
 
-    def found(index: int, answers: Answers, seconds: float) -> None:
+    def keep_answers(index: int, answers: Answers, seconds: float) -> None:
         if unfinished is not None and not unfinished.journal.done[index]:
             check_answers(unfinished.journal.schema, plan, [(index, answers)])
             unfinished.keep(index, answers, seconds)
 
-    check_fits(plan, worker_p.facts.vocabulary, worker_p.facts.context_length)
-    live = LiveBaseline(worker_p, plan, found)
-    worker_q = sides.held_q.engine(Work(longest=int(plan.lengths.max())), progress)
+    check_fits(plan, engine_p.facts.vocabulary, engine_p.facts.context_length)
+    live = LiveBaseline(engine_p, plan, keep_answers)
+    engine_q = q.model.engine_for(q.asked, progress)
     with ExitStack() as opened:
-        if claim_p.finished is None:
-            unfinished = opened.enter_context(UnfinishedRun(sides.asked_p, worker_p, claim_p, progress))
-        candidate = UnfinishedRun(sides.asked_q, worker_q, sides.claim_q, progress, with_kl=True)
-        opened.enter_context(candidate)
-        live.want(worker_q.computes(plan, candidate.journal.done))
+        if run_p is None:
+            unfinished = opened.enter_context(UnfinishedRun(p.asked, engine_p, p.claim, progress))
+        candidate = opened.enter_context(UnfinishedRun(q.asked, engine_q, q.claim, progress, with_kl=True))
+        live.want(engine_q.computes(plan, candidate.journal.done))
         candidate.score(Want(against=live))
         manifest = candidate.manifest()
-        if unfinished is None:
-            assert claim_p.finished is not None, "the baseline is scored now, or was before"
-            run_p = claim_p.finished
-        else:
-            unfinished.score()  # what its journal lacks, after a resumed comparison
+        if unfinished is not None:
+            unfinished.score()  # windows that its journal lacks, after a resumed comparison
             run_p = unfinished.save(unfinished.manifest())
-            claim_p.release()  # others may compare with the same baseline meanwhile
-        noise = noise_facts(noise_floor(worker_p, plan))
+            p.claim.release()  # others may compare with the same baseline meanwhile
+        assert run_p is not None, "the baseline is scored now, or was before"
+        noise = noise_facts(noise_floor(engine_p, plan))
         return run_p, candidate.save(manifest | compared_with(run_p, noise))
 
 
-def _outline(asked: Question) -> Outline:
-    return Outline(
+def _comparable_facts(asked: Question) -> ComparableFacts:
+    return ComparableFacts(
         tokenizer=asked.tokens.tokenizer.fingerprint,
         vocabulary=asked.subject.vocabulary,
         plan_digest=asked.plan.digest,
@@ -289,13 +293,13 @@ def _outline(asked: Question) -> Outline:
     )
 
 
-def _require_same_question(baseline: Outline, asked: Question, ids: Ids) -> None:
+def _require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids) -> None:
     """Refuse what cannot be compared, with the reason and what would make it comparable. ``ids`` are the baseline's."""
 
     def where() -> str | None:
         return first_difference(np.arange(len(ids)), ids, len(ids), asked.tokens, asked.documents)
 
-    found = difference(baseline, _outline(asked), where)
+    found = difference(baseline, _comparable_facts(asked), where)
     if found is None:
         return
     fixes = {
@@ -308,22 +312,28 @@ def _require_same_question(baseline: Outline, asked: Question, ids: Ids) -> None
 
 
 # ── two finished runs ────────────────────────────────────────────────────────────────────────────────────────────────
-def of_runs(baseline: str, candidate: str) -> Comparison:
-    """Two finished runs of one plan. Their divergence is known only if the one was scored against the other."""
-    if not runs.is_run(candidate):
-        raise InputError(
-            f"{baseline} is a run without hidden states, so {candidate} cannot be scored against it",
-            fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
-        )
-    run_p, run_q = runs.load(baseline), runs.load(candidate)
-    if run_p.plan_digest != run_q.plan_digest:
-        what = [n for n in ("tokenizer", "corpus_sha256", "method") if run_p.manifest[n] != run_q.manifest[n]]
-        raise RunError(
-            f"{baseline} and {candidate} scored different plans (different {', '.join(what) or 'windows'})",
-            fix="score both on the same text with the same method",
-        )
-    kl, missing = divergence_between(run_p, run_q)
-    return as_comparison(short(candidate), run_p, run_q, kl, missing)
+def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) -> list[Comparison]:
+    """Finished runs of one plan. Their divergence is known only if the candidate was scored against the baseline.
+
+    ``run_p`` is the baseline if it is loaded already.
+    """
+    found: list[Comparison] = []
+    for candidate in candidates:
+        if not runs.is_run(candidate):
+            raise InputError(
+                f"{baseline} is a run without hidden states, so {candidate} cannot be scored against it",
+                fix=f"score it first: scoremode ppl {candidate} --out DIR, or make a reference of the baseline",
+            )
+        run_p, run_q = run_p or runs.load(baseline), runs.load(candidate)
+        if run_p.plan_digest != run_q.plan_digest:
+            what = [n for n in ("tokenizer", "corpus_sha256", "method") if run_p.manifest[n] != run_q.manifest[n]]
+            raise RunError(
+                f"{baseline} and {candidate} scored different plans (different {', '.join(what) or 'windows'})",
+                fix="score both on the same text with the same method",
+            )
+        kl, missing = divergence_between(run_p, run_q)
+        found.append(as_comparison(short(candidate), run_p, run_q, kl, missing))
+    return found
 
 
 def divergence_between(baseline: Run, candidate: Run) -> tuple[Floats | None, str | None]:

@@ -1,4 +1,4 @@
-"""Is everything here as it should be? Versions, devices, the plugin, and a self-test of what gives the numbers.
+"""``scoremode doctor`` and ``scoremode engines``: versions, devices, engines, and a self-test of the numbers.
 
 The self-test makes a small seeded model in a temporary folder and lets every engine score it. The judge is the same
 model in Transformers, in float64 on the CPU, read by the definition of a score.
@@ -14,17 +14,17 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from scoremode import __version__
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, find_engine, known_engines, open_engine, read_options, registry
 from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
-from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL
+from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SMALL_VOCABULARY, make_small_llama
 from scoremode.models.facts import inspect
 from scoremode.models.subject import Subject
 from scoremode.plan.windows import Answers, Window, WindowList
@@ -32,9 +32,9 @@ from scoremode.store.cache import cache_folder
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.manifest import processor_name
+from scoremode.verbs.question import installed_versions
 
 PACKAGES = ("triton", "numpy")  # in addition to those of the engines
-VOCABULARY = 1003  # not a multiple of anything: a kernel that pads it must give the padding no probability
 LENGTHS = (96, 33, 7)
 HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
 ALLOWED = {"float32": 2e-3, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
@@ -60,11 +60,12 @@ def examine(engine: str | None = None) -> dict[str, Any]:
         raise ModelError(f"the {engine} engine cannot run here", fix=problem)
     if engine is not None and find_engine(engine).addresses:
         raise OptionError(f"the {find_engine(engine).name} engine is tested when it is used", fix=USE_IT)
-    names = [engine] if engine else usable_engines()
-    checks = self_tests(names)
+    usable = [name for name, plugin in known_engines().items() if plugin.problem() is None]
+    checks = self_tests([engine] if engine else usable)
     tested = {check.name.removeprefix("engine ") for check in checks}
     if engine is not None and engine not in tested:
         raise OptionError(f"there is no self-test of the {engine} engine", fix=USE_IT)
+    others = {name: plugin.problem() or USE_IT for name, plugin in known_engines().items() if name not in tested}
     return {
         "versions": versions(),
         "devices": devices(),
@@ -73,7 +74,7 @@ def examine(engine: str | None = None) -> dict[str, Any]:
         "embedded_model": embedded_facts(),
         "head_kernels": head_kernels(),
         "self_tests": [asdict(check) for check in checks],
-        "not_tested": {} if engine else not_tested(tested),
+        "not_tested": {} if engine else others,
         "good": all(check.good for check in checks),
     }
 
@@ -88,26 +89,36 @@ def require_good(found: dict[str, Any]) -> None:
             )
 
 
-def usable_engines() -> list[str]:
-    return [name for name, plugin in known_engines().items() if plugin.problem() is None]
+def list_engines() -> list[dict[str, Any]]:
+    """Every engine with its capabilities and options; plug-ins that cannot be used, with what is wrong.
 
-
-def not_tested(tested: set[str]) -> dict[str, str]:
-    """The engines without a self-test here, and why."""
-    others = {name: plugin for name, plugin in known_engines().items() if name not in tested}
-    return {name: plugin.problem() or USE_IT for name, plugin in others.items()}
+    >>> [engine["name"] for engine in list_engines() if engine["default"]]
+    ['transformers']
+    """
+    found = [
+        {
+            "name": name,
+            "summary": plugin.summary,
+            "default": plugin.is_default,
+            "problem": plugin.problem(),
+            "package": type(plugin).__module__.split(".")[0],
+            "capabilities": msgspec.to_builtins(plugin.capabilities),
+            "options": [option.flag for option in plugin.options.known().values()],
+        }
+        for name, plugin in known_engines().items()
+    ]
+    refused = [
+        {"name": r.name, "summary": None, "default": False, "problem": r.problem, "package": r.package}
+        for r in registry().refused
+    ]
+    return found + refused
 
 
 # ── facts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def versions() -> dict[str, str]:
-    found = {"scoremode": __version__, "python": platform.python_version()}
     of_engines = [package for plugin in known_engines().values() for package in plugin.packages]
-    for package in dict.fromkeys([*of_engines, *PACKAGES]):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {"scoremode": __version__, "python": platform.python_version()}
+    return {**found, **installed_versions([*of_engines, *PACKAGES])}
 
 
 def devices() -> list[dict[str, Any]]:
@@ -167,7 +178,12 @@ def head_kernels() -> dict[str, str]:
 # ── self-tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def self_tests(engines: Iterable[str]) -> list[Check]:
     """The head on every kind of device that is here, then each engine on a small model."""
-    checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in _heads().items()]
+    import torch
+
+    heads = {"cpu": ("cpu", "float32")}
+    if torch.cuda.is_available():
+        heads |= {"cuda": ("cuda", "bfloat16"), "cuda in float32": ("cuda", "float32")}
+    checks = [_timed(f"head on {name}", 1e-4, partial(_head_error, *how)) for name, how in heads.items()]
     with tempfile.TemporaryDirectory(prefix="scoremode-doctor-") as temporary:
         for engine in engines:
             plugin, folder = find_engine(engine), Path(temporary) / "llama"
@@ -183,16 +199,6 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
                 allowed = ALLOWED[plugin.self_test_options().get("dtype", "float32")]
                 checks.append(_timed(f"engine {engine}", allowed, partial(_engine_error, engine, folder, model)))
     return checks
-
-
-def _heads() -> dict[str, tuple[str, str]]:
-    """By name: the device, and the dtype of the weights."""
-    import torch
-
-    found = {"cpu": ("cpu", "float32")}
-    if torch.cuda.is_available():
-        found |= {"cuda": ("cuda", "bfloat16"), "cuda in float32": ("cuda", "float32")}
-    return found
 
 
 def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> Check:
@@ -242,7 +248,7 @@ def _table_error() -> tuple[float, str]:
 def _engine_error(engine: str, folder: Path, model: str) -> tuple[float, str]:
     """Every number of an engine against the judge, who reads the checkpoint that ``model`` was made of."""
     random = np.random.default_rng(0)
-    windows = tuple(_own(random.integers(3, VOCABULARY, length)) for length in LENGTHS)
+    windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
     plugin, facts = find_engine(engine), inspect(str(folder))
     subject = Subject(
         model,
@@ -287,33 +293,3 @@ def _own(ids: Any) -> Window:
     """Every token but the first, from the row before it."""
     tokens: Ids = np.asarray(ids, np.int32)
     return Window(ids=tokens, rows=np.arange(len(tokens) - 1, dtype=np.int32), targets=tokens[1:, None])
-
-
-def make_small_llama(folder: Path) -> Path:
-    """A seeded Llama with 4 heads of 64 and peaked predictions. Its weights are the same in bfloat16."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).float()
-    random = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(0.0, 0.25 if "lm_head" in name else 0.08, generator=random)
-                parameter.copy_(parameter.bfloat16())
-    model.save_pretrained(folder)
-    return folder

@@ -28,7 +28,7 @@ from scoremode.store.outputs import Output, beginning_of, check_output
 from scoremode.store.reference import Reference
 from scoremode.store.run import Run
 from scoremode.values import Ids, Raw
-from scoremode.verbs.model import HeldModel, in_memory
+from scoremode.verbs.model import LazyModel, in_memory
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun
@@ -62,7 +62,7 @@ def with_method(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_kld(
-    held: HeldModel,
+    held: LazyModel,
     question: Mapping[str, Any],
     output: Output,
     *,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from scoremode.engines.base import Engine
 from scoremode.errors import EngineError
-from scoremode.plan.making import plan_of_pairs
+from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.windows import Answers
 from scoremode.values import Bools, Ids, Ints
 from scoremode.verbs.progress import Progress

@@ -1,4 +1,4 @@
-"""A model that is loaded once and asked often: what every verb works with."""
+"""A model that is loaded when it is needed, once, and asked often: what every verb works with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from scoremode.store import runs
 from scoremode.store.remote_runs import claimed_at
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
-from scoremode.verbs.question import LastTokens, Question, ask, identify
+from scoremode.verbs.question import LastTokens, Question, identify, prepare_question
 
 ONE_AT_A_TIME = threading.RLock()
 """Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
@@ -57,8 +57,8 @@ class GivenEngine(EnginePlugin):
         return self.engine
 
 
-class HeldModel:
-    """A model, the engine that was chosen for it, and its options. The engine opens with the first question."""
+class LazyModel:
+    """A model, the engine that was chosen for it, and its options. The engine opens when a question first needs it."""
 
     def __init__(
         self,
@@ -74,6 +74,45 @@ class HeldModel:
         self.many_questions = many_questions  # else the engine is opened for exactly one
         self._engine: Engine | None = None
         self._tokenized = LastTokens()  # another method on the same text need not cut it again
+
+    @classmethod
+    def named(
+        cls,
+        model: str,
+        engine: str | EnginePlugin | Engine | None = None,
+        options: Mapping[str, Any] | None = None,
+        tokenizer: str | None = None,
+        *,
+        many_questions: bool = False,
+    ) -> LazyModel:
+        """The model of that name with the engine for it; options and names that cannot work are refused at once.
+
+        ``engine`` is a name, an engine that was chosen already, or one that the caller has opened.
+        """
+        name = path_text("model", model)
+        tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
+        for given_name in (name, tokenizer):
+            if given_name is not None and may_be_stored(given_name):
+                raise ModelError(
+                    f"{shown(given_name)} is no finished run or reference, and models are not read from URIs",
+                    fix="give a folder of this machine, or a name on the hub",
+                )
+        given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
+        if isinstance(engine, Engine):
+            for option in given:
+                if option != "trust_remote_code":  # that one is for the tokenizer too
+                    raise OptionError(
+                        f"{option} does not apply to an engine that is already open",
+                        fix=f"give {option} where the engine is made",
+                    )
+            subject = registry.choose(name, None, given, tokenizer).subject
+            return cls(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)
+        spread, given = read_spread(given)
+        with ONE_AT_A_TIME:
+            plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
+            read = registry.read_options(plugin, given)
+            chosen = Chosen(plugin, read, plugin.subject(name, read, tokenizer))
+        return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
 
     @property
     def subject(self) -> Subject:
@@ -103,10 +142,11 @@ class HeldModel:
             return self.chosen.settings()
 
     def ask(self, question: Mapping[str, Any], progress: Progress | None = None) -> Question:
+        """Read the text of a question and plan its windows for this model."""
         announce(progress, "reading and tokenizing the text")
         given = {name: value for name, value in question.items() if value is not None}
         with ONE_AT_A_TIME:
-            return ask(self.subject, memory=self._tokenized if self.many_questions else None, **given)
+            return prepare_question(self.subject, memory=self._tokenized if self.many_questions else None, **given)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, work: Work, progress: Progress | None = None) -> Engine:
@@ -116,8 +156,7 @@ class HeldModel:
             context = self.subject.context_length
             doubled = 2 * open_for if context is None else min(2 * open_for, context)
             work = replace(work, longest=max(longest, doubled))
-            line = f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens"
-            print_line(line)
+            print_line(f"scoremode: {self.engine_name} starts again, for windows of up to {work.longest} tokens")
             self.close()
         if self._engine is None:
             if self.many_questions:  # more may come, and of other kinds
@@ -131,6 +170,10 @@ class HeldModel:
         if isinstance(self._engine, ReplicatedEngine):
             self._engine.crew.tell = getattr(progress, "detail", None)
         return self._engine
+
+    def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
+        """The open engine, ready for all windows of a question."""
+        return self.engine(Work(longest=int(asked.plan.lengths.max())), progress)
 
     @property
     def usual_length(self) -> int:
@@ -167,59 +210,26 @@ class HeldModel:
     ) -> Iterator[runs.Claim]:
         """The folder for a run: ``out``, else one in the cache; for a given engine, one that goes afterwards."""
         identity = self.identity(asked, **more)
-        if out is None and self.is_given:
-            with (
-                tempfile.TemporaryDirectory(prefix="scoremode-") as temporary,
-                runs.claimed(Path(temporary), identity) as claim,
-            ):
-                yield claim
-            return
-        folder = located(out) if out is not None else runs.default_folder(identity, kind)
-        if isinstance(folder, Place):
-            with claimed_at(folder, identity, fresh=fresh, kind=kind) as claim:
-                yield claim
-            return
-        with runs.claimed(folder, identity, fresh=fresh, waits=out is None) as claim:
-            yield claim
+        with ExitStack() as stack:
+            if out is None and self.is_given:
+                temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-"))
+                yield stack.enter_context(runs.claimed(Path(temporary), identity))
+                return
+            folder = located(out) if out is not None else runs.default_folder(identity, kind)
+            if isinstance(folder, Place):
+                yield stack.enter_context(claimed_at(folder, identity, fresh=fresh, kind=kind))
+            else:
+                yield stack.enter_context(runs.claimed(folder, identity, fresh=fresh, waits=out is None))
 
     def is_kept(self, out: str | Path | Place | None) -> bool:
         """Does a run of this model outlive the question?"""
         return out is not None or not self.is_given
 
+    def outliving(self, run: Run, out: str | Path | Place | None) -> Run:
+        """A run of this model that stays readable after its claim ends: read into memory if its folder goes away."""
+        return run if self.is_kept(out) else in_memory(run)
+
 
 def in_memory(run: Run) -> Run:
     """The run with all of its columns read, for a folder that goes away."""
     return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)  # replacing reads each column
-
-
-def hold(
-    model: str,
-    engine: str | Engine | None = None,
-    options: Mapping[str, Any] | None = None,
-    tokenizer: str | None = None,
-    *,
-    many_questions: bool = False,
-) -> HeldModel:
-    """The model of that name with the engine for it. Nothing is opened yet, and everything that can be is refused."""
-    name = path_text("model", model)
-    tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
-    for given_name in (name, tokenizer):
-        if given_name is not None and may_be_stored(given_name):
-            raise ModelError(
-                f"{shown(given_name)} is no finished run or reference, and models are not read from URIs",
-                fix="give a folder of this machine, or a name on the hub",
-            )
-    given = {key: value for key, value in (options or {}).items() if value is not None and value is not False}
-    if not isinstance(engine, Engine):
-        spread, given = read_spread(given)
-        with ONE_AT_A_TIME:
-            chosen = registry.choose(name, engine, given, tokenizer)
-        return HeldModel(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
-    for option in given:
-        if option != "trust_remote_code":  # that one is for the tokenizer too
-            raise OptionError(
-                f"{option} does not apply to an engine that is already open",
-                fix=f"give {option} where the engine is made",
-            )
-    subject = registry.choose(name, None, given, tokenizer).subject
-    return HeldModel(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)

@@ -13,14 +13,14 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from scoremode.engines.base import Engine, EngineFacts
-from scoremode.engines.plugin import Work
+from scoremode.engines.base import EngineFacts
 from scoremode.engines.registry import all_options
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.plan.plan import Plan
@@ -30,7 +30,7 @@ from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.run import all_metrics
 from scoremode.values import Floats
 from scoremode.verbs.arguments import AllArguments, spelled_out
-from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, library_versions, split_arguments
 from scoremode.verbs.scoring import check_fits, score_plan
@@ -55,7 +55,13 @@ class Drift:
     sequence_max: float
 
     def as_json(self, prefix: str) -> dict[str, float | None]:
-        return {_key(prefix, name): finite_or_none(value) for name, value in asdict(self).items()}
+        """``drift_max`` of a target, ``sequence_drift_max`` of a sequence."""
+        found = {}
+        for name, value in asdict(self).items():
+            of_sequence = name.startswith("sequence_")
+            key = f"sequence_{prefix}_{name.removeprefix('sequence_')}" if of_sequence else f"{prefix}_{name}"
+            found[key] = finite_or_none(value)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +89,29 @@ class Noise:
 
     def as_json(self) -> list[dict[str, Any]]:
         """One object per setting, in nats per target (per sequence if the name says so); what is not finite is None."""
-        shared = {
-            "model": self.model,
-            "corpus": self.corpus,
-            "plan_digest": self.plan.digest,
-            "targets": self.plan.targets,
-            "sequences": self.sequences,
-            "repeat": self.repeat,
-        }
-        return [{**self._described(s), **shared, "reference": s is self.settings[0]} for s in self.settings]
-
-    def _described(self, s: SettingNoise) -> dict[str, Any]:
-        return {
-            "settings": {name.replace("_", "-"): value for name, value in s.settings.items()},
-            **s.drift.as_json("drift"),
-            "perplexity": finite_or_none(s.perplexity),
-            "perplexity_ratio": finite_or_none(s.perplexity_ratio),
-            **(s.repeats.as_json("repeat_drift") if s.repeats else {}),
-            "engine": s.facts.engine,
-            "dtype": s.facts.dtype,
-            "device": s.facts.device,
-            "head": s.facts.head,
-            "engine_settings": s.facts.settings,
-            "versions": {**library_versions(s.facts.engine), **s.facts.versions},
-        }
-
-
-def _key(prefix: str, name: str) -> str:
-    """``drift_max`` of a target, ``sequence_drift_max`` of a sequence."""
-    if name.startswith("sequence_"):
-        return f"sequence_{prefix}_{name.removeprefix('sequence_')}"
-    return f"{prefix}_{name}"
+        return [
+            {
+                "settings": {name.replace("_", "-"): value for name, value in s.settings.items()},
+                **s.drift.as_json("drift"),
+                "perplexity": finite_or_none(s.perplexity),
+                "perplexity_ratio": finite_or_none(s.perplexity_ratio),
+                **(s.repeats.as_json("repeat_drift") if s.repeats else {}),
+                "engine": s.facts.engine,
+                "dtype": s.facts.dtype,
+                "device": s.facts.device,
+                "head": s.facts.head,
+                "engine_settings": s.facts.settings,
+                "versions": {**library_versions(s.facts.engine), **s.facts.versions},
+                "model": self.model,
+                "corpus": self.corpus,
+                "plan_digest": self.plan.digest,
+                "targets": self.plan.targets,
+                "sequences": self.sequences,
+                "repeat": self.repeat,
+                "reference": s is self.settings[0],
+            }
+            for s in self.settings
+        ]
 
 
 @spelled_out(AllArguments)
@@ -137,31 +135,40 @@ def noise(
     0.0
     """
     question, options = split_arguments(arguments)
-    settings = combinations(vary or {})
-    _require_something_to_compare(vary or {}, repeat, engine, options)
-    prepared = [_prepare(model, setting, engine, options, tokenizer) for setting in settings]
-    asked = prepared[0].ask(question, progress)
+    models = prepare_settings(model, vary or {}, repeat, engine=engine, options=options, tokenizer=tokenizer)
+    asked = models[0][1].ask(question, progress)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
-    return noise_of(asked, settings, prepared, repeat, progress)
+    return noise_of(asked, models, repeat, progress)
 
 
 def noise_of(
     asked: Question,
-    settings: Sequence[Setting],
-    prepared: Sequence[HeldModel],
+    models: Sequence[tuple[Setting, LazyModel]],
     repeat: int,
     progress: Progress | None = None,
     *,
     keep_open: bool = False,
 ) -> Noise:
-    """One question under settings whose models are held; each is closed before the next is opened."""
-    parts = _Parts(progress, len(settings) * repeat)
+    """One question to a model under several settings; it is closed under each before it is opened under the next."""
+    all_passes = _AllPasses(progress, len(models) * repeat)
     found: list[SettingNoise] = []
-    reference: Scores | None = None
-    for setting, held in zip(settings, prepared, strict=True):
-        facts, passes = _score(asked, held, repeat, parts, keep_open=keep_open)
-        reference = passes[0] if reference is None else reference
-        found.append(_compare(asked, setting, facts, passes, reference))
+    reference: tuple[Floats, float] | None = None
+    for setting, model in models:
+        facts, passes = _score(asked, model, repeat, all_passes, keep_open=keep_open)
+        perplexity = all_metrics(asked.plan, asked.tokens, passes[0])["perplexity"].value
+        first = passes[0].logprob
+        expected, usual = reference = reference or (first, perplexity)
+        later = [drift(asked.plan, scores.logprob, first) for scores in passes[1:]]
+        found.append(
+            SettingNoise(
+                settings=setting,
+                facts=facts,
+                perplexity=perplexity,
+                perplexity_ratio=perplexity / usual if math.isfinite(usual) else math.nan,
+                drift=drift(asked.plan, first, expected),
+                repeats=_widest(later) if later else None,
+            )
+        )
     return Noise(asked.subject.name, asked.corpus.name, asked.plan, repeat, _sequences(asked.plan)[0], tuple(found))
 
 
@@ -174,39 +181,37 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
     """
     flag, equals, values = text.partition("=")
     name = known_name(flag)
+    kind = "str" if name == "engine" else all_options()[name][1].kind
     given = [value.strip() for value in values.split(",")]
     if not equals or not all(given):
-        example = "1,2" if _kind(name) == "int" else "A,B"
-        raise OptionError(f"--vary {text} lacks a value", fix=f"give --vary {_flag(name)}={example}")
-    return name, [_typed(name, value) for value in given]
-
-
-def may_vary() -> list[str]:
-    """What can be varied: the engine, and options that are worth comparing."""
-    return ["engine", *(name for name, (_, option) in all_options().items() if option.details.may_vary)]
+        raise OptionError(
+            f"--vary {text} lacks a value", fix=f"give --vary {_flag(name)}={'1,2' if kind == 'int' else 'A,B'}"
+        )
+    readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": lambda v: BOOLEANS[v.lower()]}
+    typed = []
+    for value in given:
+        try:
+            typed.append(readers.get(kind, str)(value))
+        except (ValueError, KeyError):
+            wanted = {"int": "a whole number", "float": "a number", "bool": "true or false"}[kind]
+            raise OptionError(f"--vary {_flag(name)}={value} is not {wanted}", fix="give another") from None
+    return name, typed
 
 
 def known_name(flag: str) -> str:
-    """A name to vary, as the engines' options have it; an error for anything else."""
+    """The engine, or an option that is worth comparing, as the engines call it; an error for anything else."""
     name = flag.strip().removeprefix("--").replace("-", "_")
-    fixed = {name: option.flag for name, (_, option) in all_options().items() if not option.details.may_vary}
-    of_flags = {flag.removeprefix("--").replace("-", "_"): flag for flag in fixed.values()}
-    if name in fixed or name in of_flags:
-        given = fixed.get(name) or of_flags[name]
-        raise OptionError(
-            f"--vary {_flag(name)} is not a setting to compare", fix=f"give {given} once: it applies to all"
-        )
-    if name not in may_vary():
-        raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary())))
+    may_vary = ["engine"]
+    for option_name, (_, option) in all_options().items():
+        if option.details.may_vary:
+            may_vary.append(option_name)
+        elif name in (option_name, option.flag.removeprefix("--").replace("-", "_")):
+            raise OptionError(
+                f"--vary {_flag(name)} is not a setting to compare", fix=f"give {option.flag} once: it applies to all"
+            )
+    if name not in may_vary:
+        raise OptionError(f"--vary does not know '{flag}'", fix=did_you_mean(_flag(name), map(_flag, may_vary)))
     return name
-
-
-def _kind(name: str) -> str:
-    return "str" if name == "engine" else all_options()[name][1].kind
-
-
-def _choices(name: str) -> tuple[str, ...] | None:
-    return None if name == "engine" else all_options()[name][1].details.choices
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
@@ -214,6 +219,7 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
     named: dict[str, list[Any]] = {}
     for flag, values in vary.items():
         name, listed = known_name(flag), [values] if isinstance(values, str) else list(values)
+        choices = None if name == "engine" else all_options()[name][1].details.choices
         if name in named:
             raise OptionError(f"--vary {_flag(name)} is given twice", fix=f"put all its values in one --vary {flag}=…")
         if not listed:
@@ -221,67 +227,46 @@ def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
         if len(set(listed)) < len(listed):
             raise OptionError(f"--vary {_flag(name)} has a value twice", fix="--repeat N scores one setting N times")
         for value in listed:
-            if (choices := _choices(name)) is not None and value not in choices:
+            if choices is not None and value not in choices:
                 raise OptionError(f"--vary {_flag(name)}={value} is not known", fix=did_you_mean(value, choices))
         named[name] = listed
     return [dict(zip(named, chosen, strict=True)) for chosen in itertools.product(*named.values())]
-
-
-def _typed(name: str, value: str) -> Any:
-    readers: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
-    try:
-        return readers.get(_kind(name), str)(value)
-    except (ValueError, KeyError):
-        kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-        raise OptionError(f"--vary {_flag(name)}={value} is not {kinds[_kind(name)]}", fix="give another") from None
-
-
-def _boolean(value: str) -> bool:
-    return BOOLEANS[value.lower()]
 
 
 def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _require_something_to_compare(
-    vary: Mapping[str, Sequence[Any]], repeat: int, engine: str | None, options: Mapping[str, Any]
-) -> None:
+def prepare_settings(
+    model: str,
+    vary: Mapping[str, Sequence[Any]],
+    repeat: int,
+    *,
+    engine: str | None,
+    options: Mapping[str, Any],
+    tokenizer: str | None,
+) -> list[tuple[Setting, LazyModel]]:
+    """The model under each setting. Everything that an engine would refuse is refused here, before any is opened."""
+    settings = combinations(vary)
     if repeat < 1:
         raise OptionError(f"--repeat {repeat} scores nothing", fix="give --repeat 2")
     if repeat == 1 and all(len(values) == 1 for values in vary.values()):
         raise OptionError("there is nothing to compare", fix="give --vary dtype=float32,bfloat16, or --repeat 2")
-    fixed = {name for name, value in options.items() if value is not None and value is not False} | (
-        {"engine"} if engine else set()
-    )
-    for flag in vary:
-        name = known_name(flag)
+    fixed = {name for name, value in {"engine": engine, **options}.items() if value is not None and value is not False}
+    for name in settings[0]:
         if name in fixed:
             raise OptionError(f"--{_flag(name)} is given and varied", fix=f"leave --{_flag(name)} out")
-
-
-def prepare_settings(
-    held: HeldModel, vary: Mapping[str, Sequence[Any]], settings: Sequence[Setting], repeat: int, tokenizer: str | None
-) -> list[HeldModel]:
-    """The model of a session under each setting, in addition to its own options."""
-    options = {**held.chosen.options.given(), **(held.spread.given() if held.spread else {})}
-    _require_something_to_compare(vary, repeat, None, options)
-    engine = None if "engine" in vary else held.plugin.called
-    return [_prepare(held.subject.name, setting, engine, options, tokenizer) for setting in settings]
-
-
-def _prepare(
-    model: str, setting: Setting, engine: str | None, options: Mapping[str, Any], tokenizer: str | None
-) -> HeldModel:
-    """The model under one setting; what its engine would refuse is refused here, before any is opened."""
-    given = {**options, **{key: value for key, value in setting.items() if key != "engine"}}
-    held = hold(model, setting.get("engine", engine), given, tokenizer)
-    held.settings()
-    return held
+    found = []
+    for setting in settings:
+        own = {**options, **{name: value for name, value in setting.items() if name != "engine"}}
+        lazy = LazyModel.named(model, setting.get("engine", engine), own, tokenizer)
+        lazy.settings()
+        found.append((setting, lazy))
+    return found
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-class _Parts:
+class _AllPasses:
     """One progress over many passes of equal length."""
 
     def __init__(self, progress: Progress | None, passes: int) -> None:
@@ -293,59 +278,32 @@ class _Parts:
 
 
 def _score(
-    asked: Question, held: HeldModel, repeat: int, parts: _Parts, *, keep_open: bool
+    asked: Question, model: LazyModel, repeat: int, all_passes: _AllPasses, *, keep_open: bool
 ) -> tuple[EngineFacts, list[Scores]]:
-    """Every pass of one setting on one engine; the engine is gone when this returns, unless it is to be kept open."""
+    """Every pass of one setting on one engine, which is closed afterwards unless it is to be kept open."""
+    plan, passes = asked.plan, []
     try:
-        worker = held.engine(Work(longest=int(asked.plan.lengths.max())), parts.progress)
-        check_fits(asked.plan, worker.facts.vocabulary, worker.facts.context_length)
-        passes = []
+        engine = model.engine_for(asked, all_passes.progress)
+        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
         for _ in range(repeat):
-            passes.append(_once(asked.plan, worker, parts))
-            parts.finished += 1
-        return worker.facts, passes
+            with (
+                tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder,
+                closing(Journal(Path(folder) / "journal", {}, plan, engine.facts.schema)) as journal,
+            ):
+                score_plan(plan, engine, journal, all_passes)
+                passes.append(journal.rows(0, plan.targets))
+            all_passes.finished += 1
+        return engine.facts, passes
     finally:
         if not keep_open:
-            held.close()
-            worker = None  # type: ignore[assignment]
-            _give_memory_back()
-
-
-def _once(plan: Plan, worker: Engine, parts: _Parts) -> Scores:
-    with tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder:
-        journal = Journal(Path(folder) / "journal", {}, plan, worker.facts.schema)
-        try:
-            score_plan(plan, worker, journal, parts)
-            return journal.rows(0, plan.targets)
-        finally:
-            journal.close()
-
-
-def _give_memory_back() -> None:
-    """The next engine may live in other processes and must find the device empty."""
-    gc.collect()
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+            model.close()
+            engine = None  # type: ignore[assignment]
+            gc.collect()  # the next engine may live in other processes and must find the device empty
+            if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
 
 
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _compare(
-    asked: Question, setting: Setting, facts: EngineFacts, passes: list[Scores], reference: Scores
-) -> SettingNoise:
-    perplexity, of_reference = (
-        all_metrics(asked.plan, asked.tokens, scores)["perplexity"].value for scores in (passes[0], reference)
-    )
-    later = [drift(asked.plan, scores.logprob, passes[0].logprob) for scores in passes[1:]]
-    return SettingNoise(
-        settings=setting,
-        facts=facts,
-        perplexity=perplexity,
-        perplexity_ratio=perplexity / of_reference if math.isfinite(of_reference) else math.nan,
-        drift=drift(asked.plan, passes[0].logprob, reference.logprob),
-        repeats=_widest(later) if later else None,
-    )
-
-
 def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
     """How far one pass over a plan lies from another."""
     with np.errstate(invalid="ignore"):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, Unpack
 
-from scoremode.engines.options import Options
-from scoremode.plan.plan import Plan
 from scoremode.store.reference import estimate_bytes
 from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import BLOCK
 from scoremode.verbs.arguments import AllArguments, spelled_out
-from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import check_fits
@@ -32,20 +32,17 @@ def plan(
     >>> sm.plan("table:uniform", text="any text")["targets"]
     7
     """
-    question, options = split_arguments(arguments)
-    held = hold(model, engine, options, tokenizer)
-    held.settings()  # refuses options that cannot work
-    return plan_of(held, question, progress)
-
-
-def plan_of(held: HeldModel, question: dict[str, Any], progress: Progress | None = None) -> dict[str, Any]:
-    """What a question to a model would take."""
-    asked, options = held.ask(question, progress), held.chosen.options
+    question, given = split_arguments(arguments)
+    lazy = LazyModel.named(model, engine, given, tokenizer)
+    lazy.settings()  # refuses options that cannot work
+    asked, options = lazy.ask(question, progress), lazy.chosen.options.given()
     made = asked.plan
     check_fits(made, asked.subject.vocabulary, asked.subject.context_length)
+    names = ("feeds_from", "feeds_to", "lead", "scores_from", "scores_to")
+    edges = zip(made.start, made.stop, made.lead, made.first, made.last, strict=True)
     return {
         "model": asked.subject.name,
-        "engine": held.engine_name,
+        "engine": lazy.engine_name,
         "method": made.method,
         "method_settings": dict(made.settings),
         "corpus": asked.corpus.name,
@@ -61,49 +58,34 @@ def plan_of(held: HeldModel, question: dict[str, Any], progress: Progress | None
         "plan_digest": made.digest,
         "tokenizer": asdict(asked.tokens.tokenizer),
         "memory": memory_estimate(asked, options),
-        "reference": reference_estimate(asked, options) if held.plugin.able().hidden_states else None,
-        "first_windows": [_drawn(made, w) for w in range(min(3, len(made)))],
+        "reference": reference_estimate(asked, options) if lazy.plugin.able().hidden_states else None,
+        "first_windows": [dict(zip(names, map(int, window), strict=True)) for window in islice(edges, 3)],
     }
 
 
-def _drawn(made: Plan, w: int) -> dict[str, int]:
-    return {
-        "feeds_from": int(made.start[w]),
-        "feeds_to": int(made.stop[w]),
-        "lead": int(made.lead[w]),
-        "scores_from": int(made.first[w]),
-        "scores_to": int(made.last[w]),
-    }
-
-
-def reference_estimate(asked: Question, options: Options) -> dict[str, int] | None:
+def reference_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str, int] | None:
     """Bytes that ``scoremode reference`` would keep on disk, and what logits in float16 would take instead."""
     subject = asked.subject
     if not subject.hidden_size or not subject.vocabulary:
         return None
-    wanted = _given(options, "dtype")
-    on_cpu = wanted is None and (_given(options, "device") or "cpu") == "cpu"
+    wanted = options.get("dtype")
+    on_cpu = wanted is None and (options.get("device") or "cpu") == "cpu"
     dtype = wanted if wanted not in (None, "auto") else subject.dtype or "float32"
     kept = "float32" if on_cpu or dtype not in RAW_DTYPES else str(dtype)
     return estimate_bytes(asked.plan.targets, subject.hidden_size, kept, subject.vocabulary)
 
 
-def memory_estimate(asked: Question, options: Options) -> dict[str, int]:
+def memory_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str, int]:
     """Bytes, roughly: weights as stored, the states of a batch, the logits alive at once, and scores."""
     from scoremode.head.budget import default_budget
 
     subject, longest = asked.subject, int(asked.plan.lengths.max())
-    batch = max(longest, _given(options, "batch_tokens") or 512)
+    batch = max(longest, options.get("batch_tokens") or 512)
     vocabulary = subject.vocabulary or 0
     return {
         "weights": subject.weight_bytes or 0,
         "activations": batch * (subject.hidden_size or 0) * 4 * 12,  # a layer's states and its MLP's, about
-        "logits": min(default_budget(_given(options, "device") or "cpu"), longest * vocabulary * 4),
+        "logits": min(default_budget(options.get("device") or "cpu"), longest * vocabulary * 4),
         "logits_if_whole": longest * vocabulary * 4,
         "scores": min(asked.plan.targets, BLOCK) * 36,  # the rest lies on disk
     }
-
-
-def _given(options: Options, name: str) -> Any:
-    """An option where the engine has it and it was chosen; else None."""
-    return options.given().get(name)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.engines.base import Engine
-from scoremode.engines.plugin import Work
 from scoremode.places.uri import Place
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import AllArguments, spelled_out
-from scoremode.verbs.model import HeldModel, hold, in_memory
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import Question, split_arguments
+from scoremode.verbs.question import split_arguments
 from scoremode.verbs.scoring import score_run
 
 
@@ -41,33 +41,27 @@ def ppl(
     256 ± ?
     """
     question, options = split_arguments(arguments)
-    with closing(hold(model, engine, options, tokenizer)) as held:
-        return ppl_of(held, question, out=out, fresh=fresh, progress=progress)
+    with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
+        return ppl_of(lazy, question, out=out, fresh=fresh, progress=progress)
 
 
 def ppl_of(
-    held: HeldModel,
-    question: dict[str, Any],
+    model: LazyModel,
+    question: Mapping[str, Any],
     *,
     out: str | Path | Place | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """The run of a question to a model that is held: read from its folder, or scored."""
-    asked = held.ask(question, progress)
-    with held.claimed(asked, out, fresh=fresh) as claim:
-        if claim.finished is not None and not held.is_given:
-            return _under_the_names_of(asked, claim.finished)
-        worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
-        run = score_run(asked, worker, claim, progress)
-        return run if held.is_kept(out) else in_memory(run)
+    """The run of a question to a model: read from its folder, or scored.
 
-
-def _under_the_names_of(asked: Question, found: Run) -> Run:
-    """A stored run under the names of this question: the same text, weights and windows may have had others."""
-    names = {
-        "corpus": asked.corpus.name,
-        "model": asked.subject.name,
-        "method_settings": dict(asked.plan.settings),
-    }
-    return replace(found, manifest={**found.manifest, **names})
+    A stored run gets the names of this question: the same text, weights and windows may have had others.
+    """
+    asked = model.ask(question, progress)
+    with model.claimed(asked, out, fresh=fresh) as claim:
+        found = claim.finished
+        if found is not None and not model.is_given:
+            names = {"corpus": asked.corpus.name, "model": asked.subject.name}
+            settings = {"method_settings": dict(asked.plan.settings)}
+            return replace(found, manifest={**found.manifest, **names, **settings})
+        return model.outliving(score_run(asked, model.engine_for(asked, progress), claim, progress), out)

@@ -27,12 +27,12 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError
 from scoremode.models.subject import Subject
-from scoremode.plan.making import plan_of_pairs
+from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.store.redaction import without_secrets
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.likelihoods import no_more_than_certain
-from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.prob_encoding import CutPairs, EncodedPair, PairEncoder, longest_of
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import numbers_version, split_arguments
@@ -137,7 +137,7 @@ class SequenceProbability:
     @spelled_out(ModelArguments)
     def __init__(
         self,
-        model: str | HeldModel,
+        model: str | LazyModel,
         *,
         engine: str | Engine | None = None,
         tokenizer: str | None = None,
@@ -155,8 +155,8 @@ class SequenceProbability:
             raise UnknownArgumentError(
                 f"SequenceProbability has no argument {next(iter(question))}", fix="leave it out"
             )
-        self._is_ours = not isinstance(model, HeldModel)
-        self.held = model if isinstance(model, HeldModel) else hold(model, engine, engine_options, tokenizer)
+        self._is_ours = not isinstance(model, LazyModel)
+        self.held = model if isinstance(model, LazyModel) else LazyModel.named(model, engine, engine_options, tokenizer)
         self.subject: Subject = self.held.subject
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
         self.encoder = PairEncoder(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
@@ -15,7 +16,7 @@ from scoremode.cluster.spread import SPREAD
 from scoremode.engines.registry import all_options, known_engines
 from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.models.subject import Subject
-from scoremode.plan.making import make_plan
+from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
 from scoremode.store.numerics import NUMERICS
@@ -78,36 +79,23 @@ class LastTokens:
         return self.found
 
 
-def ask(  # one argument for each thing a user may say
-    subject: Subject,
-    *,
-    memory: LastTokens | None = None,
-    corpus: Spec | Sequence[Spec] | Corpus | None = None,
-    text: str | None = None,
-    method: str = "sliding-once",
-    context_length: int | None = None,
-    stride: int | None = None,
-    max_windows: int | None = None,
-    num_samples: int | None = None,
-    document_tokens: int | None = None,
-    field: str | None = None,
-    dataset: str | None = None,
-    dataset_config: str | None = None,
-    split: str | None = None,
-    assistant_only: bool = False,
+def prepare_question(
+    subject: Subject, *, memory: LastTokens | None = None, **given: Unpack[QuestionArguments]
 ) -> Question:
     """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
+    check_question(given)
+    assistant_only = given.get("assistant_only", False)
     require_flag("assistant_only", assistant_only)
-    document_tokens = whole_number("document_tokens", document_tokens)
-    rule = find_method(method)
+    document_tokens = whole_number("document_tokens", given.get("document_tokens"))
+    rule = find_method(given.get("method", "sliding-once"))
     corpus = load(
-        corpus,
-        text=text,
-        field=field,
-        num_samples=num_samples,
-        dataset=dataset,
-        dataset_config=dataset_config,
-        split=split,
+        given.get("corpus"),
+        text=given.get("text"),
+        field=given.get("field"),
+        num_samples=given.get("num_samples"),
+        dataset=given.get("dataset"),
+        dataset_config=given.get("dataset_config"),
+        split=given.get("split"),
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
@@ -121,9 +109,9 @@ def ask(  # one argument for each thing a user may say
     plan = make_plan(
         rule,
         tokens,
-        context_length=context_length,
-        stride=stride,
-        max_windows=max_windows,
+        context_length=given.get("context_length"),
+        stride=given.get("stride"),
+        max_windows=given.get("max_windows"),
         model_context=subject.context_length,
     )
     plan = replace(plan, notes=(*notes, *plan.notes))
@@ -196,11 +184,14 @@ def library_versions(engine: str) -> dict[str, str]:
 
 @cache
 def _library_versions(engine: str) -> dict[str, str]:
-    found = {"scoremode": __version__}
     plugins = [p for name, p in known_engines().items() if p.known_to_all_runs or name == engine]
-    for package in (package for plugin in plugins for package in plugin.packages):
-        try:
+    return {"scoremode": __version__, **installed_versions(name for plugin in plugins for name in plugin.packages)}
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of packages; those that are not installed are left out."""
+    found = {}
+    for package in dict.fromkeys(packages):
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

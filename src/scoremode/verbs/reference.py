@@ -18,7 +18,7 @@ from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.kld import check_kld, with_method, write_from_reference, write_kld
-from scoremode.verbs.model import HeldModel, hold
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import UnfinishedRun
@@ -49,12 +49,12 @@ def reference(
     256 ± ?
     """
     question, options = split_arguments(arguments)
-    with closing(hold(model, engine, options, tokenizer)) as held:
+    with closing(LazyModel.named(model, engine, options, tokenizer)) as held:
         return reference_of(held, question, out, kld=kld, tokenizer=tokenizer, fresh=fresh, progress=progress)
 
 
 def reference_of(
-    held: HeldModel,
+    held: LazyModel,
     question: dict[str, Any],
     out: str | Path | Place | None = None,
     *,
@@ -75,7 +75,7 @@ def reference_of(
 
 
 def _reference_folder(
-    held: HeldModel,
+    held: LazyModel,
     question: dict[str, Any],
     out: str | Path | Place | None = None,
     *,

@@ -1,4 +1,4 @@
-"""Load once, ask often: a model that stays open between questions."""
+"""Load once, ask often: ``sm.open`` and ``sm.wrap`` give a model that stays open between questions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.engines.base import Engine
+from scoremode.engines.registry import Chosen
 from scoremode.errors import InputError, OptionError
 from scoremode.places.uri import located
 from scoremode.statistics.comparison import Comparison
@@ -20,10 +21,9 @@ from scoremode.store.remote_outputs import worked_on_here
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.base_logits import against_file
-from scoremode.verbs.compare import against_reference, lockstep
-from scoremode.verbs.comparing import Folders
-from scoremode.verbs.model import HeldModel, hold
-from scoremode.verbs.noise import Noise, combinations, noise_of, prepare_settings
+from scoremode.verbs.compare import StoredReference, against_reference, lockstep
+from scoremode.verbs.model import LazyModel
+from scoremode.verbs.noise import Noise, noise_of, prepare_settings
 from scoremode.verbs.ppl import ppl_of
 from scoremode.verbs.prob import SequenceProbability, SequenceScore, paired, prob_of
 from scoremode.verbs.prob_files import read_results, score_to_file
@@ -31,6 +31,7 @@ from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import QuestionArguments, check_question, split_arguments
 from scoremode.verbs.reference import reference_of
 from scoremode.verbs.scoring import check_fits
+from scoremode.verbs.sides import Folders
 
 
 class Model:
@@ -42,21 +43,21 @@ class Model:
     256 ± ?
     """
 
-    def __init__(self, held: HeldModel, tokenizer: str | None = None) -> None:
+    def __init__(self, model: LazyModel, tokenizer: str | None = None) -> None:
         """``scoremode.open`` and ``scoremode.wrap`` make one."""
-        self._held, self._tokenizer = held, tokenizer
+        self._model, self._tokenizer = model, tokenizer
 
     @property
     def name(self) -> str:
-        return self._held.subject.name
+        return self._model.subject.name
 
     @property
     def engine(self) -> str:
         """The name of the engine."""
-        return self._held.engine_name
+        return self._model.engine_name
 
     def __repr__(self) -> str:
-        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self._held.is_open else ''})"
+        return f"Model({self.name!r}, engine={self.engine!r}{', open' if self._model.is_open else ''})"
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
     @spelled_out(QuestionArguments)
@@ -70,7 +71,7 @@ class Model:
     ) -> Run:
         """The perplexity of a text by a named method; see :func:`scoremode.ppl`."""
         with self._asking():
-            return ppl_of(self._held, check_question(question), out=out, fresh=fresh, progress=progress)
+            return ppl_of(self._model, check_question(question), out=out, fresh=fresh, progress=progress)
 
     def prob(
         self,
@@ -88,7 +89,7 @@ class Model:
 
         With ``out`` the results are also kept in that file, one line for each; an interrupted call resumes.
         """
-        lm = SequenceProbability(self._held, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
+        lm = SequenceProbability(self._model, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
         with self._asking():
             if out is None:
                 return prob_of(lm, prompt, targets, progress)
@@ -110,7 +111,7 @@ class Model:
         """Keep this model's hidden states on a text, for comparisons; see :func:`scoremode.reference`."""
         asked, own = check_question(question), self._tokenizer
         with self._asking():
-            return reference_of(self._held, asked, out, kld=kld, tokenizer=own, fresh=fresh, progress=progress)
+            return reference_of(self._model, asked, out, kld=kld, tokenizer=own, fresh=fresh, progress=progress)
 
     @spelled_out(QuestionArguments)
     def compare(
@@ -130,16 +131,16 @@ class Model:
         folders = Folders(located(out) if out is not None else None, fresh, progress)
         if isinstance(baseline, Model):
             with self._asking(), baseline._asking():
-                return lockstep(baseline._held, self._held, asked, folders)
+                return lockstep(baseline._model, self._model, asked, folders)
         if not isinstance(baseline, Run) and is_kld(baseline):
             with self._asking():
-                return against_file(baseline, self._held, asked, folders)
+                return against_file(baseline, self._model, asked, folders)
         folder = str(baseline.path if isinstance(baseline, Run) else baseline)
         if not is_there(folder, REFERENCE):
             what = "a run without hidden states" if runs.is_run(folder) else "not a reference"
             raise InputError(f"{folder} is {what}", fix='make one: baseline.reference("ref/", corpus=…)')
         with self._asking():
-            return against_reference(folder, self._held, asked, folders)
+            return against_reference(StoredReference.open(folder), self._model, asked, folders)
 
     @spelled_out(QuestionArguments)
     def noise(
@@ -155,17 +156,18 @@ class Model:
         Settings other than this model's own need engines of their own: then this one is closed first, and opens again
         with the next question.
         """
-        asked = self._held.ask(check_question(question), progress)
+        asked = self._model.ask(check_question(question), progress)
         check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)
-        settings = combinations(vary or {})
         if not vary:
             with self._asking():
-                return noise_of(asked, settings, [self._held], repeat, progress, keep_open=True)
-        if self._held.is_given:
+                return noise_of(asked, [({}, self._model)], repeat, progress, keep_open=True)
+        if self._model.is_given:
             raise OptionError("vary needs a model that scoremode can open again", fix="use scoremode.open")
         self.close()
-        prepared = prepare_settings(self._held, vary, settings, repeat, self._tokenizer)
-        return noise_of(asked, settings, prepared, repeat, progress)
+        spread, engine = self._model.spread, None if "engine" in vary else self._model.plugin.called
+        options = {**self._model.chosen.options.given(), **(spread.given() if spread else {})}
+        prepared = prepare_settings(self.name, vary, repeat, engine=engine, options=options, tokenizer=self._tokenizer)
+        return noise_of(asked, prepared, repeat, progress)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
@@ -174,12 +176,12 @@ class Model:
         try:
             yield
         finally:
-            if self._held.plugin.opens_for_each_question:
-                self._held.close()
+            if self._model.plugin.opens_for_each_question:
+                self._model.close()
 
     def close(self) -> None:
         """Stop the engine. The next question opens it again."""
-        self._held.close()
+        self._model.close()
 
     def __enter__(self) -> Model:
         return self
@@ -210,9 +212,39 @@ def open(
         raise OptionError(
             f"open has no argument {next(iter(question))}", fix="give it to the question, as in model.ppl"
         )
-    held = hold(model, engine, given, tokenizer, many_questions=True)
-    held.settings()  # refuses options that cannot work
-    return Model(held, tokenizer)
+    lazy = LazyModel.named(model, engine, given, tokenizer, many_questions=True)
+    lazy.settings()  # refuses options that cannot work
+    return Model(lazy, tokenizer)
+
+
+def wrap(
+    hf_model: Any,
+    tokenizer: Any,
+    *,
+    name: str | None = None,
+    batch_tokens: int | None = None,
+    head: str | None = None,
+    head_kernel: str | None = None,
+) -> Model:
+    """Ask a causal LM of Transformers that is loaded already, with its tokenizer.
+
+    The model is put into evaluation mode for each question and back afterwards. Its weights may change between two
+    questions, so answers are kept only where ``out`` says so, and never found again. ``examples/training_loop.py``
+    logs perplexity and KL while a model is trained.
+
+    >>> model = sm.wrap(hf_model, tokenizer)                       # doctest: +SKIP
+    >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
+    """
+    from scoremode.engines.transformers.options import TransformersOptions
+    from scoremode.engines.transformers.wrapped import WrappedModel
+
+    plugin = WrappedModel(hf_model)
+    given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel}
+    options = TransformersOptions.of(given)
+    known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
+    if isinstance(tokenizer, str):
+        raise OptionError("tokenizer is a string", fix="give the tokenizer itself: AutoTokenizer.from_pretrained(…)")
+    return Model(LazyModel(Chosen(plugin, options, plugin.subject(str(known), options, tokenizer))))
 
 
 def ppl_many(
@@ -231,11 +263,11 @@ def ppl_many(
     names = [_folder_name(question) for question in questions]
     if several and out is not None and len(set(names)) < len(names):
         raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")
-    with closing(hold(model, engine, options, tokenizer, many_questions=several)) as held:
+    with closing(LazyModel.named(model, engine, options, tokenizer, many_questions=several)) as lazy:
         found = []
         for question, name in zip(questions, names, strict=True):
             folder = located(out) / name if several and out is not None else out
-            found.append(ppl_of(held, question, out=folder, fresh=fresh, progress=progress))
+            found.append(ppl_of(lazy, question, out=folder, fresh=fresh, progress=progress))
         return found
 
 

@@ -1,23 +1,35 @@
-"""Which engine scores which model of a comparison, and which of them gets which option."""
+"""The sides of a comparison: which engine scores which model, where the runs go, and both runs as one value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from scoremode.cluster.spread import Room, Spread, read_spread, room_for
 from scoremode.engines.plugin import EnginePlugin
-from scoremode.engines.registry import choose_engine, engine_for, read_options, require, share_options
-from scoremode.errors import InputError, OptionError
+from scoremode.engines.registry import engine_for, read_options, require, share_options
+from scoremode.errors import InputError
+from scoremode.places.uri import Place, may_be_stored, name_in
+from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.kld import is_kld
-from scoremode.verbs.model import HeldModel, hold
+from scoremode.store.run import Run
+from scoremode.values import Floats
+from scoremode.verbs.model import LazyModel
+from scoremode.verbs.progress import Progress
+
+NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
 
+# ── engines ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was asked for, for the candidates and for the baseline."""
+class CompareRequest:
+    """The engines and options that a user gave for the candidates and for the baseline."""
 
     engine: str | None
     options: Mapping[str, Any]
@@ -26,36 +38,33 @@ class Wanted:
     tokenizer: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a model is scored: the engine, its options, and another tokenizer than the model's own."""
+@dataclass(frozen=True)
+class ModelSettings:
+    """A model of a comparison and how it is scored: the engine, its options, another tokenizer than its own."""
 
-    engine: str | None
+    model: str
+    plugin: EnginePlugin
     options: Mapping[str, Any]
     tokenizer: str | None
 
-    def plugin(self, model: str) -> EnginePlugin:
-        return choose_engine(self.engine, model)
-
-    @property
+    @cached_property
     def spread(self) -> Spread | None:
         """Over replicas; None: in this process."""
         return read_spread(self.options)[0]
 
-    def room(self, model: str) -> Room:
-        """What one replica of a model takes of a cluster."""
+    def room(self) -> Room:
+        """What one replica takes of a cluster."""
         spread, options = read_spread(self.options)
         assert spread is not None, "no replicas"
-        plugin = self.plugin(model)
-        return room_for(spread, plugin, read_options(plugin, options))
+        return room_for(spread, self.plugin, read_options(self.plugin, options))
 
-    def hold(self, model: str) -> HeldModel:
-        return hold(model, self.engine, self.options, self.tokenizer)
+    def prepare(self) -> LazyModel:
+        return LazyModel.named(self.model, self.plugin, self.options, self.tokenizer)
 
 
-def divide(
-    baseline: str, candidates: Sequence[str], wanted: Wanted, *, divergence: bool = True
-) -> tuple[Settings | None, dict[str, Settings]]:
+def assign_engines(
+    baseline: str, candidates: Sequence[str], wanted: CompareRequest, *, divergence: bool = True
+) -> tuple[ModelSettings | None, dict[str, ModelSettings]]:
     """Settings of the baseline (None if it is not scored) and of each candidate that is a model.
 
     A candidate whose engine cannot be compared is refused here, before an hour is spent on the baseline; without
@@ -65,25 +74,73 @@ def divide(
     for name in scored:
         if is_kld(name):
             raise InputError(f"{name} is a file of base logits, which can only be the baseline", fix="give it first")
+    given = [(name, wanted.engine, wanted.options) for name in scored]
     is_model = not (runs.is_run(baseline) or is_kld(baseline))  # a reference is a run too
-    models = [*[baseline] * is_model, *scored]
-    engines = [wanted.baseline_engine] * is_model + [wanted.engine] * len(scored)
-    given = [wanted.baseline_options] * is_model + [wanted.options] * len(scored)
-    plugins = [engine_for(engine, model) for engine, model in zip(engines, models, strict=True)]
+    if is_model:
+        given.insert(0, (baseline, wanted.baseline_engine, wanted.baseline_options))
+    plugins = [engine_for(engine, model) for model, engine, _ in given]
     settings = [
-        Settings(engine if _fits(engine, model) else plugin.name, share_options(plugin, plugins, own), wanted.tokenizer)
-        for engine, model, plugin, own in zip(engines, models, plugins, given, strict=True)
+        ModelSettings(model, plugin, share_options(plugin, plugins, options), wanted.tokenizer)
+        for (model, _, options), plugin in zip(given, plugins, strict=True)
     ]
-    how = dict(zip(scored, settings[is_model:], strict=True))
-    for name, its_own in how.items():
-        if divergence:
-            require(its_own.plugin(name), "divergence", "be compared with a baseline")
-    return settings[0] if is_model else None, how
+    its = settings.pop(0) if is_model else None
+    for one in settings if divergence else ():
+        require(one.plugin, "divergence", "be compared with a baseline")
+    return its, {one.model: one for one in settings}
 
 
-def _fits(engine: str | None, model: str) -> bool:
-    try:
-        choose_engine(engine, model)
-    except OptionError:
-        return False
-    return True
+# ── folders and runs ─────────────────────────────────────────────────────────────────────────────────────────────────
+def short(name: str) -> str:
+    """What a candidate is called in tables: the last part of the path of a folder or file."""
+    return name_in(name) or name if may_be_stored(name) or Path(name).exists() else name
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where the runs of a comparison go."""
+
+    out: Path | Place | None
+    fresh: bool
+    progress: Progress | None
+
+    def folder(self, name: str) -> Path | Place | None:
+        """For the run of that name; a model's name may be a path, of which the last part is taken."""
+        return None if self.out is None else self.out / (name_in(name) or "candidate")
+
+    def require_a_folder_each(self, candidates: Sequence[str]) -> None:
+        """Refuse candidates whose runs would lie in one folder, before one of them is scored."""
+        names = ["baseline", *(name_in(name) or "candidate" for name in candidates)]
+        if self.out is not None and len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(
+                f"two runs of this comparison would lie in {self.out / twice}",
+                fix="leave --out out, or rename a candidate's folder",
+            )
+
+
+def compared_with(run_p: Run, noise: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest of a candidate says of its baseline, and of how far that one is from itself."""
+    of_p = run_p.manifest
+    return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **noise}
+
+
+def as_comparison(
+    name: str, baseline: Run, candidate: Run, kl: Floats | None, kl_missing: str | None = None
+) -> Comparison:
+    """Two runs of one plan, whose groups and weights are kept with each. ``kl_missing`` says why there is no KL."""
+    stored = candidate.manifest
+    floor, words = (stored.get(key) for key in NOISE) if kl is not None else (None, None)
+    keys = {"bytes": "weight_bytes"} | {key: key for key in ("bits_per_weight", "model_format", "sizes", "engine")}
+    manifest = {name: stored[key] for name, key in keys.items() if stored.get(key)}  # older runs may lack some
+    return Comparison(
+        name=name,
+        baseline=baseline,
+        candidate=candidate,
+        groups=baseline.facts.group,
+        weight=baseline.facts.weight,
+        kl=kl,
+        noise_kl=None if floor is None else np.array(floor),
+        manifest=manifest if kl_missing is None else {**manifest, "kl_missing": kl_missing},
+        path=candidate.path,
+        noise_perturbed=words,
+    )

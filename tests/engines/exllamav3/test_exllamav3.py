@@ -19,7 +19,7 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.facts import inspect
-from scoremode.models.formats import format_of
+from scoremode.models.subject import format_of
 from tests.makers import make_small_llama, make_tokenizer
 
 EXL3 = {"quant_method": "exl3", "bits": 3.5}

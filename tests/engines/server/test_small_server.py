@@ -19,7 +19,7 @@ from scoremode.engines.server import link
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, MethodError, ModelError, OptionError, ScoremodeError
 from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.verbs.model import HeldModel
+from scoremode.verbs.model import LazyModel
 from tests.engines.server.small_server import SmallServer, sharp_logits
 
 TEXT = "Every byte is a token — naïve, 東京, 👩‍🔬. " * 24
@@ -137,7 +137,7 @@ def test_requests_at_a_time_are_bounded_and_used(served: SmallServer) -> None:
 def test_answers_do_not_pile_up(served: SmallServer) -> None:
     """However slowly they are taken, few windows more than those in flight are asked for."""
     chosen = choose("small", served.address, {"concurrency": 2})
-    asked = HeldModel(chosen).ask({"text": TEXT, "context_length": 20})
+    asked = LazyModel(chosen).ask({"text": TEXT, "context_length": 20})
     with_engine = chosen.plugin.open(chosen.subject, chosen.options, Work())
     before = served.completions
     answers = with_engine.score(asked.plan, np.zeros(len(asked.plan), np.bool_))

@@ -10,8 +10,7 @@ import torch
 from scoremode.engines.registry import known_engines
 from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.errors import EngineError, ModelError
-from scoremode.models.checkpoints import unused_note
-from scoremode.models.facts import ModelFacts
+from scoremode.models.facts import ModelFacts, unused_note
 from scoremode.models.safetensors import read_header
 
 DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # in every class these are computed, not loaded

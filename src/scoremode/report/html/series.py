@@ -73,7 +73,7 @@ class Column:
 
     def quantile(self, fraction: float) -> float:
         """To the bit as ``numpy.quantile``; there must be a value."""
-        return streamed_quantile(self.blocks, self.count, fraction)
+        return streamed_quantile(self.blocks(), self.count, fraction)
 
 
 def column_of(array: Floats) -> Column:

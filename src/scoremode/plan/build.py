@@ -9,12 +9,12 @@ import numpy as np
 from scoremode.arguments import whole_number
 from scoremode.errors import CorpusError, InputError, MethodError, ModelError
 from scoremode.plan.plan import Plan, counts_between
-from scoremode.plan.recipes import Method, Sizes, Spans
+from scoremode.plan.recipes import Method, WindowSizes, WindowSpans
 from scoremode.text.tokens import Tokens
 from scoremode.values import Floats, Ids, Ints
 
 
-def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> Sizes:
+def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> WindowSizes:
     """Window and stride: the user's, else the recipe's, never longer than the model's context."""
     context, stride = whole_number("context_length", context), whole_number("stride", stride)
     if stride is not None and method.stride is None:
@@ -44,7 +44,7 @@ def choose_sizes(method: Method, context: int | None, stride: int | None, model_
             f"--stride {step} is larger than the context of {chosen} and would skip tokens",
             fix=f"give --stride {chosen} or less",
         )
-    return Sizes(chosen, step)
+    return WindowSizes(chosen, step)
 
 
 def make_plan(
@@ -62,7 +62,7 @@ def make_plan(
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")
     sizes = choose_sizes(method, context_length, stride, model_context)
     made = method.windows(tokens, sizes)
-    spans = made if isinstance(made, Spans) else Spans.of(made)
+    spans = made if isinstance(made, WindowSpans) else WindowSpans.of(made)
     limit = method.max_windows if max_windows is None else max_windows
     kept = spans.taken(slice(limit)) if limit else spans
     if tokens.target_mask is not None:
@@ -91,12 +91,12 @@ def make_plan(
     )
 
 
-def _weights(spans: Spans) -> Floats:
+def _weights(spans: WindowSpans) -> Floats:
     ones = np.ones(len(spans))
     return ones if spans.weight is None or not spans.weight.any() else spans.weight
 
 
-def _nothing_to_score(method: Method, tokens: Tokens, sizes: Sizes, windows: int) -> InputError:
+def _nothing_to_score(method: Method, tokens: Tokens, sizes: WindowSizes, windows: int) -> InputError:
     count = len(tokens)
     if windows:
         return MethodError(
@@ -115,7 +115,7 @@ def _nothing_to_score(method: Method, tokens: Tokens, sizes: Sizes, windows: int
     )
 
 
-def _notes(method: Method, tokens: Tokens, sizes: Sizes, total: int, kept: int) -> Iterator[str]:
+def _notes(method: Method, tokens: Tokens, sizes: WindowSizes, total: int, kept: int) -> Iterator[str]:
     if method.context is not None and sizes.context != method.context:
         yield f"context length {sizes.context} instead of the recipe's {method.context}"
     if method.stride is not None and sizes.stride != min(method.stride, sizes.context):
