@@ -7,7 +7,7 @@ model ──score──▶ hidden states of every target, and the head ──▶
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,20 +26,26 @@ class LiveBaseline:
     """A baseline that runs at the same time as the candidate: windows are scored when the candidate asks for them.
 
     Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead, and what was
-    asked for last, because a candidate that runs out of memory asks again. ``found`` is told of every answer on the
-    way, with the seconds that it took: so the baseline has its own scores without a pass of its own.
+    asked for last, because a candidate that runs out of memory asks again. With ``keeps_answers``, the baseline's own
+    scores are kept on the way until ``take_answers``: so it has them without a pass of its own.
     """
 
     place = None
 
-    def __init__(self, engine: Engine, plan: Plan, found: Callable[[int, Answers, float], None] | None = None) -> None:
-        self.engine, self.plan, self._found = engine, plan, found
+    def __init__(self, engine: Engine, plan: Plan, *, keeps_answers: bool = False) -> None:
+        self.engine, self.plan, self.keeps_answers = engine, plan, keeps_answers
         self.head: StoredHead = engine.stored_head()  # first: a head that cannot be given is refused before any work
         self.dtype = states_dtype(engine, self.head)
         self._wanted: Bools = np.ones(len(plan), np.bool_)
         self._coming: Iterator[tuple[int, Answers]] | None = None
         self._held: dict[int, Raw] = {}
         self._given: set[int] = set()
+        self._answers: list[tuple[int, Answers, float]] = []
+
+    def take_answers(self) -> list[tuple[int, Answers, float]]:
+        """Windows that were answered since the last call: the index, the answers, and the seconds that they took."""
+        found, self._answers = self._answers, []
+        return found
 
     def want(self, wanted: Bools) -> None:
         """The windows that will be asked for; no others are computed or kept."""
@@ -68,9 +74,9 @@ class LiveBaseline:
         before = time.perf_counter()
         for found, answers in self._coming:
             self._held[found] = states_in(answers)
-            if self._found is not None:
+            if self.keeps_answers:
                 now = time.perf_counter()
-                self._found(found, answers, now - before)
+                self._answers.append((found, answers, now - before))
                 before = now
             if found == index:
                 return

@@ -23,7 +23,6 @@ from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.places.uri import located
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference
-from scoremode.plan.windows import Answers
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
@@ -256,26 +255,25 @@ def lockstep(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, A
 def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run]:
     """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
     engine_p, plan, run_p = p.model.engine_for(p.asked, progress), q.asked.plan, p.claim.finished
-    unfinished: UnfinishedRun | None = None
-
-    def keep_answers(index: int, answers: Answers, seconds: float) -> None:
-        if unfinished is not None and not unfinished.journal.done[index]:
-            check_answers(unfinished.journal.schema, plan, [(index, answers)])
-            unfinished.keep(index, answers, seconds)
-
     check_fits(plan, engine_p.facts.vocabulary, engine_p.facts.context_length)
-    live = LiveBaseline(engine_p, plan, keep_answers)
+    live = LiveBaseline(engine_p, plan, keeps_answers=run_p is None)
     engine_q = q.model.engine_for(q.asked, progress)
     with ExitStack() as opened:
+        baseline: UnfinishedRun | None = None
         if run_p is None:
-            unfinished = opened.enter_context(UnfinishedRun(p.asked, engine_p, p.claim, progress))
+            baseline = opened.enter_context(UnfinishedRun(p.asked, engine_p, p.claim, progress))
         candidate = opened.enter_context(UnfinishedRun(q.asked, engine_q, q.claim, progress, with_kl=True))
         live.want(engine_q.computes(plan, candidate.journal.done))
-        candidate.score(Want(against=live))
+        for index, answers in candidate.answers(Want(against=live)):
+            for found, its_answers, seconds in live.take_answers() if baseline is not None else ():
+                if not baseline.journal.done[found]:
+                    check_answers(baseline.journal.schema, plan, [(found, its_answers)])
+                    baseline.keep(found, its_answers, seconds)
+            candidate.keep(index, answers)
         manifest = candidate.manifest()
-        if unfinished is not None:
-            unfinished.score()  # windows that its journal lacks, after a resumed comparison
-            run_p = unfinished.save(unfinished.manifest())
+        if baseline is not None:
+            baseline.score()  # windows that its journal lacks, after a resumed comparison
+            run_p = baseline.save(baseline.manifest())
             p.claim.release()  # others may compare with the same baseline meanwhile
         assert run_p is not None, "the baseline is scored now, or was before"
         noise = noise_facts(noise_floor(engine_p, plan))

@@ -215,7 +215,7 @@ def test_the_divergence_from_hidden_states_equals_its_float64_definition(
     other = gguf_of(tiny, tmp_path / "other.gguf", weights=lambda name, x: x * 1.1 if name == "output.weight" else x)
     source: Any = WindowList(tuple(own_tokens(random_ids(n, n) % 200) for n in (2, 40)), vocabulary=vocabulary)
     baseline = open_engine(choose(str(tiny), None, {"dtype": "float32"}), Work(longest=40))
-    found = scored(engine_for(other), source, against=LiveBaseline(baseline, source, lambda *_: None))
+    found = scored(engine_for(other), source, against=LiveBaseline(baseline, source))
     judge = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float64)
     for index, answers in found.items():
         window = source.window(index)
