@@ -265,10 +265,8 @@ def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run
         candidate = opened.enter_context(UnfinishedRun(q.asked, engine_q, q.claim, progress, with_kl=True))
         live.want(engine_q.computes(plan, candidate.journal.done))
         for index, answers in candidate.answers(Want(against=live)):
-            for found, its_answers, seconds in live.take_answers() if baseline is not None else ():
-                if not baseline.journal.done[found]:
-                    check_answers(baseline.journal.schema, plan, [(found, its_answers)])
-                    baseline.keep(found, its_answers, seconds)
+            if baseline is not None:
+                _keep_answers(baseline, live)
             candidate.keep(index, answers)
         manifest = candidate.manifest()
         if baseline is not None:
@@ -278,6 +276,14 @@ def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run
         assert run_p is not None, "the baseline is scored now, or was before"
         noise = noise_facts(noise_floor(engine_p, plan))
         return run_p, candidate.save(manifest | compared_with(run_p, noise))
+
+
+def _keep_answers(run: UnfinishedRun, live: LiveBaseline) -> None:
+    """Write the answers that a live baseline has given since the last time into the journal of its own run."""
+    for index, answers, seconds in live.take_answers():
+        if not run.journal.done[index]:
+            check_answers(run.journal.schema, run.asked.plan, [(index, answers)])
+            run.keep(index, answers, seconds)
 
 
 def _comparable_facts(asked: Question) -> ComparableFacts:
