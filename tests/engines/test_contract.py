@@ -12,7 +12,7 @@ from typing import Any, ClassVar, get_type_hints
 import pytest
 
 import scoremode as sm
-from scoremode.cli import options as flags
+from scoremode.cli import flags
 from scoremode.cli.parser import Parser
 from scoremode.engines import registry, signature
 from scoremode.engines.arguments import EngineArguments

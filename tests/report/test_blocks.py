@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from scoremode.report.terminal.blocks import BlockTable, Column
-from scoremode.report.terminal.compare import comparison_table
+from scoremode.report.terminal.comparison_tables import comparison_table
+from scoremode.report.terminal.console import BlockTable, Column
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from tests.report.demo import make_demo, make_formats
 from tests.report.test_table import drawn

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scoremode.report.modelcard import markdown
+from scoremode.report.model_card import markdown
 from scoremode.report.served import LONGEST, Part, Served, in_groups, served, served_manifest
-from scoremode.report.terminal.compare import comparison_json
+from scoremode.report.terminal.comparison_tables import comparison_json
 from scoremode.report.text import middle_cut, without_common_start
 from scoremode.statistics.comparison import comparison_statistics
 from tests.report.demo import make_baseline, make_comparison, make_formats

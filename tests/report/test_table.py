@@ -11,11 +11,9 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
+from scoremode.report.numbers import with_error
 from scoremode.report.terminal.console import console, listing
-from scoremode.report.terminal.numbers import with_error
-from scoremode.report.terminal.plan import plan_table
-from scoremode.report.terminal.prob import sequence_table
-from scoremode.report.terminal.run import run_table
+from scoremode.report.terminal.run_tables import plan_table, run_table, sequence_table
 from scoremode.values import Estimate
 from scoremode.verbs.prob import SequenceScore, TokenScore
 

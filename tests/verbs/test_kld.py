@@ -19,8 +19,8 @@ from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
 from scoremode.plan.windows import Answers, measured
-from scoremode.report.modelcard import markdown
-from scoremode.report.terminal.compare import comparison_json
+from scoremode.report.model_card import markdown
+from scoremode.report.terminal.comparison_tables import comparison_json
 from scoremode.report.text import model_notes
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics

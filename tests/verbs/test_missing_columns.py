@@ -22,11 +22,10 @@ from scoremode.engines.base import Want
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.report.html.page import render
-from scoremode.report.modelcard import markdown
+from scoremode.report.model_card import markdown
 from scoremode.report.notebook import comparison_html, run_html
-from scoremode.report.terminal.compare import comparison_table
-from scoremode.report.terminal.prob import sequence_table
-from scoremode.report.terminal.run import run_table
+from scoremode.report.terminal.comparison_tables import comparison_table
+from scoremode.report.terminal.run_tables import run_table, sequence_table
 from scoremode.scores.journal import COLUMNS_ARE
 from scoremode.scores.parquet import ColumnFile
 from scoremode.scores.schema import BUILT_IN

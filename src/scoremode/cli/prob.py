@@ -1,4 +1,4 @@
-"""The flags of ``scoremode prob``, and what it prints."""
+"""The verb prob: its flags, and what it prints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli import options
-from scoremode.cli.json_lists import print_json_list
+from scoremode.cli import flags
+from scoremode.cli.output import print_json_list, print_parts, progress_bar
 from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 SECTION = 1 << 14
 """Pairs that are scored and printed together without --out: more would not fit into a bounded memory."""
 
-EPILOG = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
+PROB_EPILOG = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+def add_prob(parser: argparse.ArgumentParser) -> None:
+    flags.add(parser, flags.MODEL)
     parser.add_argument("--prompt", help="what stands before")
     parser.add_argument("--target", action="append", metavar="TEXT", help="what may follow; give it once for each")
     parser.add_argument("--file", metavar="PAIRS.jsonl", help="pairs from a file")
@@ -46,13 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do if a token spans the end of the prompt (default: constrain)",
     )
     parser.add_argument("--add-bos", action="store_true", help="put a BOS first if the tokenizer does not")
-    options.add_engine(parser)
-    options.add_replicas(parser)
-    options.add_json(parser)
+    flags.add_engine(parser)
+    flags.add(parser, flags.JSON)
 
 
-def run(parsed: argparse.Namespace) -> None:
-    from scoremode.report.terminal.prob import sequence_table
+def run_prob(parsed: argparse.Namespace) -> None:
+    from scoremode.report.terminal.run_tables import sequence_table
     from scoremode.verbs.prob import SequenceProbability
 
     if parsed.fresh and parsed.out is None:
@@ -61,12 +60,10 @@ def run(parsed: argparse.Namespace) -> None:
     output = _checked_output(parsed) if parsed.out is not None else None
     with SequenceProbability(
         parsed.model,
-        engine=parsed.engine,
-        tokenizer=parsed.tokenizer,
         leading_space=parsed.leading_space,
         spanning=parsed.spanning,
         add_bos=parsed.add_bos,
-        **options.engine_options(parsed),
+        **flags.model_arguments(parsed),
     ) as lm:
         if output is not None:
             _score_into(output, lm, pairs, parsed)
@@ -79,12 +76,11 @@ def run(parsed: argparse.Namespace) -> None:
             print_json_list(result.as_json() for results in sections for result in results)
         else:
             for results in sections:
-                options.print_parts(sequence_table(results))
+                print_parts(sequence_table(results))
 
 
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
     """The results of all pairs, SECTION at a time. What cannot be scored is refused before the engine is started."""
-    from scoremode.cli.progress import progress_bar
     from scoremode.verbs.prob_pairs import EncodedChunks
 
     encoded, done = EncodedChunks(lm, pairs, SECTION), 0
@@ -104,7 +100,6 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
-    from scoremode.cli.progress import progress_bar
     from scoremode.store.remote_outputs import worked_on_here
     from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from scoremode.report.text import middle_cut
 from scoremode.statistics.comparison import Comparison
-from scoremode.store.run import Run
 
 PARTS = ("body", "embedding", "head")
 MOST_BITS = 1024.0  # per weight; a manifest that says more is wrong
@@ -74,10 +73,6 @@ def served(comparison: Comparison) -> Served:
     its = comparison.manifest
     own = {"weight_bytes": its["bytes"]} if its.get("bytes") is not None else {}
     return served_manifest({**comparison.candidate.manifest, **its, **own})
-
-
-def served_run(run: Run) -> Served:
-    return served_manifest(run.manifest)
 
 
 def served_manifest(m: Mapping[str, Any]) -> Served:

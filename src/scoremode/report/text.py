@@ -23,6 +23,13 @@ def counted(number: int, plural: str) -> str:
     return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names in a title: ``a, b and c``; only how many there are, if they are more than three."""
+    if len(names) > 3:
+        return f"{len(names)} candidates"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def shown(text: str) -> str:
     """Text on one line, without control characters that a terminal would interpret."""
     return harmless("".join(VISIBLE.get(c, c) for c in text))

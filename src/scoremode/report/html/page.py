@@ -1,12 +1,7 @@
 """The report as one HTML page: no network access, nothing to install, all text escaped.
 
-Python writes the text and draws the charts (charts.py); one script (assets/report.js) shows the scored text. Its
-numbers are stored as base64 of typed arrays: a hundred thousand tokens take a few megabytes, and the browser keeps
-elements for only one page of them at a time.
-
-Texts, names and paths come from untrusted files. They are written to HTML through ``escaped`` and to the script's data
-through ``script_json`` (frame.py); the script writes them with textContent only. The page's content security policy
-allows this one script, by its hash, and nothing else.
+Python computes, the templates in the folder beside this file write HTML and SVG, and one script (report.js) shows the
+scored text. The script writes texts with textContent only.
 """
 
 from __future__ import annotations
@@ -15,19 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
-from scoremode.errors import InputError
+from markupsafe import Markup
+
+from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
-from scoremode.report.html.figures import charts_section
-from scoremode.report.html.frame import frame
-from scoremode.report.html.headline import headline
-from scoremode.report.html.numbers import Statistics
-from scoremode.report.html.provenance import provenance_section
-from scoremode.report.html.quality import quality_section
-from scoremode.report.html.runs import same_run
-from scoremode.report.html.tables import summary_section
-from scoremode.report.html.tasks import write_tasks
-from scoremode.report.html.text import TEXT_TARGETS, page_data, text_section
+from scoremode.report.html.charts import charts_section
+from scoremode.report.html.provenance import distinct_runs, provenance_section, same_run
+from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section
+from scoremode.report.html.size_chart import size_section
+from scoremode.report.html.summary import summary_section
+from scoremode.report.html.tasks_page import render_tasks
+from scoremode.report.html.templating import cell_with_error, fill_page, visible
+from scoremode.report.numbers import Statistics, usable, written
+from scoremode.report.text import listed
 from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.ranking import closest, pairs_tested
 from scoremode.store.outputs import check_report
 from scoremode.store.run import Run
 
@@ -44,57 +41,95 @@ def render(
     alone = [
         run for run in runs if not any(same_run(run, own) for c in comparisons for own in (c.baseline, c.candidate))
     ]
-    data = page_data(comparisons, alone, text_targets)
-    title, lead = headline(comparisons, statistics, alone)
-    quality = quality_section(comparisons, statistics)
-    body = "".join(
-        (
+    sizes = size_section(comparisons, statistics)
+    title, lead = _headline(comparisons, statistics, alone)
+    return fill_page(
+        "page.html",
+        title=title,
+        lead=lead,
+        sections={
+            "summary": "Summary",
+            **({"quality": "Size"} if sizes else {}),
+            "charts": "Charts",
+            "text": "Text",
+            "provenance": "Provenance",
+        },
+        skip=("text", "the text"),
+        body=(
             summary_section(comparisons, statistics, alone),
-            quality,
+            sizes,
             charts_section(comparisons, statistics, alone),
             text_section(comparisons, alone, text_targets),
             provenance_section(comparisons, alone),
-        )
+        ),
+        data=page_data(comparisons, alone, text_targets),
     )
-    sections = {"summary": "Summary", **({"quality": "Size"} if quality else {}), "charts": "Charts", "text": "Text"}
-    return frame(title, lead, {**sections, "provenance": "Provenance"}, body, data=data, skip=("text", "the text"))
+
+
+def _headline(
+    comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]
+) -> tuple[str, Markup]:
+    """The title, and the result in a sentence."""
+    if not comparisons and not alone:
+        return "Nothing to report", Markup()
+    baselines = distinct_runs(c.baseline for c in comparisons) or alone
+    unnamed = "the baseline" if comparisons else "a model"
+    models = listed(list(dict.fromkeys(str(run.manifest.get("model", unnamed)) for run in baselines)))
+    texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
+    method = baselines[0].manifest.get("method")
+    scored = f"{len(baselines[0].scores):,} tokens of {texts} scored" + (f" with {method}." if method else ".")
+    if not comparisons:
+        return f"{models} on {texts}", Markup("{}").format(visible(scored))
+    title = f"{listed([c.name for c in comparisons])} against {models}"
+    verdict = _verdict_of_one(statistics[0]) if len(comparisons) == 1 else _verdict(comparisons, statistics)
+    return title, Markup("{} {}").format(verdict, visible(scored)).strip()
+
+
+def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
+    """Which of several candidates is closest to the baseline."""
+    known = all(usable(s.get("kl_mean")) is not None for s in statistics)
+    name, measure = ("kl_mean", "mean KL") if known else ("ppl_ratio", "perplexity ratio")
+    try:
+        best, *tied = closest(comparisons)
+    except (RunError, ValueError):  # baselines or texts differ, or no candidate has a value
+        return Markup()
+    number = cell_with_error(statistics[best].get(name), statistics[best].get(f"{name}_stderr"))
+    said = Markup("Closest to the baseline by {}: <strong>{}</strong>, {}.")
+    said = said.format(measure, visible(comparisons[best].name), number)
+    if tied:
+        said += f" It cannot be told apart from {visible(listed([comparisons[i].name for i in tied]))}."
+    words = pairs_tested(len(comparisons))
+    return said + (Markup(" <small>({}.)</small>").format(words) if words else "")
+
+
+def _verdict_of_one(s: Statistics) -> Markup:
+    """The numbers of the only candidate."""
+    said = []
+    if usable(s.get("ppl_ratio")) is not None:
+        before, after = (written(s.get(name))[0] for name in ("ppl_baseline", "ppl_candidate"))
+        ratio = cell_with_error(s["ppl_ratio"], s.get("ppl_ratio_stderr"))
+        said.append(Markup("Perplexity {} → {}, a ratio of {}.").format(before, after, ratio))
+    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
+    if kl is not None:
+        times = f", {kl / floor:,.0f} times the noise floor" if floor and kl / floor >= 1.5 else ""
+        said.append(Markup("Mean KL {} nats{}.").format(cell_with_error(kl, s.get("kl_mean_stderr")), times))
+    if usable(s.get("same_top")) is not None:
+        share = cell_with_error(s["same_top"], s.get("same_top_stderr"), percent=True)
+        said.append(Markup("The same first choice on {} of tokens.").format(share))
+    return Markup(" ").join(said)
 
 
 @overload
-def write(
-    path: Path,
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
-    *,
-    runs: Sequence[Run] = (),
-    text_targets: int = TEXT_TARGETS,
-    flag: str = "-o",
-) -> Path: ...
+def write(path: Path, page: str, flag: str = "-o") -> Path: ...
 @overload
-def write(
-    path: str | Path,
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
-    *,
-    runs: Sequence[Run] = (),
-    text_targets: int = TEXT_TARGETS,
-    flag: str = "-o",
-) -> Path | str: ...
-def write(
-    path: str | Path,
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
-    *,
-    runs: Sequence[Run] = (),
-    text_targets: int = TEXT_TARGETS,
-    flag: str = "-o",
-) -> Path | str:
-    """Write the page to a file, all of it or nothing. An older report is replaced; any other file is refused.
+def write(path: str | Path, page: str, flag: str = "-o") -> Path | str: ...
+def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
+    """Write a page to a file, all of it or nothing. An older report is replaced; any other file is refused.
 
     ``flag`` is the option that named the file, for error messages.
     """
     output = check_report(path, flag)
-    output.write(render(comparisons, statistics, runs=runs, text_targets=text_targets).encode())
+    output.write(page.encode())
     return output.where
 
 
@@ -105,16 +140,17 @@ def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path
 def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str:
     """Comparisons, or runs, as one HTML page; comparisons on tasks have a page of their own.
 
-    Gives where it lies: a path, or the URI as text.
+    Returns the path of the page, or its URI as text.
 
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
     """
+    check_report(path)  # before the work
     on_tasks = [f for f in found if isinstance(f, TasksComparison)]
     if on_tasks:
         if len(on_tasks) < len(found):
             raise InputError("comparisons on tasks and on texts do not share a page", fix="write two reports")
-        return write_tasks(path, on_tasks)
+        return write(path, render_tasks(on_tasks))
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
-    return write(path, comparisons, [c.statistics() for c in comparisons], runs=runs)
+    return write(path, render(comparisons, [c.statistics() for c in comparisons], runs=runs))

@@ -1,0 +1,191 @@
+"""The page of comparisons on tasks: a table, recovery with its bounds, and the documents that flipped.
+
+Questions and choices come from untrusted files; the template escapes them. The page needs no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from markupsafe import Markup
+
+from scoremode.harness.results import ALL, Flip, TasksComparison, softmax
+from scoremode.report.html.provenance import distinct_commands, served_facts
+from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
+from scoremode.report.html.templating import cell_with_error, fill, fill_page, visible
+from scoremode.report.numbers import written
+from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
+from scoremode.report.text import counted, listed
+
+FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
+LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
+COLUMNS = {
+    "Documents": "documents of the task that were asked",
+    "acc": "share of documents whose right answer is the likeliest",
+    "acc_norm": "the same, with log-probabilities divided by the length of the answer",
+    "Recovery": "the candidate's metric divided by the baseline's, with a paired error",
+    "Lost": "right in the baseline, wrong in the candidate",
+    "Gained": "wrong in the baseline, right in the candidate",
+    "McNemar p": "exact: how likely so uneven flips are by chance",
+    "Changed": "share of documents with another answer chosen, right or not",
+    "Margin shift": "change of the right answer's lead over the best other, nats",
+    "KL": "KL(baseline‖candidate) over the choices, nats",
+}
+
+Row = Mapping[str, Any]
+
+
+def render_tasks(found: Sequence[TasksComparison]) -> str:
+    """The page of comparisons with one baseline on the same tasks."""
+    first = shown_rows(found[0])
+    lines = [Line(r["name"], r["kind"] != "task", tuple(_recovery(c.row(r["name"])) for c in found)) for r in first]
+    facts = [found[0].baseline, *(c.candidate for c in found)]
+    known = [
+        {"model": str(f.get("model")), "model sha256": str(f.get("model_fingerprint")), **served_facts(f)}
+        for f in facts
+    ]
+    names = ["baseline", *(c.name for c in found)]
+    provenance = fill(
+        "provenance.html",
+        commands=distinct_commands(c.manifest for c in found),
+        first=("Tasks", _task_facts(found[0])),
+        runs=[(name, None, its) for name, its in zip(names, known, strict=True)],
+    )
+    with_norm = any(row["acc_norm_baseline"] is not None for c in found for row in c.rows)
+    titles = {name: about for name, about in COLUMNS.items() if name != "acc_norm" or with_norm}
+    return fill_page(
+        "page.html",
+        title=f"{listed([c.name for c in found])} against {found[0].baseline_name} on tasks",
+        lead=_lead(found),
+        sections={"summary": "Summary", "recovery": "Recovery", "flips": "Flips", "provenance": "Provenance"},
+        skip=("flips", "the documents that flipped"),
+        body=(
+            fill(
+                "tasks.html",
+                titles=[("Task", ""), *titles.items()],
+                candidates=[(c.name, [(row, _cells(row)) for row in shown_rows(c)], _flips(c)) for c in found],
+                baseline=found[0].baseline_name,
+                notes=_notes(found),
+                chart=recovery_chart(lines, [c.name for c in found]),
+                most=FLIPS_SHOWN,
+            ),
+            provenance,
+        ),
+    )
+
+
+def _recovery(row: Row) -> Recovery:
+    return Recovery(row["recovery"], row["recovery_low"], row["recovery_high"])
+
+
+def _lead(found: Sequence[TasksComparison]) -> Markup:
+    """The result in a sentence."""
+    best = max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"])
+    r = best.overall
+    on = f"{counted(r['documents'], 'documents')} of {counted(len(found[0].tasks), 'tasks')}."
+    if r["recovery"] is None:
+        return Markup("Asked: {}").format(on)
+    who = Markup("<strong>{}</strong> recovers ").format(visible(best.name)) if len(found) > 1 else "Recovery "
+    said = who + cell_with_error(r["recovery"], r["recovery_stderr"], percent=True)
+    if r["mcnemar"] is not None:
+        flips = f"{counted(r['lost_documents'], 'documents')} lost, {r['gained_documents']:,} gained"
+        said += f"; {flips}, p = {_p(r['mcnemar'])}"
+    return said + f". {on}"
+
+
+def _notes(found: Sequence[TasksComparison]) -> list[str]:
+    first = found[0]
+    notes = [
+        "± is one standard error over documents; that of recovery is paired. The tag names the metric of recovery."
+    ]
+    if len(first.top) > 1:
+        notes.append(f"{ALL}: the mean over {', '.join(first.top)}, which count alike; lost and gained are sums.")
+    notes += [f"{words}." for words in other_metrics(found)]
+    return notes + [f"{note}." for note in dict.fromkeys(note for c in found for note in c.notes)]
+
+
+def _cells(r: Row) -> dict[str, Any]:
+    return {
+        "Documents": f"{r['documents']:,}",
+        "acc": _accuracy(r, "acc") or _accuracy(r, "accuracy"),
+        "acc_norm": _accuracy(r, "acc_norm") or "–",
+        "Recovery": cell_with_error(r["recovery"], r["recovery_stderr"], percent=True),
+        "Lost": _count(r["lost_documents"]),
+        "Gained": _count(r["gained_documents"]),
+        "McNemar p": _p(r["mcnemar"]),
+        "Changed": cell_with_error(r["changed"], percent=True),
+        "Margin shift": cell_with_error(r["margin_shift"], r["margin_shift_stderr"]),
+        "KL": cell_with_error(r["kl_choices"], r["kl_choices_stderr"]),
+    }
+
+
+def _accuracy(r: Row, name: str) -> Markup:
+    if r[f"{name}_baseline"] is None:
+        return Markup()
+    before = written(r[f"{name}_baseline"], r[f"{name}_baseline_stderr"], percent=True)[0]
+    after = written(r[f"{name}_candidate"], r[f"{name}_candidate_stderr"], percent=True)
+    return Markup('{} → {} <span class="error">{}</span>').format(before, *after)
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}".replace("e-0", "e−").replace("e-", "e−")
+
+
+def _flips(c: TasksComparison) -> list[dict[str, Any]]:
+    """The documents that flipped, by task, as the template shows them."""
+    found = []
+    for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
+        flips = list(of_task)
+        lost = sum(not flip.gained for flip in flips)
+        title = f"{task}: {lost:,} lost, {len(flips) - lost:,} gained"
+        found.append({"title": title, "count": len(flips), "shown": [_flip(flip) for flip in flips[:FLIPS_SHOWN]]})
+    return found
+
+
+def _flip(flip: Flip) -> dict[str, Any]:
+    document = flip.document
+    context = "" if document.contexts_differ else document.pairs[0][0]
+    question = context if len(context) <= LONGEST_QUESTION else f"…{context[-LONGEST_QUESTION:]}"
+    choices = []
+    for i in range(len(flip.baseline)):
+        text = document.choices[i] if document.choices else document.pairs[0][1]
+        whole = text + document.pairs[i][1] if document.contexts_differ else text
+        shown = whole if len(whole) <= LONGEST_CHOICE else f"{whole[:LONGEST_CHOICE]}…"
+        answers = []
+        for side, chosen in ((flip.baseline, flip.chosen[0]), (flip.candidate, flip.chosen[1])):
+            share = softmax(side)[i]
+            number = f"{100 * share:.1f}% " if document.choices and math.isfinite(share) else ""
+            answers.append((number, chosen == i, _nats(side[i], text if flip.per_character else "")))
+        choices.append({"text": shown, "right": i in (document.gold or ()), "answers": answers})
+    return {"gained": flip.gained, "number": document.number, "question": question, "choices": choices}
+
+
+def _nats(log_prob: float, text: str) -> str:
+    """A log-probability, and that per character of a text."""
+    if not math.isfinite(log_prob):
+        return "probability 0"
+    each = f", {log_prob / len(text):.3f} per character" if text else ""
+    return f"{log_prob:.3f} nats{each}".replace("-", "−")
+
+
+def _task_facts(c: TasksComparison) -> dict[str, str]:
+    s = c.settings
+    facts = {
+        "lm-eval": s["lm_eval"],
+        "documents": "all" if s["limit"] is None else f"the first {s['limit']:,} of each task",
+        "few-shot examples": ", ".join(f"{name} {count}" for name, count in s["num_fewshot"].items()),
+        "versions of the tasks": ", ".join(f"{task.name} {task.version}" for task in c.tasks if task.version),
+        "chat template": "applied" if s["apply_chat_template"] else "not applied",
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in s["seeds"].items()),
+        "files": ", ".join(f"{name} (sha256 {sha256[:12]})" for name, sha256 in s["task_files"].items()),
+    }
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
