@@ -442,7 +442,9 @@ def test_quality_against_size_has_a_mark_for_every_candidate(
     browser.screen(width)
     browser.open(formats)
     assert browser.ask("document.documentElement.scrollWidth") <= width
-    assert browser.ask("document.querySelector('.large-chart').scrollWidth <= document.querySelector('.large-chart').clientWidth")
+    assert browser.ask(
+        "document.querySelector('.large-chart').scrollWidth <= document.querySelector('.large-chart').clientWidth"
+    )
     for measure in ("kl_mean", "ppl_ratio", "same_top"):
         browser.click(f"[for=size-{measure}]")
         assert browser.ask(f"{SHOWN}.filter((e) => e.classList.contains('{kind}')).length") == 1

@@ -12,11 +12,12 @@ import pytest
 
 from scoremode.report.html.drawing import MARKS, mark_path
 from scoremode.report.html.size_chart import (
-    QUALITIES,
+    DRAWN,
     SCREENS,
     Box,
     Point,
     SizeChart,
+    has_place,
     place_names,
     size_chart,
     size_section,
@@ -27,7 +28,7 @@ from scoremode.statistics.comparison import Comparison
 from tests.report.demo import FORMATS, make_formats
 from tests.report.test_html import EVIL, Page
 
-KL, RATIO, SAME_TOP = QUALITIES
+KL, RATIO, SAME_TOP = DRAWN
 Made = tuple[list[Comparison], list[Mapping[str, Any]]]
 
 
@@ -52,18 +53,18 @@ def points(*places: tuple[float, float], stderr: float | None = None) -> list[Po
     return [Point(f"p{i}", f"p{i}", f"p{i}", 0, size, value, stderr) for i, (size, value) in enumerate(places)]
 
 
-@pytest.mark.parametrize("measure", QUALITIES, ids=lambda m: m.of.name)
+@pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
 def test_the_front_has_whom_nobody_beats(made: Made, measure: Any) -> None:
     """Every pair compared, in the terms of the measure."""
     comparisons, statistics = made
     bits = [bits for _, _, bits, *_ in FORMATS]
-    values = [s[measure.of.name] for s in statistics]
+    values = [s[measure.name] for s in statistics]
     costs: dict[str, Callable[[float], float]] = {
         "kl_mean": lambda v: v,
         "ppl_ratio": lambda v: abs(math.log(v)),
         "same_top": lambda v: 1 - v,
     }
-    cost = costs[measure.of.name]
+    cost = costs[measure.name]
     unbeaten = {
         comparisons[i].name
         for i in range(len(bits))
@@ -82,8 +83,8 @@ def test_marks_stand_where_their_numbers_are(made: Made) -> None:
     drawn, _ = chart_of(made)
     for screen in SCREENS:
         svg = drawn.drawing(screen, "title")
-        up = {label: screen.frame.y(place) for place, label in drawn.up.marks()}
-        along = {float(label): screen.frame.x(place) for place, label in drawn.along.marks()}
+        up = {label: screen.y(place) for place, label in drawn.up.marks()}
+        along = {float(label): screen.x(place) for place, label in drawn.along.marks()}
         (b0, x0), *_, (b1, x1) = along.items()
         high, low = up["0.1"], up["0.01"]
         places = re.findall(r'class="hit" cx="([\d.]+)" cy="([\d.]+)"', svg)
@@ -175,7 +176,7 @@ def test_only_measures_with_values_are_offered(made: Made) -> None:
 
 def test_two_candidates_are_needed(made: Made) -> None:
     assert size_section(made[0][:1], made[1][:1]) == ""
-    page = section((made[0][:2], made[1][:2]), _0={n.of.name: None for n in QUALITIES})
+    page = section((made[0][:2], made[1][:2]), _0={n.name: None for n in DRAWN})
     assert page.count("which needs two candidates. Not drawn: Qwen3-4B-Instruct-2507-Q8_0.gguf: ") == 3
     assert "<svg" not in page
 
@@ -197,12 +198,12 @@ def test_hostile_words_stay_words(made: Made) -> None:
 
 @pytest.mark.parametrize("bits", [(1e-9, 1e-9), (1024, 1e-9), (4.0, 4.0)])
 @pytest.mark.parametrize("values", [(1e-300, 1e300), (0, 0), (1e-12, 0), (5, 5), (1, 1), (1e300, 1e300), (0.5, 1)])
-@pytest.mark.parametrize("measure", QUALITIES, ids=lambda m: m.of.name)
+@pytest.mark.parametrize("measure", DRAWN, ids=lambda m: m.name)
 @pytest.mark.parametrize("stderr", [None, 1e-300, 1e300])
 def test_absurd_numbers_are_drawn_inside(
     bits: Sequence[float], values: Sequence[float], measure: Any, stderr: float | None
 ) -> None:
-    if not all(map(measure.has_place, values)):
+    if not all(has_place(measure, value) for value in values):
         assert measure in (RATIO, SAME_TOP)
         return
     placed = points(*((size, measure.factor * v) for size, v in zip(bits, values, strict=True)), stderr=stderr)
@@ -211,8 +212,8 @@ def test_absurd_numbers_are_drawn_inside(
         assert "nan" not in svg
         assert "inf" not in svg
         for x, y in re.findall(r'class="hit" cx="([^"]+)" cy="([^"]+)"', svg):
-            assert 0 <= float(x) <= screen.frame.width
-            assert 0 <= float(y) <= screen.frame.height
+            assert 0 <= float(x) <= screen.width
+            assert 0 <= float(y) <= screen.height
 
 
 def test_marks_differ_for_many_groups() -> None:

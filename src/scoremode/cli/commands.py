@@ -7,75 +7,34 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from scoremode import __version__
-from scoremode.cli import comparing_verbs as comparing
-from scoremode.cli import forwarding_verbs as forwarding
-from scoremode.cli import listing_verbs as listing
-from scoremode.cli import prob, signals, streams
-from scoremode.cli import scoring_verbs as scoring
-from scoremode.cli.parser import BAD_INPUT, Parser
+from scoremode.cli import signals, streams
+from scoremode.cli.comparing_verbs import CompareVerb, ReportVerb, TasksVerb
+from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
+from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
+from scoremode.cli.parser import BAD_INPUT, Parser, Verb
+from scoremode.cli.prob import ProbVerb
+from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ReferenceVerb
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A command: its summary and epilog in the help (docstrings are gone under python -OO), its flags, its work."""
-
-    summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]
-    epilog: str | None = None
-    passes_on: bool = False  # are flags that are not ours those of another program?
-
-
-VERBS = {
-    "ppl": Verb("perplexity of a text by a named method", scoring.add_ppl, scoring.run_ppl, scoring.PPL_EPILOG),
-    "prob": Verb("probability of targets after a prompt", prob.add_prob, prob.run_prob, prob.PROB_EPILOG),
-    "compare": Verb(
-        "what changed between a baseline and its candidates, with errors",
-        *(comparing.add_compare, comparing.run_compare, comparing.COMPARE_EPILOG),
-    ),
-    "tasks": Verb(
-        "candidates against a baseline on tasks of lm-eval: recovery and flips, with errors",
-        *(comparing.add_tasks, comparing.run_tasks, comparing.TASKS_EPILOG),
-    ),
-    "reference": Verb(
-        "score a text with a baseline and keep its hidden states for comparisons",
-        *(scoring.add_reference, scoring.run_reference, scoring.REFERENCE_EPILOG),
-    ),
-    "report": Verb("runs and comparisons as one HTML page", comparing.add_report, comparing.run_report),
-    "plan": Verb(
-        "a dry run, windows, targets, work and memory, with no weight loaded", scoring.add_plan, scoring.run_plan
-    ),
-    "noise": Verb(
-        "how far scores move when only the engine's settings do",
-        *(scoring.add_noise, scoring.run_noise, scoring.NOISE_EPILOG),
-    ),
-    "lm-eval": Verb(
-        "lm-evaluation-harness's own command line, with its tasks scored by any engine here",
-        *(forwarding.add_lm_eval, lambda parsed: forwarding.run_lm_eval(parsed.words)),
-    ),
-    "serve": Verb(
-        "load a model once, and answer many clients over HTTP",
-        *(forwarding.add_serve, forwarding.run_serve, forwarding.SERVE_EPILOG),
-        passes_on=True,
-    ),
-    "methods": Verb(
-        "the named recipes, or one of them with its windows drawn", listing.add_methods, listing.run_methods
-    ),
-    "show": Verb("a run that was kept with --out", listing.add_show, listing.run_show),
-    "cache": Verb(
-        "what is kept in the cache folder; scoremode cache prune removes from it",
-        *(listing.add_cache, listing.run_cache, listing.CACHE_EPILOG),
-    ),
-    "engines": Verb("what can turn a plan into scores here", listing.add_engines, listing.run_engines),
-    "doctor": Verb(
-        "versions, devices, and a self-test of every engine that is installed",
-        *(listing.add_doctor, listing.run_doctor, listing.DOCTOR_EPILOG),
-    ),
+VERBS: dict[str, Verb] = {
+    "ppl": PplVerb(),
+    "prob": ProbVerb(),
+    "compare": CompareVerb(),
+    "tasks": TasksVerb(),
+    "reference": ReferenceVerb(),
+    "report": ReportVerb(),
+    "plan": PlanVerb(),
+    "noise": NoiseVerb(),
+    "lm-eval": LmEvalVerb(),
+    "serve": ServeVerb(),
+    "methods": MethodsVerb(),
+    "show": ShowVerb(),
+    "cache": CacheVerb(),
+    "engines": EnginesVerb(),
+    "doctor": DoctorVerb(),
 }
 TAKES_OTHERS = ("lm-eval", "serve")  # these have no --json, and flags that are not ours go to another program
 OUR_BUG = 70
@@ -136,7 +95,7 @@ def _end_with(error: Exception | KeyboardInterrupt) -> int:
 
 def _run(given: list[str]) -> int:
     if given and given[0] == "lm-eval":  # all of its flags are another program's
-        return forwarding.run_lm_eval(given[1:])
+        return run_lm_eval(given[1:])
     parser = build_parser()
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")

@@ -14,7 +14,11 @@ from scoremode.text import json_files
 if TYPE_CHECKING:
     from scoremode.engines.options import KnownOption
 
-Flags = Mapping[str, Mapping[str, Any]]  # the arguments of ``add_argument``, by flag
+Flags = Mapping[str, str]
+"""Flags as the help shows them, and what they do.
+
+``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, and N is a whole number.
+"""
 
 
 def integer(text: str) -> int:
@@ -66,73 +70,78 @@ def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-JSON: Flags = {"--json": {"action": "store_true", "help": "print the facts for machines, and nothing else"}}
-WORST: Flags = {
-    "--worst": {"type": count, "default": 8, "metavar": "N", "help": "worst-predicted tokens to show (default: 8)"}
-}
+JSON: Flags = {"--json": "print the facts for machines, and nothing else"}
 CARDS: Flags = {
-    "--markdown": {"action": "store_true", "help": "print the table for a model card"},
-    "--model-index": {"action": "store_true", "help": "print the metadata block for the Hugging Face hub"},
+    "--markdown": "print the table for a model card",
+    "--model-index": "print the metadata block for the Hugging Face hub",
 }
-REPORT: Flags = {"--report": {"metavar": "FILE", "help": "write the HTML report there"}}
-MODEL: Flags = {"model": {"metavar": "MODEL", "help": "smollm2-135m, a checkpoint folder, or a name on the hub"}}
+REPORT: Flags = {"--report FILE": "write the HTML report there"}
+MODEL: Flags = {"model MODEL": "smollm2-135m, a checkpoint folder, or a name on the hub"}
 TEXT: Flags = {
-    "--corpus": {
-        "action": "append",
-        "metavar": "TEXT",
-        "help": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder or a pattern "
-        "('notes/*.txt') of files, or - for stdin",
-    },
-    "--text": {"help": "a text given here"},
-    "--dataset": {"metavar": "NAME", "help": "a dataset on the Hugging Face hub"},
-    "--dataset-config": {"metavar": "CONFIG"},
-    "--split": {"help": "of the dataset (default: test)"},
-    "--field": {"help": "of .jsonl or .parquet rows (default: text, or messages)"},
-    "--num-samples": {"type": integer, "metavar": "N", "help": "only the first N rows (of one plain text: lines)"},
-    "--document-tokens": {"type": integer, "metavar": "N", "help": "only the first N tokens of each document"},
-    "--assistant-only": {"action": "store_true", "help": "of chat rows, score the assistant's tokens alone"},
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder or a "
+    "pattern ('notes/*.txt') of files, or - for stdin",
+    "--text TEXT": "a text given here",
+    "--dataset NAME": "a dataset on the Hugging Face hub",
+    "--dataset-config CONFIG": "",
+    "--split SPLIT": "of the dataset (default: test)",
+    "--field FIELD": "of .jsonl or .parquet rows (default: text, or messages)",
+    "--num-samples N": "only the first N rows (of one plain text: lines)",
+    "--document-tokens N": "only the first N tokens of each document",
+    "--assistant-only": "of chat rows, score the assistant's tokens alone",
 }
 METHOD: Flags = {
-    "--method": {"action": "append", "help": "see scoremode methods (default: sliding-once)"},
-    "--context-length": {"type": integer, "metavar": "N", "help": "tokens per window (default: the method's)"},
-    "--stride": {"type": integer, "metavar": "N", "help": "tokens between windows (default: the method's)"},
-    "--max-windows": {"type": integer, "metavar": "N", "help": "0 for all (default: the method's own limit)"},
+    "--method METHOD …": "see scoremode methods (default: sliding-once)",
+    "--context-length N": "tokens per window (default: the method's)",
+    "--stride N": "tokens between windows (default: the method's)",
+    "--max-windows N": "0 for all (default: the method's own limit)",
 }
+AGAIN = {"--corpus TEXT …": "; give it again for another question", "--method METHOD …": "; may be given again"}
+QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
 ENGINE: Flags = {
-    "--engine": {"help": "see scoremode engines (default: the one that fits the model)"},
-    "--tokenizer": {"metavar": "FOLDER", "help": "another tokenizer than the model's own"},
+    "--engine ENGINE": "see scoremode engines (default: the one that fits the model)",
+    "--tokenizer FOLDER": "another tokenizer than the model's own",
 }
 REPLICAS: Flags = {
-    "--replicas": {"type": integer, "metavar": "N", "help": "engines at a time (default: one, in this process)"},
-    "--ray": {
-        "metavar": "ADDRESS",
-        "help": "auto, or HOST:PORT of a Ray cluster (default: Ray is started here)",
-    },
-    "--gpus-per-replica": {"type": amount, "metavar": "N", "help": "also a share (default: what it needs)"},
-    "--cpus-per-replica": {"type": amount, "metavar": "N", "help": "default: 1 for each process of an engine"},
+    "--replicas N": "engines at a time (default: one, in this process)",
+    "--ray ADDRESS": "auto, or HOST:PORT of a Ray cluster (default: Ray is started here)",
 }
-BASELINE: Flags = {
-    "--baseline-engine": {"metavar": "NAME", "help": "default: --engine"},
-    "--baseline-dtype": {"metavar": "DTYPE", "help": "default: --dtype"},
+PER_REPLICA: Flags = {
+    "--gpus-per-replica N": "also a share (default: what it needs)",
+    "--cpus-per-replica N": "default: 1 for each process of an engine",
 }
-AGAIN = {"--corpus": "; give it again for another question", "--method": "; may be given again"}
-QUESTION = tuple(flag.removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
+BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dtype DTYPE": "default: --dtype"}
 
 
-def add(parser: Any, *groups: Flags) -> None:
-    """Add these flags to a parser or to one of its groups."""
-    for flags in groups:
-        for name, details in flags.items():
-            parser.add_argument(name, **details)
+def add(parser: Any, flags: Flags, **details: Any) -> None:
+    """Add flags to a parser or to one of its groups; ``details`` are arguments of ``add_argument`` for all of them."""
+    for words, about in flags.items():
+        name, _, value = words.partition(" ")
+        given: dict[str, Any] = {"metavar": value.removesuffix(" …"), "help": about or None}
+        if not value:
+            given = {"action": "store_true", "help": about}
+        elif value.endswith(" …"):
+            given |= {"action": "append"} if name.startswith("-") else {"nargs": "+"}
+        elif value == "N":
+            given["type"] = integer
+        parser.add_argument(name, **{**given, **details})
+
+
+def add_worst(parser: Any) -> None:
+    add(parser, {"--worst N": "worst-predicted tokens to show (default: 8)"}, type=count, default=8)
+
+
+def add_model(parser: argparse.ArgumentParser, *, several: bool = False, replicas: bool = True) -> None:
+    """A model, the question that it is asked, and its engine."""
+    add(parser, MODEL)
+    add_question(parser, several=several)
+    add_engine(parser, replicas=replicas)
 
 
 def add_question(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Flags of a question; with ``several``, a corpus or a method that is given again is another question."""
     for title, flags in (("text", TEXT), ("method", METHOD)):
-        group = parser.add_argument_group(title)
-        for name, details in flags.items():
-            more = AGAIN[name] if several and name in AGAIN else ""
-            add(group, {name: {**details, "help": details["help"] + more} if more else details})
+        more = AGAIN if several else {}
+        add(parser.add_argument_group(title), {name: about + more.get(name, "") for name, about in flags.items()})
 
 
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
@@ -150,8 +159,9 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
             groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
         _add_option(groups[engines[0]], option)
     if replicas:
-        words = "several engines share the work: pip install '.[ray]'"
-        add(parser.add_argument_group("replicas", words), REPLICAS)
+        group = parser.add_argument_group("replicas", "several engines share the work: pip install '.[ray]'")
+        add(group, REPLICAS)
+        add(group, PER_REPLICA, type=amount)
 
 
 def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:

@@ -6,7 +6,8 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-from scoremode.cli import streams
+from scoremode.cli import flags, streams
+from scoremode.cli.parser import Verb
 from scoremode.errors import print_line
 
 LM_EVAL_HELP = """\
@@ -28,14 +29,16 @@ arguments of the model (--model_args NAME=VALUE,…):
 
 The flags of lm-eval itself: scoremode lm-eval run --help
 """
-SERVE_EPILOG = (
-    "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, --api-key KEY, "
-    "--data-parallel-size 2, … Ctrl-C stops it."
-)
 
 
-def add_lm_eval(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs=argparse.REMAINDER)
+class LmEvalVerb(Verb):
+    summary = "lm-evaluation-harness's own command line, with its tasks scored by any engine here"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs=argparse.REMAINDER)
+
+    def run(self, parsed: argparse.Namespace) -> int:
+        return run_lm_eval(parsed.words)
 
 
 def run_lm_eval(words: Sequence[str]) -> int:
@@ -53,35 +56,40 @@ def run_lm_eval(words: Sequence[str]) -> int:
     return 0
 
 
-def add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a folder, a name on the hub, or smollm2-135m")
-    parser.add_argument(
-        "--head", choices=("exact", "as-served"), default="exact", help="logits in float32, or as they are served"
+class ServeVerb(Verb):
+    summary = "load a model once, and answer many clients over HTTP"
+    epilog = (
+        "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, --api-key KEY, "
+        "--data-parallel-size 2, … Ctrl-C stops it."
     )
-    parser.add_argument("--head-kernel", metavar="NAME", help="default: the fastest one that passes its self-test")
-    parser.add_argument("--most-body-mib", type=int, metavar="N", help="size of one request (default: 256)")
-    parser.add_argument("--most-windows", type=int, metavar="N", help="windows in one request (default: 1024)")
-    parser.add_argument(
-        "--most-heads-mib", type=int, metavar="N", help="heads of baselines that clients may leave here (default: 8192)"
-    )
-    parser.add_argument(
-        "--allow-untested", action="store_true", help="start a server that scoremode was not tested with"
-    )
+    passes_on = True
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        flags.add(parser, {"model MODEL": "a folder, a name on the hub, or smollm2-135m"})
+        logits = "logits in float32, or as they are served"
+        parser.add_argument("--head", choices=("exact", "as-served"), default="exact", help=logits)
+        flags.add(parser, {"--head-kernel NAME": "default: the fastest one that passes its self-test"})
+        most = {
+            "--most-body-mib N": "size of one request (default: 256)",
+            "--most-windows N": "windows in one request (default: 1024)",
+            "--most-heads-mib N": "heads of baselines that clients may leave here (default: 8192)",
+        }
+        flags.add(parser, most, type=int)
+        flags.add(parser, {"--allow-untested": "start a server that scoremode was not tested with"})
 
-def run_serve(parsed: argparse.Namespace) -> None:
-    from scoremode.service.starting import ServiceOptions, become, command
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.service.starting import ServiceOptions, become, command
 
-    options = ServiceOptions(
-        head=parsed.head,
-        head_kernel=parsed.head_kernel,
-        body_mib=parsed.most_body_mib,
-        windows=parsed.most_windows,
-        heads_mib=parsed.most_heads_mib,
-        allow_untested=parsed.allow_untested,
-    )
-    made = command(parsed.model, options, getattr(parsed, "passed_on", []))
-    print_line(f"scoremode: starting {made.shown()}")
-    asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
-    print_line(f"scoremode: it will answer at {made.address}; then type: {asked}")
-    become(made)
+        options = ServiceOptions(
+            head=parsed.head,
+            head_kernel=parsed.head_kernel,
+            body_mib=parsed.most_body_mib,
+            windows=parsed.most_windows,
+            heads_mib=parsed.most_heads_mib,
+            allow_untested=parsed.allow_untested,
+        )
+        made = command(parsed.model, options, getattr(parsed, "passed_on", []))
+        print_line(f"scoremode: starting {made.shown()}")
+        asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
+        print_line(f"scoremode: it will answer at {made.address}; then type: {asked}")
+        become(made)

@@ -27,6 +27,21 @@ WRITTEN = {"out", "report", "output"}
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
+class Verb:
+    """A command of the command line: its words in the help, its flags, and its work."""
+
+    summary: str  # docstrings are gone under python -OO
+    epilog: str | None = None
+    passes_on = False  # are flags that are not ours those of another program?
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        raise NotImplementedError
+
+    def run(self, parsed: argparse.Namespace) -> int | None:
+        """Do the work and print the result; the exit code, if it is not 0."""
+        raise NotImplementedError
+
+
 class Once(argparse.Action):
     """Store a value; a flag given a second time is refused, because one of the two would be dropped silently."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from scoremode.cli import flags
 from scoremode.cli.output import print_json_list, print_parts, progress_bar
+from scoremode.cli.parser import Verb
 from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
@@ -21,62 +22,60 @@ if TYPE_CHECKING:
 SECTION = 1 << 14
 """Pairs that are scored and printed together without --out: more would not fit into a bounded memory."""
 
-PROB_EPILOG = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
+class ProbVerb(Verb):
+    summary = "probability of targets after a prompt"
+    epilog = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
-def add_prob(parser: argparse.ArgumentParser) -> None:
-    flags.add(parser, flags.MODEL)
-    parser.add_argument("--prompt", help="what stands before")
-    parser.add_argument("--target", action="append", metavar="TEXT", help="what may follow; give it once for each")
-    parser.add_argument("--file", metavar="PAIRS.jsonl", help="pairs from a file")
-    parser.add_argument("--out", metavar="RESULTS.jsonl", help="write one result on each line; resumes after a kill")
-    parser.add_argument(
-        "--fresh", action="store_true", help="score again even if --out holds results, and replace them"
-    )
-    parser.add_argument(
-        "--leading-space",
-        default="as-given",
-        choices=("as-given", "add"),
-        help='score the target as it is, or " Paris" for "Paris" (default: as-given)',
-    )
-    parser.add_argument(
-        "--spanning",
-        default="constrain",
-        choices=("constrain", "refuse"),
-        help="what to do if a token spans the end of the prompt (default: constrain)",
-    )
-    parser.add_argument("--add-bos", action="store_true", help="put a BOS first if the tokenizer does not")
-    flags.add_engine(parser)
-    flags.add(parser, flags.JSON)
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        asked = {
+            **flags.MODEL,
+            "--prompt PROMPT": "what stands before",
+            "--target TEXT …": "what may follow; give it once for each",
+            "--file PAIRS.jsonl": "pairs from a file",
+            "--out RESULTS.jsonl": "write one result on each line; resumes after a kill",
+            "--fresh": "score again even if --out holds results, and replace them",
+        }
+        flags.add(parser, asked)
+        for flag, choices, about in (
+            ("--leading-space", ("as-given", "add"), 'score the target as it is, or " Paris" for "Paris"'),
+            ("--spanning", ("constrain", "refuse"), "what to do if a token spans the end of the prompt"),
+        ):
+            words = f"{about} (default: {choices[0]})"
+            parser.add_argument(flag, default=choices[0], choices=choices, help=words)
+        flags.add(parser, {"--add-bos": "put a BOS first if the tokenizer does not"})
+        flags.add_engine(parser)
+        flags.add(parser, flags.JSON)
 
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.report.terminal.run_tables import sequence_table
+        from scoremode.verbs.prob import SequenceProbability
 
-def run_prob(parsed: argparse.Namespace) -> None:
-    from scoremode.report.terminal.run_tables import sequence_table
-    from scoremode.verbs.prob import SequenceProbability
-
-    if parsed.fresh and parsed.out is None:
-        raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
-    pairs = _pairs(parsed)
-    output = _checked_output(parsed) if parsed.out is not None else None
-    with SequenceProbability(
-        parsed.model,
-        leading_space=parsed.leading_space,
-        spanning=parsed.spanning,
-        add_bos=parsed.add_bos,
-        **flags.model_arguments(parsed),
-    ) as lm:
-        if output is not None:
-            _score_into(output, lm, pairs, parsed)
-            return
-        scored = _scored(lm, pairs)
-        first = next(scored)  # one list, unless there are very many pairs: then nothing is printed before it is scored
-        sections = chain(iter([first]), scored)
-        del first
-        if parsed.json:
-            print_json_list(result.as_json() for results in sections for result in results)
-        else:
-            for results in sections:
-                print_parts(sequence_table(results))
+        if parsed.fresh and parsed.out is None:
+            raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
+        pairs = _pairs(parsed)
+        output = _checked_output(parsed) if parsed.out is not None else None
+        with SequenceProbability(
+            parsed.model,
+            leading_space=parsed.leading_space,
+            spanning=parsed.spanning,
+            add_bos=parsed.add_bos,
+            **flags.model_arguments(parsed),
+        ) as lm:
+            if output is not None:
+                _score_into(output, lm, pairs, parsed)
+                return
+            scored = _scored(lm, pairs)
+            first = next(
+                scored
+            )  # one list, unless there are very many pairs: then nothing is printed before it is scored
+            sections = chain(iter([first]), scored)
+            del first
+            if parsed.json:
+                print_json_list(result.as_json() for results in sections for result in results)
+            else:
+                for results in sections:
+                    print_parts(sequence_table(results))
 
 
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.arguments import require_flag, whole_number
-from scoremode.engines.arguments import EngineArguments
 from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.harness.chat import hugging_face_tokenizer, render
 from scoremode.harness.documents import Render, build_documents, judges_itself
@@ -26,7 +25,7 @@ from scoremode.store import runs
 from scoremode.store.kld import is_kld
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.verbs import sides
-from scoremode.verbs.arguments import ModelArguments, spelled_out
+from scoremode.verbs.arguments import EngineArguments, ModelArguments, spelled_out
 from scoremode.verbs.comparing import Folders, short
 from scoremode.verbs.model import HeldModel
 from scoremode.verbs.progress import Progress, announce

@@ -30,7 +30,7 @@ def install() -> None:
 def run_html(run: Run) -> str:
     """The numbers of a run, then their provenance."""
     m = run.manifest
-    rows = []
+    rows: list[tuple[str, str]] = []
     for measure in RUN_MEASURES:
         if stored := m.get("metrics", {}).get(measure.name):
             estimate = Estimate.from_json(stored)
@@ -58,7 +58,7 @@ def comparison_html(comparison: Comparison) -> str:
     """The candidate's numbers against the baseline's."""
     statistics, its = comparison.statistics(), served(comparison)
     baseline = comparison.baseline.manifest.get("model", "the baseline")
-    rows = [("Baseline perplexity", cell_with_error(statistics.get("ppl_baseline")))]
+    rows: list[tuple[str, str]] = [("Baseline perplexity", cell_with_error(statistics.get("ppl_baseline")))]
     rows += [(m.label, measure_cell(m, statistics)) for m in MEASURES if statistics.get(m.name) is not None]
     if not all(run.scores.has("top") for run in (comparison.baseline, comparison.candidate)):
         rows.append(("Same top", NOT_MEASURED))

@@ -27,6 +27,12 @@ class Measure:
     terminal: str = ""  # the label in a terminal; '' if it is not shown there
     digits: int = 0  # after the point, in a terminal
     card: str = ""  # the label in a model card; '' if it is not shown there
+    choice: str = ""  # on the switch of the chart against size; '' if it is not drawn there
+    axis: str = ""  # the label of that chart's axis
+
+    @property
+    def factor(self) -> float:
+        return 100.0 if self.percent else 1.0
 
     def cost(self, value: float) -> float:
         """The value as a number of which less is better."""
@@ -37,12 +43,26 @@ class Measure:
 
 MEASURES = (
     Measure("ppl_candidate", "Perplexity", "exponential of the mean surprise", "none", False, "ppl", 4, "perplexity"),
-    Measure("ppl_ratio", "PPL ratio", "perplexity divided by the baseline's", "one", False, "ratio", 4, "ratio"),
     Measure(
-        *("kl_mean", "KL mean", "mean KL(baseline‖candidate), nats per token"),
+        "ppl_ratio",
+        "PPL ratio",
+        "perplexity divided by the baseline's",
+        "one",
+        terminal="ratio",
+        digits=4,
+        card="ratio",
+        choice="Perplexity ratio",
+        axis="perplexity ratio",
+    ),
+    Measure(
+        "kl_mean",
+        "KL mean",
+        "mean KL(baseline‖candidate), nats per token",
         terminal="KL mean",
         digits=5,
         card="KL mean (nats)",
+        choice="KL",
+        axis="mean KL, nats per token",
     ),
     Measure("kl_median", "KL median", "half of the tokens moved less", terminal="median", digits=5),
     Measure("kl_p99", "KL 99%", "99% of the tokens moved less", terminal="99%", digits=4, card="KL 99 %"),
@@ -52,10 +72,16 @@ MEASURES = (
         "delta_p_rms", "Δp RMS", "root mean square change in the probability of the text's own token", percent=True
     ),
     Measure(
-        *("same_top", "Same top", "share of tokens with the same first choice", "high", True),
+        "same_top",
+        "Same top",
+        "share of tokens with the same first choice",
+        "high",
+        percent=True,
         terminal="same top",
         digits=2,
         card="same top",
+        choice="Same top",
+        axis="same first choice, % of tokens",
     ),
     Measure("worse", "Worse", "share of the text's tokens that became less likely", "none", percent=True),
     Measure("bits_per_byte_candidate", "Bits/byte", "bits per byte of the text", "none"),

@@ -43,17 +43,11 @@ def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> st
     """
     if measure(text) <= width:
         return text
-    head, tail = len(text), 0
-    while head + tail and measure(text[:head] + "…" + text[len(text) - tail :]) > width:
-        head, tail = _shorter(head, tail, len(text))
-    return f"{text[:head]}…{text[len(text) - tail :]}" if width > 0 else ""
-
-
-def _shorter(head: int, tail: int, length: int) -> tuple[int, int]:
-    """One character less, with both ends of about the same length."""
-    if tail == 0 and head == length:
-        return (length - 1) - (length - 1) // 2, (length - 1) // 2
-    return (head - 1, tail) if head > tail else (head, tail - 1)
+    for kept in range(len(text) - 1, -1, -1):
+        shorter = f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+        if measure(shorter) <= width:
+            return shorter
+    return ""
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:

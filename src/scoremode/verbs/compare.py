@@ -17,7 +17,6 @@ import numpy as np
 
 from scoremode.cluster.engine import require_alone
 from scoremode.cluster.starting import Cluster
-from scoremode.engines.arguments import EngineArguments
 from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
 from scoremode.engines.plugin import Work
@@ -35,7 +34,7 @@ from scoremode.store.reference_format import REFERENCE
 from scoremode.store.remote_copies import is_there
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
-from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.arguments import AllArguments, EngineArguments, spelled_out
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.comparing import NOISE, Folders, as_comparison, compared_with, short

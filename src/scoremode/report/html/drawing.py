@@ -62,6 +62,8 @@ class Frame:
     right: float = 10
     top: float = 24
     bottom: float = 38
+    text: float = 11  # the size of its text
+    longest: int = 0  # characters of the names beside its marks
 
     def x(self, place: float) -> float:
         return self.left + place * (self.width - self.left - self.right)

@@ -197,19 +197,15 @@ def distinct_tokens(run: Run) -> int:
 
 def taken(columns: Scores | TargetFacts, names: Sequence[str], order: Ints) -> list[npt.NDArray[Any]]:
     """Some rows of some columns that were measured, in the order given; the columns are not held whole."""
-    ascending = np.argsort(order, kind="stable")
-    wanted, begin, at = order[ascending], 0, 0
-    parts: list[tuple[npt.NDArray[Any], ...]] = []
+    found: list[npt.NDArray[Any]] = []
+    begin, missing = 0, len(order)
     for block in columns.blocks(*names):
+        found = found or [np.empty(len(order), values.dtype) for values in block]
         end = begin + len(block[0])
-        upto = int(np.searchsorted(wanted, end))
-        if upto > at or not parts:
-            parts.append(tuple(column[wanted[at:upto] - begin] for column in block))
-        begin, at = end, upto
-        if at == len(wanted):
+        here = np.flatnonzero((order >= begin) & (order < end))
+        for rows, values in zip(found, block, strict=True):
+            rows[here] = values[order[here] - begin]
+        begin, missing = end, missing - len(here)
+        if not missing:
             break
-    if not parts:  # not a single target
-        return [getattr(columns, name) for name in names]
-    back = np.empty_like(ascending)
-    back[ascending] = np.arange(len(ascending))
-    return [np.concatenate(of_column)[back] for of_column in zip(*parts, strict=True)]
+    return found or [getattr(columns, name) for name in names]  # not a single target

@@ -38,45 +38,17 @@ NEAR = 16.0  # further away, a line leads from the name to its mark
 HIDDEN = 0.3  # the share of a name that may be covered before it is left out
 
 
-@dataclass(frozen=True, slots=True)
-class Screen:
-    """A drawing for one kind of screen: its frame, the size of its text and the longest name in it."""
-
-    frame: Frame
-    text: float
-    longest: int
-
-
 SCREENS = (
-    Screen(Frame("wide", 920, 430, 66, 14, 30, 44), 13, 30),
-    Screen(Frame("narrow", 360, 400, 50, 14, 30, 44), 12.5, 20),
+    Frame("wide", 920, 430, 66, 14, 30, 44, text=13, longest=30),
+    Frame("narrow", 360, 400, 50, 14, 30, 44, text=12.5, longest=20),
 )
+DRAWN = [next(m for m in MEASURES if m.name == name) for name in ("kl_mean", "ppl_ratio", "same_top")]
 
 
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """A measure that is drawn upwards."""
-
-    of: Measure
-    choice: str  # on the switch
-    label: str  # of the axis
-
-    @property
-    def factor(self) -> float:
-        return 100.0 if self.of.percent else 1.0
-
-    def has_place(self, value: float) -> bool:
-        """Can this be a value at all, and be drawn?"""
-        least, most = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1.0)}[self.of.better]
-        return least <= value <= most
-
-
-_named = {measure.name: measure for measure in MEASURES}
-QUALITIES = (
-    Quality(_named["kl_mean"], "KL", "mean KL, nats per token"),
-    Quality(_named["ppl_ratio"], "Perplexity ratio", "perplexity ratio"),
-    Quality(_named["same_top"], "Same top", "same first choice, % of tokens"),
-)
+def has_place(measure: Measure, value: float) -> bool:
+    """Can this be a value of the measure at all, and be drawn?"""
+    least, most = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1.0)}[measure.better]
+    return least <= value <= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +75,24 @@ def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statist
         return Markup()
     facts = [served(c) for c in comparisons]
     charts, notes = [], []
-    for quality in QUALITIES:
-        chart, missing = size_chart(quality, comparisons, statistics, facts)
+    for measure in DRAWN:
+        chart, missing = size_chart(measure, comparisons, statistics, facts)
         if len(chart.points) > 1:
             charts.append(chart.figure(missing))
         else:
-            notes.append(f"No chart of {quality.choice}, which needs two candidates. {_not_drawn(missing)}")
+            notes.append(f"No chart of {measure.choice}, which needs two candidates. {_not_drawn(missing)}")
     noise = any(chart["noise"] for chart in charts)
     return fill("size_section.html", charts=charts, groups=list(in_groups(facts)), noise=noise, notes=notes)
 
 
 def size_chart(
-    quality: Quality, comparisons: Sequence[Comparison], statistics: Sequence[Statistics], facts: Sequence[Served]
+    measure: Measure, comparisons: Sequence[Comparison], statistics: Sequence[Statistics], facts: Sequence[Served]
 ) -> tuple[SizeChart, Missing]:
     """The chart of one measure; the candidates that are not in it, by the reason for that."""
     by_bits = any(f.bits_per_weight is not None for f in facts)
     groups = list(in_groups(facts))
     labels = without_common_start([c.name for c in comparisons])
-    name = quality.of.name
+    name = measure.name
     points: list[Point] = []
     missing: Missing = {}
     for c, s, f, label in zip(comparisons, statistics, facts, labels, strict=True):
@@ -128,17 +100,17 @@ def size_chart(
         value, error = usable(s.get(name)), usable(s.get(f"{name}_stderr"))
         if size is None:
             missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(c.name)
-        elif value is None or not quality.has_place(value):
-            missing.setdefault(_why_missing(quality, c, s), []).append(c.name)
+        elif value is None or not has_place(measure, value):
+            missing.setdefault(_why_missing(measure, c, s), []).append(c.name)
         else:
-            stderr = quality.factor * error if error is not None and 0 < error <= LARGEST else None
-            shown = " ".join(written(s.get(name), s.get(f"{name}_stderr"), percent=quality.of.percent)).strip()
-            said = f"{c.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {quality.choice} {shown}"
+            stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None
+            shown = " ".join(written(s.get(name), s.get(f"{name}_stderr"), percent=measure.percent)).strip()
+            said = f"{c.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
             said += f" ({f.line})" if f.line else ""
-            points.append(Point(c.name, label, said, groups.index(f.group), size, quality.factor * value, stderr))
+            points.append(Point(c.name, label, said, groups.index(f.group), size, measure.factor * value, stderr))
     known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
     floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
-    return SizeChart(points, quality, "bits per weight" if by_bits else "size, GiB", floors), missing
+    return SizeChart(points, measure, "bits per weight" if by_bits else "size, GiB", floors), missing
 
 
 def _not_drawn(missing: Missing) -> str:
@@ -146,10 +118,10 @@ def _not_drawn(missing: Missing) -> str:
     return f"Not drawn: {'; '.join(reasons)}."
 
 
-def _why_missing(quality: Quality, c: Comparison, s: Statistics) -> str:
-    if quality.of.name == "same_top":
+def _why_missing(measure: Measure, c: Comparison, s: Statistics) -> str:
+    if measure.name == "same_top":
         return "no share of first choices was measured"
-    if quality.of.name == "ppl_ratio":
+    if measure.name == "ppl_ratio":
         return f"its perplexity ratio is {CANNOT}"
     if c.kl is None:
         return str(c.manifest.get("kl_missing") or "no KL")
@@ -162,7 +134,7 @@ class SizeChart:
     """The chart of one measure."""
 
     points: Sequence[Point]
-    quality: Quality
+    measure: Measure
     size_label: str
     floors: Sequence[float] = ()  # noise floors, if the measure has them: candidates may have been given different ones
 
@@ -173,7 +145,7 @@ class SizeChart:
     @cached_property
     def front(self) -> list[int]:
         """The candidates that no other one beats, by size and by the measure; the smallest first."""
-        costs = [self.quality.of.cost(p.value) for p in self.points]
+        costs = [self.measure.cost(p.value) for p in self.points]
         return front([p.size for p in self.points], costs)
 
     @cached_property
@@ -185,11 +157,11 @@ class SizeChart:
     @cached_property
     def log(self) -> bool:
         values = [p.value for p in self.points if p.value > 0]
-        return self.quality.of.better != "high" and bool(values) and max(values) / min(values) >= DECADE
+        return self.measure.better != "high" and bool(values) and max(values) / min(values) >= DECADE
 
     @cached_property
     def up(self) -> Axis:
-        better, label = self.quality.of.better, self.quality.label
+        better, label = self.measure.better, self.measure.axis
         high, low = max(p.ends[0] for p in self.points), min(p.ends[1] for p in self.points)
         if self.log:
             least = min(p.value for p in self.points if p.value > 0)
@@ -214,9 +186,9 @@ class SizeChart:
 
     def figure(self, missing: Missing) -> dict[str, object]:
         """The drawings, and the words around them."""
-        quality = self.quality
-        title = f"{quality.choice} against {self.size_label.partition(',')[0]}"
-        better = BETTER[quality.of.better]
+        measure = self.measure
+        title = f"{measure.choice} against {self.size_label.partition(',')[0]}"
+        better = BETTER[measure.better]
         bars = " Bars are one standard error, as in the table." if any(p.stderr for p in self.points) else ""
         text = (
             f"{better.capitalize()} and further to the left is better.{bars}"
@@ -229,18 +201,18 @@ class SizeChart:
             notes.append(("", f"On the lower edge, because a logarithmic axis has no 0: {', '.join(zero)}."))
         if missing:
             notes.append(("", _not_drawn(missing)))
-        for screen in SCREENS:
-            unnamed = sum(spot is None for spot in self.names(screen))
+        for frame in SCREENS:
+            unnamed = sum(spot is None for spot in self.names(frame))
             if unnamed:
                 words = f"{counted(unnamed, 'names')} had no room beside the marks: point at them, or tap them."
-                notes.append((screen.frame.kind, words))
-        drawings = [self.drawing(screen, f"{title}. {text}") for screen in SCREENS]
-        named = {"id": quality.of.name, "choice": quality.choice, "title": title, "text": text}
+                notes.append((frame.kind, words))
+        drawings = [self.drawing(frame, f"{title}. {text}") for frame in SCREENS]
+        named = {"id": measure.name, "choice": measure.choice, "title": title, "text": text}
         return {**named, "drawings": drawings, "notes": notes, "noise": self.floor is not None}
 
-    def drawing(self, screen: Screen, title: str) -> Markup:
+    def drawing(self, frame: Frame, title: str) -> Markup:
         """The chart as SVG."""
-        frame, places = screen.frame, self._places(screen.frame)
+        places = self._places(frame)
         bars = [
             (p.group, x, [frame.y(self.height(end)) for end in p.ends])
             for p, (x, _) in zip(self.points, places, strict=True)
@@ -248,7 +220,7 @@ class SizeChart:
         ]
         corners = [places[i] for i in self.front]
         path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
-        shown = [middle_cut(p.label, screen.longest) for p in self.points]
+        shown = [middle_cut(p.label, frame.longest) for p in self.points]
         return fill(
             "size_chart.html",
             chart=self,
@@ -256,16 +228,16 @@ class SizeChart:
             title=title,
             bars=bars,
             front=f"{path}H{frame.x(1):.1f}",
-            level=self._level(screen),
-            points=list(zip(self.points, places, shown, self.names(screen), strict=True)),
+            level=self._level(frame),
+            points=list(zip(self.points, places, shown, self.names(frame), strict=True)),
         )
 
     def _places(self, frame: Frame) -> list[Place]:
         return [(frame.x(float(self.along.place(p.size))), frame.y(self.height(p.value))) for p in self.points]
 
-    def names(self, screen: Screen) -> list[Spot | None]:
+    def names(self, frame: Frame) -> list[Spot | None]:
         """Where each name is written; None if there is no room for it."""
-        frame, places, level = screen.frame, self._places(screen.frame), self._level(screen)
+        places, level = self._places(frame), self._level(frame)
         taken = [level.note] if level else []
         for p, (x, _) in zip(self.points, places, strict=True):
             high, low = (frame.y(self.height(end)) for end in p.ends)
@@ -273,13 +245,13 @@ class SizeChart:
         corners = [places[i] for i in self.front]
         for (x, y), (right, below) in itertools.pairwise([*corners, (frame.x(1), corners[-1][1])]):
             taken += [Box(x, y - 2, right, y + 2), Box(right - 2, min(y, below), right + 2, max(y, below))]
-        names = [middle_cut(p.label, screen.longest) for p in self.points]
+        names = [middle_cut(p.label, frame.longest) for p in self.points]
         inside = Box(frame.left + 2, frame.top - 8, frame.width - 2, frame.height - frame.bottom - 2)
-        return place_names(names, places, screen.text, inside, taken)
+        return place_names(names, places, frame.text, inside, taken)
 
-    def _level(self, screen: Screen) -> Level | None:
+    def _level(self, frame: Frame) -> Level | None:
         """The line of the baseline or of the noise floor."""
-        frame, baseline = screen.frame, self.quality.of.better == "one"
+        baseline = self.measure.better == "one"
         if not baseline and self.floor is None:
             return None
         value = 1.0 if baseline or self.floor is None else self.floor
@@ -289,8 +261,8 @@ class SizeChart:
         if not baseline:
             words = f"noise floor{', at most' if min(self.floors) < value else ''} {plain(value)}"
             words += ", below this chart" if unseen else ""
-        base, right = y + screen.text if baseline else y - 4, frame.x(1) - 3
-        return Level(y, words, Box(right - text_width(words, screen.text), base - screen.text, right, base + 3))
+        base, right = y + frame.text if baseline else y - 4, frame.x(1) - 3
+        return Level(y, words, Box(right - text_width(words, frame.text), base - frame.text, right, base + 3))
 
 
 class Box(NamedTuple):

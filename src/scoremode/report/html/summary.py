@@ -56,10 +56,8 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         cells = [(m.label, measure_cell(m, s), marks[m.name].get(i)) for m in shown]
         served_so = served_facts(c.candidate.manifest, its)
         rows.append({"name": c.name, "its": its, "size": size_cell(its), "cells": cells, "facts": served_so})
-    if any(f.bits_per_weight is not None for f in facts):
-        size = BITS
-    else:
-        size = SIZE if any(f.stored_bytes for f in facts) else None
+    size = SIZE if any(f.stored_bytes for f in facts) else None
+    size = BITS if any(f.bits_per_weight is not None for f in facts) else size
     said = [noise_words(c, s) for c, s in baselines] + [top_words(c) for c in comparisons]
     said += [f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline)]
     return fill(

@@ -22,18 +22,6 @@ from scoremode.report.text import counted, listed
 
 FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
-COLUMNS = {
-    "Documents": "documents of the task that were asked",
-    "acc": "share of documents whose right answer is the likeliest",
-    "acc_norm": "the same, with log-probabilities divided by the length of the answer",
-    "Recovery": "the candidate's metric divided by the baseline's, with a paired error",
-    "Lost": "right in the baseline, wrong in the candidate",
-    "Gained": "wrong in the baseline, right in the candidate",
-    "McNemar p": "exact: how likely so uneven flips are by chance",
-    "Changed": "share of documents with another answer chosen, right or not",
-    "Margin shift": "change of the right answer's lead over the best other, nats",
-    "KL": "KL(baseline‖candidate) over the choices, nats",
-}
 
 Row = Mapping[str, Any]
 
@@ -54,8 +42,6 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
         first=("Tasks", _task_facts(found[0])),
         runs=[(name, None, its) for name, its in zip(names, known, strict=True)],
     )
-    with_norm = any(row["acc_norm_baseline"] is not None for c in found for row in c.rows)
-    titles = {name: about for name, about in COLUMNS.items() if name != "acc_norm" or with_norm}
     return fill_page(
         "page.html",
         title=f"{listed([c.name for c in found])} against {found[0].baseline_name} on tasks",
@@ -65,7 +51,7 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
         body=(
             fill(
                 "tasks.html",
-                titles=[("Task", ""), *titles.items()],
+                with_norm=any(row["acc_norm_baseline"] is not None for c in found for row in c.rows),
                 candidates=[(c.name, [(row, _cells(row)) for row in shown_rows(c)], _flips(c)) for c in found],
                 baseline=found[0].baseline_name,
                 notes=_notes(found),

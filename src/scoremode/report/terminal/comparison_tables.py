@@ -40,7 +40,7 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
                 **s,
                 **served(c).as_json(),
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
-                **_missing(c),
+                **({"kl_missing": c.manifest["kl_missing"]} if c.manifest.get("kl_missing") else {}),
             }
             for c, s in zip(found, statistics, strict=True)
         ],
@@ -53,12 +53,6 @@ def llamacpp_layout(found: Sequence[Comparison]) -> str:
     if len(found) == 1:
         return texts[0]
     return "\n\n".join(f"{shown(c.name)}\n\n{text}" for c, text in zip(found, texts, strict=True))
-
-
-def _missing(comparison: Comparison) -> dict[str, str]:
-    """Why there is no KL, if there is none."""
-    why = comparison.manifest.get("kl_missing")
-    return {"kl_missing": why} if why else {}
 
 
 def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:

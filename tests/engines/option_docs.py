@@ -1,8 +1,8 @@
-"""Writes what is made from the engines' options: arguments.py, for editors and type checkers, and tables for the docs.
+"""Writes what is made from the engines' options: a TypedDict for editors and type checkers, and tables for the docs.
 
-    python -m scoremode.engines.signature        # after an option was added to an engine; ``make format`` does it too
+    python -m tests.engines.option_docs        # after an option was added to an engine; ``make format`` does it too
 
-At run time the options themselves decide; a test compares the file with them.
+At run time the options themselves decide; a test compares these files with them.
 """
 
 from __future__ import annotations
@@ -14,34 +14,21 @@ from pathlib import Path
 from scoremode.engines.options import KnownOption
 from scoremode.engines.registry import GROUP, all_options, known_engines
 
-FILE = Path(__file__).with_name("arguments.py")
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "src" / "scoremode" / "verbs" / "arguments.py"
+FIELDS = re.compile(r'(class EngineArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
 TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
-
-HEADER = '''"""Options of the built-in engines by name, written by signature.py from their dataclasses: do not edit."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any, TypedDict
-
-from scoremode.engines.options import Pairs
-
-
-class EngineArguments(TypedDict, total=False):
-    """Options of an engine, by name. None means: the engine's own choice."""
-
-'''
 
 
 def source() -> str:
-    """The text of arguments.py."""
+    """The text of verbs/arguments.py, with the fields of EngineArguments written anew."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
     lines = [
         f"    {name}: {TYPES.get(option.kind, option.kind)} | None\n"
         for name, (engines, option) in sorted(all_options().items())
         if set(engines) - brought
     ]
-    return HEADER + "".join(lines)
+    return FIELDS.sub(lambda found: found[1] + "".join(lines), FILE.read_text())
 
 
 def docs_table(engine: str) -> str:
@@ -69,11 +56,10 @@ def docs(page: str) -> str:
 
 
 def main() -> None:
-    """Write arguments.py, and the tables of a checkout's docs/engines.md."""
+    """Write verbs/arguments.py and docs/engines.md."""
     FILE.write_text(source())
-    page = FILE.parents[3] / "docs" / "engines.md"
-    if page.exists():
-        page.write_text(docs(page.read_text()))
+    page = ROOT / "docs" / "engines.md"
+    page.write_text(docs(page.read_text()))
 
 
 if __name__ == "__main__":
