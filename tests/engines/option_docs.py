@@ -24,11 +24,11 @@ def source() -> str:
     """The text of verbs/arguments.py, with the fields of EngineArguments written anew."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
     lines = [
-        f"    {name}: {TYPES.get(option.kind, option.kind)} | None\n"
+        f"    {name}: {TYPES.get(option.kind, option.kind)} | None"
         for name, (engines, option) in sorted(all_options().items())
         if set(engines) - brought
     ]
-    return FIELDS.sub(lambda found: found[1] + "".join(lines), FILE.read_text())
+    return FIELDS.sub(lambda found: found[1] + "\n".join(lines), FILE.read_text())
 
 
 def docs_table(engine: str) -> str:

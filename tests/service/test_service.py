@@ -27,7 +27,7 @@ from scoremode.engines.registry import choose
 from scoremode.engines.server.service_engine import ServiceEngine
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.options import EngineArguments
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.scores.packing import CONTENT_TYPE

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from scoremode.engines.heads import FOLDER
 from scoremode.engines.vllm import guard, plugin, support
-from scoremode.engines.vllm.options import EngineArguments
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name

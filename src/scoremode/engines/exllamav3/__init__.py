@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.exllamav3.options import ExllamaOptions, kernel_switches
+from scoremode.engines.exllamav3.exllama_options import ExllamaOptions, kernel_switches
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
 from scoremode.errors import EngineError, ModelError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.llamacpp.options import LlamaCppOptions
+from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
 
 if TYPE_CHECKING:

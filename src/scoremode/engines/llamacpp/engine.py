@@ -20,7 +20,7 @@ from torch import Tensor
 from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
 from scoremode.engines.batching import prompt_groups
 from scoremode.engines.llamacpp.library import Batch, Held, Library, library
-from scoremode.engines.llamacpp.options import FLASH_ATTENTION, MOST_THREADS, LlamaCppOptions
+from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, LlamaCppOptions
 from scoremode.engines.logits import LogitsReducer
 from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError

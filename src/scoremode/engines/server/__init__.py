@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
-from scoremode.engines.server.options import PLAIN, SERVICE, ServerOptions
+from scoremode.engines.server.server_options import PLAIN, SERVICE, ServerOptions
 from scoremode.errors import ModelError
 
 if TYPE_CHECKING:

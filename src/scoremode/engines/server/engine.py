@@ -9,9 +9,9 @@ import numpy as np
 from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
 from scoremode.engines.server.guard import Guard
 from scoremode.engines.server.link import Link
-from scoremode.engines.server.options import CONCURRENCY
 from scoremode.engines.server.probe import as_settings, probe, probe_ids
 from scoremode.engines.server.served import score
+from scoremode.engines.server.server_options import CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.server.workers import Workers
 from scoremode.errors import EngineError, ModelError

@@ -10,7 +10,7 @@ from scoremode.engines.heads import Parts, digest_of, head_parts
 from scoremode.engines.messages import Asked, read_answers
 from scoremode.engines.server.batches import Batch, Batches
 from scoremode.engines.server.link import ANYTHING, SMALL, Link, Reply
-from scoremode.engines.server.options import SERVICE_CONCURRENCY
+from scoremode.engines.server.server_options import SERVICE_CONCURRENCY
 from scoremode.engines.server.service import ROOT, SameService, Service
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.server.workers import Workers

@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 from scoremode.engines.server.address import read_key, root_of
 from scoremode.engines.server.forms import Form
 from scoremode.engines.server.link import Link
-from scoremode.engines.server.options import PATIENCE, TIMEOUT, ServerOptions
 from scoremode.engines.server.served import Served, find_form, look
+from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions
 from scoremode.engines.server.service import Service, find_service
 from scoremode.engines.server.tokenizer import ComparedTokenizer, ServedTokenizer, TokenService
 from scoremode.errors import ModelError

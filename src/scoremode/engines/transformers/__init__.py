@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, require_docstrings
-from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError
 
 if TYPE_CHECKING:

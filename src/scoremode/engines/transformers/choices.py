@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import OptionError
 from scoremode.models.facts import ModelFacts
 

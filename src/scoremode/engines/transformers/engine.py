@@ -41,7 +41,6 @@ from scoremode.engines.transformers.choices import (
     versions,
 )
 from scoremode.engines.transformers.loading import load_model
-from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.engines.transformers.other_batches import PADDING, OtherBatches, other_threads
 from scoremode.engines.transformers.sharing import (
     FILLED,
@@ -55,6 +54,7 @@ from scoremode.engines.transformers.sharing import (
     rows_needed,
     selected,
 )
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns

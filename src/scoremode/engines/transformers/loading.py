@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scoremode.engines.registry import known_engines
-from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError, ModelError
 from scoremode.models.checkpoints import unused_note
 from scoremode.models.facts import ModelFacts

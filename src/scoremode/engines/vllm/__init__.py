@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work, require_docstrings
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.options import EngineArguments, VllmOptions
+from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
 from scoremode.errors import ScoremodeError
 
 if TYPE_CHECKING:

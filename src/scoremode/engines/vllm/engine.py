@@ -25,11 +25,11 @@ from scoremode.engines.vllm import support
 from scoremode.engines.vllm.facts import engine_facts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import end
 from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, request_for_test, require_agreement
 from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
+from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.wire import Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError, print_line
 from scoremode.models.facts import ModelFacts

@@ -13,9 +13,9 @@ from scoremode.engines.generation import Generator, Sampling
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import Processes, end
 from scoremode.engines.vllm.start import choose_dtype
+from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Ids
 

@@ -9,8 +9,8 @@ from typing import Any
 from scoremode.engines import leftovers
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments
 from scoremode.engines.vllm.processes import Processes
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import ModelError, ScoremodeError
 
