@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from scoremode.cli import flags
-from scoremode.cli.output import print_json, print_parts, progress_bar
+from scoremode.cli.output import print_json, progress_bar, show
 from scoremode.cli.parser import Verb
 from scoremode.errors import print_line
 
@@ -71,16 +71,14 @@ def _print_comparisons(parsed: argparse.Namespace, found: list[Any], statistics:
     from scoremode.report.model_card import markdown, model_index
     from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
 
-    if parsed.json:
-        print_json(comparison_json(found, statistics))
-    elif parsed.markdown:
+    if parsed.markdown:
         print(markdown(found, statistics))
     elif parsed.llamacpp:
         print(llamacpp_layout(found))
     elif parsed.model_index:
-        print("\n".join(model_index(c, s) for c, s in zip(found, statistics, strict=True)))
+        print("\n".join(map(model_index, found, statistics)))
     else:
-        print_parts(comparison_table(found, statistics))
+        show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
 
 
 class TasksVerb(Verb):
@@ -151,14 +149,12 @@ def _print_tasks(parsed: argparse.Namespace, found: list[Any]) -> None:
     from scoremode.report.model_card import tasks_markdown, tasks_model_index
     from scoremode.report.terminal.comparison_tables import tasks_json, tasks_tables
 
-    if parsed.json:
-        print_json(tasks_json(found))
-    elif parsed.markdown:
+    if parsed.markdown:
         print(tasks_markdown(found))
     elif parsed.model_index:
         print("\n".join(map(tasks_model_index, found)))
     else:
-        print_parts(tasks_tables(found))
+        show(parsed, lambda: tasks_json(found), lambda: tasks_tables(found))
 
 
 def _checked_report(parsed: argparse.Namespace) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,12 +57,7 @@ def without_common_start(names: Sequence[str]) -> list[str]:
     >>> without_common_start(["Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-Q8_0.gguf", "Qwen3-4B-exl3"])
     ['Q4_K_M.gguf', 'Q8_0.gguf', 'exl3']
     """
-    same = 0
-    for characters in zip(*names, strict=False):
-        if len(set(characters)) > 1 or len(names) < 2:
-            break
-        same += 1
-    start = names[0][:same] if names else ""
+    start = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 - characters are meant
     cut = max(start.rfind(sign) for sign in "-_/ :·") + 1
     return [name[cut:] for name in names] if all(len(name) > cut for name in names) else list(names)
 

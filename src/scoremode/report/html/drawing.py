@@ -71,6 +71,10 @@ class Frame:
     def y(self, place: float) -> float:
         return self.height - self.bottom - place * (self.height - self.top - self.bottom)
 
+    def x_of(self, axis: Axis, value: float) -> float:
+        """Where a value stands; one beyond the axis stands at its end."""
+        return self.x(min(1.0, max(0.0, float(axis.place(value)))))
+
     def path(self, places: Iterable[tuple[float, float]]) -> str:
         return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in places)
 

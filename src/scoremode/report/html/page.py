@@ -20,8 +20,8 @@ from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_sect
 from scoremode.report.html.size_chart import size_section
 from scoremode.report.html.summary import summary_section
 from scoremode.report.html.tasks_page import render_tasks
-from scoremode.report.html.templating import cell_with_error, fill_page, visible
-from scoremode.report.numbers import Statistics, usable, written
+from scoremode.report.html.templating import fill, fill_page
+from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import listed
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.ranking import closest, pairs_tested
@@ -69,54 +69,32 @@ def render(
 def _headline(
     comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]
 ) -> tuple[str, Markup]:
-    """The title, and the result in a sentence."""
+    """The title, and the result in a sentence: the numbers of the only candidate, or which of several is closest."""
     if not comparisons and not alone:
         return "Nothing to report", Markup()
     baselines = distinct_runs(c.baseline for c in comparisons) or alone
     unnamed = "the baseline" if comparisons else "a model"
     models = listed(list(dict.fromkeys(str(run.manifest.get("model", unnamed)) for run in baselines)))
     texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
-    method = baselines[0].manifest.get("method")
-    scored = f"{len(baselines[0].scores):,} tokens of {texts} scored" + (f" with {method}." if method else ".")
-    if not comparisons:
-        return f"{models} on {texts}", Markup("{}").format(visible(scored))
-    title = f"{listed([c.name for c in comparisons])} against {models}"
-    verdict = _verdict_of_one(statistics[0]) if len(comparisons) == 1 else _verdict(comparisons, statistics)
-    return title, Markup("{} {}").format(verdict, visible(scored)).strip()
-
-
-def _verdict(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
-    """Which of several candidates is closest to the baseline."""
-    known = all(usable(s.get("kl_mean")) is not None for s in statistics)
-    name, measure = ("kl_mean", "mean KL") if known else ("ppl_ratio", "perplexity ratio")
+    names = [c.name for c in comparisons]
+    title = f"{listed(names)} against {models}" if comparisons else f"{models} on {texts}"
     try:
-        best, *tied = closest(comparisons)
+        best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
     except (RunError, ValueError):  # baselines or texts differ, or no candidate has a value
-        return Markup()
-    number = cell_with_error(statistics[best].get(name), statistics[best].get(f"{name}_stderr"))
-    said = Markup("Closest to the baseline by {}: <strong>{}</strong>, {}.")
-    said = said.format(measure, visible(comparisons[best].name), number)
-    if tied:
-        said += f" It cannot be told apart from {visible(listed([comparisons[i].name for i in tied]))}."
-    words = pairs_tested(len(comparisons))
-    return said + (Markup(" <small>({}.)</small>").format(words) if words else "")
-
-
-def _verdict_of_one(s: Statistics) -> Markup:
-    """The numbers of the only candidate."""
-    said = []
-    if usable(s.get("ppl_ratio")) is not None:
-        before, after = (written(s.get(name))[0] for name in ("ppl_baseline", "ppl_candidate"))
-        ratio = cell_with_error(s["ppl_ratio"], s.get("ppl_ratio_stderr"))
-        said.append(Markup("Perplexity {} → {}, a ratio of {}.").format(before, after, ratio))
-    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
-    if kl is not None:
-        times = f", {kl / floor:,.0f} times the noise floor" if floor and kl / floor >= 1.5 else ""
-        said.append(Markup("Mean KL {} nats{}.").format(cell_with_error(kl, s.get("kl_mean_stderr")), times))
-    if usable(s.get("same_top")) is not None:
-        share = cell_with_error(s["same_top"], s.get("same_top_stderr"), percent=True)
-        said.append(Markup("The same first choice on {} of tokens.").format(share))
-    return Markup(" ").join(said)
+        best, tied = None, []
+    lead = fill(
+        "lead.html",
+        names=names,
+        best=best,
+        tied=listed([names[i] for i in tied]),
+        s=statistics[best] if comparisons and best is not None else {},
+        by="kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio",
+        pairs=pairs_tested(len(comparisons)),
+        tokens=len(baselines[0].scores),
+        texts=texts,
+        method=baselines[0].manifest.get("method"),
+    )
+    return title, lead
 
 
 @overload

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from scoremode import __version__
-from scoremode.report.html.drawing import line_style, mark_path
-from scoremode.report.numbers import written
+from scoremode.report.html.drawing import SERIES, line_style, mark_path
+from scoremode.report.numbers import usable, written
+from scoremode.report.text import middle_cut
 
 if TYPE_CHECKING:
     import jinja2
@@ -78,7 +79,10 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
-    made.globals.update(number=cell_with_error, line_style=line_style, mark_path=mark_path, version=__version__)
+    made.globals.update(
+        version=__version__, number=cell_with_error, written=written, usable=usable, middle_cut=middle_cut
+    )
+    made.globals.update(SERIES=SERIES, line_style=line_style, mark_path=mark_path)
     return made
 
 
