@@ -17,7 +17,7 @@ import numpy as np
 from scoremode.errors import RunError, harmless
 from scoremode.harness.results import TasksComparison
 from scoremode.report.numbers import MEASURES, with_error
-from scoremode.report.served import Served, engine_version, in_groups, served, served_manifest
+from scoremode.report.served import ServedModel, engine_version, in_groups, served, served_manifest
 from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
 from scoremode.report.text import model_notes, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
@@ -89,7 +89,7 @@ def cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str
     return f"{100 * value:.4g}%" if percent else f"{value:.4g}"
 
 
-def _kinds(facts: Sequence[Served]) -> list[tuple[str, list[str]]]:
+def _kinds(facts: Sequence[ServedModel]) -> list[tuple[str, list[str]]]:
     """Columns that say how each row was served: a title, and the baseline's and the candidates' cells.
 
     Format and engine, if a format is known or engines differ; bits per weight if any candidate has them, else size.

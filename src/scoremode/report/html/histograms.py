@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
-from scoremode.report.html.series import Column, Series
+from scoremode.report.html.series import Series, StreamedColumn
 from scoremode.values import Floats
 
 BINS = 72
 
 
-def kl_distribution(series: Sequence[Series], noise: Column | None, floor: float | None) -> Chart | None:
+def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floor: float | None) -> Chart | None:
     """Share of targets by KL; the noise of the baseline is drawn behind the curves, its 99 % ``floor`` as a line."""
     drawn = [s.finite for s in series]
     behind = None if noise is None else noise.where(np.isfinite)
-    positive = Column.joined(*drawn, *([behind] if behind else [])).where(lambda values: values > 0)
+    positive = StreamedColumn.joined(*drawn, *([behind] if behind else [])).where(lambda values: values > 0)
     if not positive.count:
         return None
     low = 10.0 ** math.floor(max(-12.0, math.log10(positive.quantile(0.005))))
@@ -38,7 +38,7 @@ def kl_distribution(series: Sequence[Series], noise: Column | None, floor: float
 def delta_distribution(series: Sequence[Series]) -> Chart | None:
     """Share of targets by Δ logprob: linear near zero, logarithmic in the tails."""
     drawn = [s.finite for s in series]
-    sizes = Column.joined(*drawn).absolute()
+    sizes = StreamedColumn.joined(*drawn).absolute()
     if not sizes.largest > 0:
         return None
     middle = max(sizes.quantile(0.5), sizes.largest * 1e-4)
@@ -62,10 +62,10 @@ def _histogram(
     title: str,
     text: str,
     series: Sequence[Series],
-    drawn: Sequence[Column],
+    drawn: Sequence[StreamedColumn],
     axis: Axis,
     *,
-    noise: Column | None = None,
+    noise: StreamedColumn | None = None,
     line: tuple[str, float | None] = ("", None),
     least: float | None = None,
 ) -> Chart:
@@ -84,7 +84,7 @@ def _histogram(
     return Chart(title, text, axis, up, shapes)
 
 
-def _shares(column: Column, axis: Axis, least: float | None) -> Floats:
+def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
     """Share of the values in each bin; values beyond an end count in the outermost bin."""
     counts = np.zeros(BINS, np.int64)
     for values in column.blocks():

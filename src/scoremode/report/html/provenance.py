@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from scoremode.report.html.templating import fill
 from scoremode.report.numbers import Statistics, file_size, usable
-from scoremode.report.served import Served, served_manifest
+from scoremode.report.served import ServedModel, served_manifest
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 
@@ -97,7 +97,7 @@ def run_facts(run: Run) -> dict[str, str]:
     )
 
 
-def served_facts(m: Mapping[str, Any], its: Served | None = None) -> dict[str, str]:
+def served_facts(m: Mapping[str, Any], its: ServedModel | None = None) -> dict[str, str]:
     """How a model was served: its format and sizes, the engine, its versions, kernels and settings.
 
     ``its`` are the sizes to show, if they are not those of the manifest.

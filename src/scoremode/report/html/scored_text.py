@@ -16,7 +16,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from scoremode.report.html.provenance import run_name
-from scoremode.report.html.series import Column, column_of, delta_logprob
+from scoremode.report.html.series import StreamedColumn, column_of, delta_logprob
 from scoremode.report.html.templating import fill, visible
 from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import Comparison
@@ -69,13 +69,13 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
         "scores": made.scores,
         "words": [visible(word) for word in made.words],
         "sensitivity": {
-            "delta": _sensitivity([Column(partial(delta_logprob, c)) for c in comparisons]),
+            "delta": _sensitivity([StreamedColumn(partial(delta_logprob, c)) for c in comparisons]),
             "kl": _sensitivity([column_of(c.kl) for c in comparisons if c.kl is not None]),
         },
     }
 
 
-def _sensitivity(values: Sequence[Column]) -> int:
+def _sensitivity(values: Sequence[StreamedColumn]) -> int:
     """1, 10 or 100, so that about one token in a hundred is coloured for the candidate that moved most."""
     sizes = [v.where(np.isfinite).absolute() for v in values]
     high = max((s.quantile(SENSITIVITY_QUANTILE) for s in sizes if s.count), default=1.0)

@@ -18,13 +18,13 @@ from markupsafe import Markup
 from scoremode.report.html.drawing import Axis, Frame, linear, logarithmic, plain
 from scoremode.report.html.templating import fill
 from scoremode.report.numbers import MEASURES, Measure, Statistics, usable, written
-from scoremode.report.served import Served, in_groups, served
+from scoremode.report.served import ServedModel, in_groups, served
 from scoremode.report.text import counted, middle_cut, without_common_start
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.front import front
 
 Missing = dict[str, list[str]]  # why candidates are not drawn, and their names
-Place = tuple[float, float]  # x and y of a drawing; y grows downwards
+XY = tuple[float, float]  # x and y of a drawing; y grows downwards
 
 DECADE = 8.0  # values that differ by this factor are drawn on a logarithmic axis
 FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze them together
@@ -64,7 +64,7 @@ class Point:
     stderr: float | None
 
     @property
-    def ends(self) -> Place:
+    def ends(self) -> XY:
         """The upper and the lower end of its error bar."""
         return self.value + (self.stderr or 0.0), self.value - (self.stderr or 0.0)
 
@@ -86,7 +86,7 @@ def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statist
 
 
 def size_chart(
-    measure: Measure, comparisons: Sequence[Comparison], statistics: Sequence[Statistics], facts: Sequence[Served]
+    measure: Measure, comparisons: Sequence[Comparison], statistics: Sequence[Statistics], facts: Sequence[ServedModel]
 ) -> tuple[SizeChart, Missing]:
     """The chart of one measure; the candidates that are not in it, by the reason for that."""
     by_bits = any(f.bits_per_weight is not None for f in facts)
@@ -232,7 +232,7 @@ class SizeChart:
             points=list(zip(self.points, places, shown, self.names(frame), strict=True)),
         )
 
-    def _places(self, frame: Frame) -> list[Place]:
+    def _places(self, frame: Frame) -> list[XY]:
         return [(frame.x(float(self.along.place(p.size))), frame.y(self.height(p.value))) for p in self.points]
 
     def names(self, frame: Frame) -> list[Spot | None]:
@@ -309,7 +309,7 @@ def text_width(text: str, size: float) -> float:
 
 
 def place_names(
-    names: Sequence[str], marks: Sequence[Place], size: float, within: Box, taken: Sequence[Box] = ()
+    names: Sequence[str], marks: Sequence[XY], size: float, within: Box, taken: Sequence[Box] = ()
 ) -> list[Spot | None]:
     """A spot for each name, beside its mark; None if there is no room for it.
 
@@ -331,7 +331,7 @@ def place_names(
     return found
 
 
-def _spots(name: str, mark: Place, size: float) -> Iterator[Spot]:
+def _spots(name: str, mark: XY, size: float) -> Iterator[Spot]:
     """Every spot that is tried, the best first."""
     width = text_width(name, size)
     for distance, (right, down) in itertools.product(DISTANCES, DIRECTIONS):

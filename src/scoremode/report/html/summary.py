@@ -11,7 +11,7 @@ from markupsafe import Markup
 from scoremode.report.html.provenance import distinct_baselines, run_name, served_facts
 from scoremode.report.html.templating import cell_with_error, fill
 from scoremode.report.numbers import MEASURES, RUN_MEASURES, Measure, Statistics, file_size, usable
-from scoremode.report.served import Served, in_groups, served, served_manifest
+from scoremode.report.served import ServedModel, in_groups, served, served_manifest
 from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
@@ -37,7 +37,7 @@ def measure_cell(measure: Measure, statistics: Statistics) -> Markup:
     return cell_with_error(value, statistics.get(f"{measure.name}_stderr"), percent=measure.percent)
 
 
-def size_cell(its: Served) -> Markup:
+def size_cell(its: ServedModel) -> Markup:
     """Bits per weight above the size of the weights; '' if neither is known."""
     stored = file_size(its.stored_bytes) if its.stored_bytes is not None else ""
     if its.bits_per_weight is None:

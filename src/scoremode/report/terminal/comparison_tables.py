@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from scoremode.report.numbers import MEASURES, Measure
-from scoremode.report.served import Served, in_groups, served, served_manifest
-from scoremode.report.terminal.console import BlockTable, Column
+from scoremode.report.served import ServedModel, in_groups, served, served_manifest
+from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import NOT_MEASURED, counted, middle_cut, model_notes, noise_words, shown, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import too_few
@@ -64,8 +64,8 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     columns = []
     for measure in (m for m in MEASURES if m.terminal):
         own = _number(statistics[0]["ppl_baseline"], 4) if measure.name == "ppl_candidate" else "-"
-        columns.append(Column(measure.terminal, [own, *(_cell(measure, s) for s in rows)]))
-    columns.append(Column("over", ["-", *(f"{s['groups']:,}" for s in rows)]))
+        columns.append(TableColumn(measure.terminal, [own, *(_cell(measure, s) for s in rows)]))
+    columns.append(TableColumn("over", ["-", *(f"{s['groups']:,}" for s in rows)]))
     kinds = _kinds([served_manifest(baseline.manifest), *(facts[i] for i in order)])
     return [
         BlockTable(names, [*kinds, *columns]),
@@ -75,18 +75,20 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     ]
 
 
-def _kinds(facts: Sequence[Served]) -> list[Column]:
+def _kinds(facts: Sequence[ServedModel]) -> list[TableColumn]:
     """Format, engine and bits per weight, if there are several formats or engines in the table."""
     formats, engines = [shown(f.format) for f in facts], [shown(f.engine) for f in facts]
     if len(set(formats)) == len(set(engines)) == 1:
         return []
     found = [
-        Column(title, [middle_cut(cell, LONGEST_KIND) or "-" for cell in cells], number=False)
+        TableColumn(title, [middle_cut(cell, LONGEST_KIND) or "-" for cell in cells], number=False)
         for title, cells in (("format", formats), ("engine", engines))
         if len(set(cells)) > 1
     ]
     if any(f.bits_per_weight is not None for f in facts):
-        found.append(Column("bits", ["-" if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts]))
+        found.append(
+            TableColumn("bits", ["-" if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts])
+        )
     return found
 
 
@@ -197,19 +199,19 @@ def tasks_tables(found: Sequence[TasksComparison]) -> list[Any]:
 def _table(rows: Sequence[Row]) -> BlockTable:
     common = all(part in ("acc", "acc_norm") for r in rows for part in r["metric"].split(" / "))
     columns = [
-        Column("documents", [f"{r['documents']:,}" for r in rows]),
+        TableColumn("documents", [f"{r['documents']:,}" for r in rows]),
         *(
-            Column(f"{name}, %", [_accuracy(r, name) for r in rows])
+            TableColumn(f"{name}, %", [_accuracy(r, name) for r in rows])
             for name in ("acc", "acc_norm", *(() if common else ("accuracy",)))
             if any(r[f"{name}_baseline"] is not None for r in rows)
         ),
-        Column("recovery", [recovery_words(r) for r in rows]),
-        Column("of", [r["metric"] for r in rows], number=False),
-        Column("lost", [_number(r["lost_documents"], 0) for r in rows]),
-        Column("gained", [_number(r["gained_documents"], 0) for r in rows]),
-        Column("p", [_small(r["mcnemar"], 3) for r in rows]),
-        Column("margin", [_signed(r["margin_shift"], r["margin_shift_stderr"]) for r in rows]),
-        Column("KL", [_small(r["kl_choices"], 4) for r in rows]),
+        TableColumn("recovery", [recovery_words(r) for r in rows]),
+        TableColumn("of", [r["metric"] for r in rows], number=False),
+        TableColumn("lost", [_number(r["lost_documents"], 0) for r in rows]),
+        TableColumn("gained", [_number(r["gained_documents"], 0) for r in rows]),
+        TableColumn("p", [_small(r["mcnemar"], 3) for r in rows]),
+        TableColumn("margin", [_signed(r["margin_shift"], r["margin_shift_stderr"]) for r in rows]),
+        TableColumn("KL", [_small(r["kl_choices"], 4) for r in rows]),
     ]
     return BlockTable([shown(str(r["name"])) for r in rows], columns)
 

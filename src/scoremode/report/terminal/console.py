@@ -73,7 +73,7 @@ class Facts(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A title and one cell per row; a cell may have several lines."""
 
     title: str
@@ -89,7 +89,7 @@ class Column:
 class BlockTable:
     """Rows of numbers with a name each. Blocks of columns stand below each other, as many as the width asks for."""
 
-    def __init__(self, names: Sequence[str], columns: Sequence[Column]) -> None:
+    def __init__(self, names: Sequence[str], columns: Sequence[TableColumn]) -> None:
         self.names, self.columns = list(names), list(columns)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -103,7 +103,7 @@ class BlockTable:
 
     def blocks(self, width: int) -> list[Table]:
         least = self.least_name_width(width)
-        found: list[list[Column]] = [[]]
+        found: list[list[TableColumn]] = [[]]
         for column in self.columns:
             if found[-1] and least + _widths([*found[-1], column]) > width:
                 found.append([])
@@ -122,7 +122,7 @@ class BlockTable:
             least += 1
         return min(least, most)
 
-    def _block(self, columns: Sequence[Column], name_width: int) -> Table:
+    def _block(self, columns: Sequence[TableColumn], name_width: int) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold")
         shorter = [middle_cut(name, name_width, cell_len) for name in self.names]
         if len(set(shorter)) < len(set(self.names)):  # no width tells them apart: all of each name, on several lines
@@ -136,6 +136,6 @@ class BlockTable:
         return table
 
 
-def _widths(columns: Sequence[Column]) -> int:
+def _widths(columns: Sequence[TableColumn]) -> int:
     """The width of a block without its names."""
     return sum(column.width + GAP for column in columns)
