@@ -7,10 +7,9 @@ scored text. The script writes texts with textContent only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import overload
-
-from markupsafe import Markup
 
 from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
@@ -20,7 +19,7 @@ from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_sect
 from scoremode.report.html.size_chart import size_section
 from scoremode.report.html.summary import summary_section
 from scoremode.report.html.tasks_page import render_tasks
-from scoremode.report.html.templating import fill, fill_page
+from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import listed
 from scoremode.statistics.comparison import Comparison
@@ -41,60 +40,41 @@ def render(
     alone = [
         run for run in runs if not any(same_run(run, own) for c in comparisons for own in (c.baseline, c.candidate))
     ]
-    sizes = size_section(comparisons, statistics)
-    title, lead = _headline(comparisons, statistics, alone)
+    baselines = distinct_runs(c.baseline for c in comparisons) or alone
+    texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
+    names, best, tied = [c.name for c in comparisons], None, []
+    if comparisons:
+        with suppress(RunError, ValueError):  # baselines or texts differ, or no candidate has a value
+            best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
     return fill_page(
-        "page.html",
-        title=title,
-        lead=lead,
-        sections={
-            "summary": "Summary",
-            **({"quality": "Size"} if sizes else {}),
-            "charts": "Charts",
-            "text": "Text",
-            "provenance": "Provenance",
-        },
-        skip=("text", "the text"),
-        body=(
+        "report.html",
+        title=_title(names, baselines, texts),
+        baseline=baselines[0] if baselines else None,
+        texts=texts,
+        names=names,
+        best=best,
+        tied=listed([names[i] for i in tied]),
+        s=statistics[best] if best is not None else {},
+        by="kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio",
+        pairs=pairs_tested(len(comparisons)),
+        parts=(
             summary_section(comparisons, statistics, alone),
-            sizes,
+            size_section(comparisons, statistics),
             charts_section(comparisons, statistics, alone),
             text_section(comparisons, alone, text_targets),
             provenance_section(comparisons, alone),
         ),
+        left_out=() if len(comparisons) > 1 else ("quality",),
         data=page_data(comparisons, alone, text_targets),
     )
 
 
-def _headline(
-    comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]
-) -> tuple[str, Markup]:
-    """The title, and the result in a sentence: the numbers of the only candidate, or which of several is closest."""
-    if not comparisons and not alone:
-        return "Nothing to report", Markup()
-    baselines = distinct_runs(c.baseline for c in comparisons) or alone
-    unnamed = "the baseline" if comparisons else "a model"
+def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str) -> str:
+    if not baselines:
+        return "Nothing to report"
+    unnamed = "the baseline" if candidates else "a model"
     models = listed(list(dict.fromkeys(str(run.manifest.get("model", unnamed)) for run in baselines)))
-    texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
-    names = [c.name for c in comparisons]
-    title = f"{listed(names)} against {models}" if comparisons else f"{models} on {texts}"
-    try:
-        best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
-    except (RunError, ValueError):  # baselines or texts differ, or no candidate has a value
-        best, tied = None, []
-    lead = fill(
-        "lead.html",
-        names=names,
-        best=best,
-        tied=listed([names[i] for i in tied]),
-        s=statistics[best] if comparisons and best is not None else {},
-        by="kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio",
-        pairs=pairs_tested(len(comparisons)),
-        tokens=len(baselines[0].scores),
-        texts=texts,
-        method=baselines[0].manifest.get("method"),
-    )
-    return title, lead
+    return f"{listed(candidates)} against {models}" if candidates else f"{models} on {texts}"
 
 
 @overload

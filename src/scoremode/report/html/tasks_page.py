@@ -15,10 +15,10 @@ from markupsafe import Markup
 from scoremode.harness.results import ALL, Flip, TasksComparison, softmax
 from scoremode.report.html.provenance import distinct_commands, served_facts
 from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
-from scoremode.report.html.templating import cell_with_error, fill, fill_page, visible
+from scoremode.report.html.templating import cell_with_error, fill, fill_page
 from scoremode.report.numbers import written
 from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
-from scoremode.report.text import counted, listed
+from scoremode.report.text import listed
 
 FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
@@ -28,69 +28,37 @@ Row = Mapping[str, Any]
 
 def render_tasks(found: Sequence[TasksComparison]) -> str:
     """The page of comparisons with one baseline on the same tasks."""
-    first = shown_rows(found[0])
-    lines = [Line(r["name"], r["kind"] != "task", tuple(_recovery(c.row(r["name"])) for c in found)) for r in first]
-    facts = [found[0].baseline, *(c.candidate for c in found)]
-    known = [
-        {"model": str(f.get("model")), "model sha256": str(f.get("model_fingerprint")), **served_facts(f)}
-        for f in facts
+    first, names = found[0], [c.name for c in found]
+    lines = [
+        Line(r["name"], r["kind"] != "task", tuple(_recovery(c.row(r["name"])) for c in found))
+        for r in shown_rows(first)
     ]
-    names = ["baseline", *(c.name for c in found)]
-    provenance = fill(
-        "provenance.html",
-        commands=distinct_commands(c.manifest for c in found),
-        first=("Tasks", _task_facts(found[0])),
-        runs=[(name, None, its) for name, its in zip(names, known, strict=True)],
-    )
+    models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
+    facts = [
+        (name, None, {"model": str(m.get("model")), "model sha256": str(m.get("model_fingerprint")), **served_facts(m)})
+        for name, m in models
+    ]
+    commands = distinct_commands(c.manifest for c in found)
     return fill_page(
-        "page.html",
-        title=f"{listed([c.name for c in found])} against {found[0].baseline_name} on tasks",
-        lead=_lead(found),
-        sections={"summary": "Summary", "recovery": "Recovery", "flips": "Flips", "provenance": "Provenance"},
-        skip=("flips", "the documents that flipped"),
-        body=(
-            fill(
-                "tasks.html",
-                with_norm=any(row["acc_norm_baseline"] is not None for c in found for row in c.rows),
-                candidates=[(c.name, [(row, _cells(row)) for row in shown_rows(c)], _flips(c)) for c in found],
-                baseline=found[0].baseline_name,
-                notes=_notes(found),
-                chart=recovery_chart(lines, [c.name for c in found]),
-                most=FLIPS_SHOWN,
-            ),
-            provenance,
-        ),
+        "tasks.html",
+        title=f"{listed(names)} against {first.baseline_name} on tasks",
+        best=max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
+        tasks=len(first.tasks),
+        baseline=first.baseline_name,
+        candidates=[(c.name, [(row, _cells(row)) for row in shown_rows(c)], _flips(c)) for c in found],
+        with_norm=any(row["acc_norm_baseline"] is not None for c in found for row in c.rows),
+        all=ALL,
+        top=first.top,
+        others=[*other_metrics(found), *dict.fromkeys(note for c in found for note in c.notes)],
+        chart=recovery_chart(lines, names),
+        most=FLIPS_SHOWN,
+        probability=_p,
+        provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
     )
 
 
 def _recovery(row: Row) -> Recovery:
     return Recovery(row["recovery"], row["recovery_low"], row["recovery_high"])
-
-
-def _lead(found: Sequence[TasksComparison]) -> Markup:
-    """The result in a sentence."""
-    best = max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"])
-    r = best.overall
-    on = f"{counted(r['documents'], 'documents')} of {counted(len(found[0].tasks), 'tasks')}."
-    if r["recovery"] is None:
-        return Markup("Asked: {}").format(on)
-    who = Markup("<strong>{}</strong> recovers ").format(visible(best.name)) if len(found) > 1 else "Recovery "
-    said = who + cell_with_error(r["recovery"], r["recovery_stderr"], percent=True)
-    if r["mcnemar"] is not None:
-        flips = f"{counted(r['lost_documents'], 'documents')} lost, {r['gained_documents']:,} gained"
-        said += f"; {flips}, p = {_p(r['mcnemar'])}"
-    return said + f". {on}"
-
-
-def _notes(found: Sequence[TasksComparison]) -> list[str]:
-    first = found[0]
-    notes = [
-        "± is one standard error over documents; that of recovery is paired. The tag names the metric of recovery."
-    ]
-    if len(first.top) > 1:
-        notes.append(f"{ALL}: the mean over {', '.join(first.top)}, which count alike; lost and gained are sums.")
-    notes += [f"{words}." for words in other_metrics(found)]
-    return notes + [f"{note}." for note in dict.fromkeys(note for c in found for note in c.notes)]
 
 
 def _cells(r: Row) -> dict[str, Any]:

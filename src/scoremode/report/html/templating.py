@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from scoremode import __version__
 from scoremode.report.html.drawing import SERIES, line_style, mark_path
 from scoremode.report.numbers import usable, written
-from scoremode.report.text import middle_cut
+from scoremode.report.text import counted, middle_cut
 
 if TYPE_CHECKING:
     import jinja2
@@ -79,10 +79,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
-    made.globals.update(
-        version=__version__, number=cell_with_error, written=written, usable=usable, middle_cut=middle_cut
-    )
-    made.globals.update(SERIES=SERIES, line_style=line_style, mark_path=mark_path)
+    made.globals.update(number=cell_with_error, written=written, usable=usable, counted=counted, middle_cut=middle_cut)
+    made.globals.update(SERIES=SERIES, line_style=line_style, mark_path=mark_path, version=__version__)
     return made
 
 
