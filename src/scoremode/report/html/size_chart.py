@@ -30,7 +30,6 @@ DECADE = 8.0  # values that differ by this factor are drawn on a logarithmic axi
 FAR_BELOW = 1e-3  # a noise floor further below the candidates would squeeze them together
 LARGEST = 1e300
 CANNOT = "not a number that can be drawn"
-BETTER = {"low": "lower", "one": "closer to 1", "high": "higher"}
 
 DISTANCES = (9.0, 20.0, 33.0, 48.0)  # of a name from its mark
 DIRECTIONS = ((1, 0), (-1, 0), (1, -1), (-1, -1), (1, 1), (-1, 1), (0, -1), (0, 1))
@@ -74,15 +73,14 @@ def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statist
     if len(comparisons) < 2:
         return Markup()
     facts = [served(c) for c in comparisons]
-    charts, notes = [], []
-    for measure in DRAWN:
-        chart, missing = size_chart(measure, comparisons, statistics, facts)
-        if len(chart.points) > 1:
-            charts.append(chart.figure(missing))
-        else:
-            notes.append(f"No chart of {measure.choice}, which needs two candidates. {_not_drawn(missing)}")
-    noise = any(chart["noise"] for chart in charts)
-    return fill("size_section.html", charts=charts, groups=list(in_groups(facts)), noise=noise, notes=notes)
+    found = [size_chart(measure, comparisons, statistics, facts) for measure in DRAWN]
+    return fill(
+        "size_section.html",
+        charts=[(chart, missing) for chart, missing in found if len(chart.points) > 1],
+        impossible=[(chart, missing) for chart, missing in found if len(chart.points) < 2],
+        groups=list(in_groups(facts)),
+        screens=SCREENS,
+    )
 
 
 def size_chart(
@@ -111,11 +109,6 @@ def size_chart(
     known = [usable(s.get("noise_floor_kl_mean")) for s in statistics] if name == "kl_mean" else []
     floors = [floor for floor in known if floor is not None and 0 <= floor <= LARGEST]
     return SizeChart(points, measure, "bits per weight" if by_bits else "size, GiB", floors), missing
-
-
-def _not_drawn(missing: Missing) -> str:
-    reasons = [f"{', '.join(names)}: {why}" for why, names in missing.items()]
-    return f"Not drawn: {'; '.join(reasons)}."
 
 
 def _why_missing(measure: Measure, c: Comparison, s: Statistics) -> str:
@@ -184,31 +177,10 @@ class SizeChart:
             return 0.0
         return min(1.0, max(0.0, float(self.up.place(value))))
 
-    def figure(self, missing: Missing) -> dict[str, object]:
-        """The drawings, and the words around them."""
-        measure = self.measure
-        title = f"{measure.choice} against {self.size_label.partition(',')[0]}"
-        better = BETTER[measure.better]
-        bars = " Bars are one standard error, as in the table." if any(p.stderr for p in self.points) else ""
-        text = (
-            f"{better.capitalize()} and further to the left is better.{bars}"
-            f"{' The vertical axis is logarithmic.' if self.log else ''} Dashed, the Pareto front: no candidate of the "
-            f"same or a smaller size is {better}. It is drawn from the values, without their errors."
-        )
-        notes = []  # and the kind of screen that each is for
-        zero = [p.name for p in self.points if self.log and p.value <= 0]
-        if zero:
-            notes.append(("", f"On the lower edge, because a logarithmic axis has no 0: {', '.join(zero)}."))
-        if missing:
-            notes.append(("", _not_drawn(missing)))
-        for frame in SCREENS:
-            unnamed = sum(spot is None for spot in self.names(frame))
-            if unnamed:
-                words = f"{counted(unnamed, 'names')} had no room beside the marks: point at them, or tap them."
-                notes.append((frame.kind, words))
-        drawings = [self.drawing(frame, f"{title}. {text}") for frame in SCREENS]
-        named = {"id": measure.name, "choice": measure.choice, "title": title, "text": text}
-        return {**named, "drawings": drawings, "notes": notes, "noise": self.floor is not None}
+    @property
+    def at_zero(self) -> list[str]:
+        """Candidates that a logarithmic axis has no place for."""
+        return [p.name for p in self.points if self.log and p.value <= 0]
 
     def drawing(self, frame: Frame, title: str) -> Markup:
         """The chart as SVG."""
