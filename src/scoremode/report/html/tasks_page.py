@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from markupsafe import Markup
-
 from scoremode.harness.results import ALL, Flip, TasksComparison, softmax
 from scoremode.report.html.provenance import distinct_commands, served_facts
 from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
-from scoremode.report.html.templating import cell_with_error, fill, fill_page
-from scoremode.report.numbers import written
+from scoremode.report.html.templating import fill, fill_page
 from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
 from scoremode.report.text import listed
 
@@ -45,53 +42,19 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
         best=max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
         tasks=len(first.tasks),
         baseline=first.baseline_name,
-        candidates=[(c.name, [(row, _cells(row)) for row in shown_rows(c)], _flips(c)) for c in found],
+        candidates=[(c.name, shown_rows(c), _flips(c)) for c in found],
         with_norm=any(row["acc_norm_baseline"] is not None for c in found for row in c.rows),
         all=ALL,
         top=first.top,
         others=[*other_metrics(found), *dict.fromkeys(note for c in found for note in c.notes)],
         chart=recovery_chart(lines, names),
         most=FLIPS_SHOWN,
-        probability=_p,
         provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
     )
 
 
 def _recovery(row: Row) -> Recovery:
     return Recovery(row["recovery"], row["recovery_low"], row["recovery_high"])
-
-
-def _cells(r: Row) -> dict[str, Any]:
-    return {
-        "Documents": f"{r['documents']:,}",
-        "acc": _accuracy(r, "acc") or _accuracy(r, "accuracy"),
-        "acc_norm": _accuracy(r, "acc_norm") or "–",
-        "Recovery": cell_with_error(r["recovery"], r["recovery_stderr"], percent=True),
-        "Lost": _count(r["lost_documents"]),
-        "Gained": _count(r["gained_documents"]),
-        "McNemar p": _p(r["mcnemar"]),
-        "Changed": cell_with_error(r["changed"], percent=True),
-        "Margin shift": cell_with_error(r["margin_shift"], r["margin_shift_stderr"]),
-        "KL": cell_with_error(r["kl_choices"], r["kl_choices_stderr"]),
-    }
-
-
-def _accuracy(r: Row, name: str) -> Markup:
-    if r[f"{name}_baseline"] is None:
-        return Markup()
-    before = written(r[f"{name}_baseline"], r[f"{name}_baseline_stderr"], percent=True)[0]
-    after = written(r[f"{name}_candidate"], r[f"{name}_candidate_stderr"], percent=True)
-    return Markup('{} → {} <span class="error">{}</span>').format(before, *after)
-
-
-def _count(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if value >= 0.001 else f"{value:.1e}".replace("e-0", "e−").replace("e-", "e−")
 
 
 def _flips(c: TasksComparison) -> list[dict[str, Any]]:
