@@ -17,7 +17,7 @@ from scoremode.report.terminal.plan import plan_table
 from scoremode.report.terminal.prob import sequence_table
 from scoremode.report.terminal.run import run_table
 from scoremode.values import Estimate
-from scoremode.verbs.prob import SequenceScore, TokenScore
+from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 
 def drawn(parts: list[Any], width: int = 200) -> str:

@@ -14,8 +14,8 @@ from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from scoremode.store.outputs import Output
-    from scoremode.verbs.prob import SequenceProbability, SequenceScore
-    from scoremode.verbs.prob_pairs import Pairs
+    from scoremode.verbs.prob.many_pairs import Pairs
+    from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
     from scoremode.verbs.progress import Progress
 
 SECTION = 1 << 14
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.report.terminal.prob import sequence_table
-    from scoremode.verbs.prob import SequenceProbability
+    from scoremode.verbs.prob.sequence import SequenceProbability
 
     if parsed.fresh and parsed.out is None:
         raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
@@ -85,7 +85,7 @@ def run(parsed: argparse.Namespace) -> None:
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
     """The results of all pairs, SECTION at a time. What cannot be scored is refused before the engine is started."""
     from scoremode.cli.progress import progress_bar
-    from scoremode.verbs.prob_pairs import EncodedChunks
+    from scoremode.verbs.prob.many_pairs import EncodedChunks
 
     encoded, done = EncodedChunks(lm, pairs, SECTION), 0
     lm.open(encoded.longest)
@@ -106,7 +106,7 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
     from scoremode.store.remote_outputs import worked_on_here
-    from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
+    from scoremode.verbs.prob.many_pairs import read_results, score_to_file, score_to_stream
 
     with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
         if output.is_stream:
@@ -136,7 +136,7 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
 
 
 def _pairs(parsed: argparse.Namespace) -> Pairs:
-    from scoremode.verbs.prob_pairs import PairFile
+    from scoremode.verbs.prob.many_pairs import PairFile
 
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scoremode.report.text import shown
-from scoremode.verbs.prob import SequenceScore, TokenScore
+from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 
 def sequence_table(results: Sequence[SequenceScore]) -> list[Any]:
