@@ -145,7 +145,7 @@ def test_windows_are_the_text_with_overlaps(parts: list[str], step: int) -> None
     sizes, text = Sizes(step=step, overlap=step // 2, margin=1), "".join(parts)
     found = list(windows_of(parts, sizes))
     assert found[0].text + "".join(window.text[sizes.overlap :] for window in found[1:]) == text
-    assert [window.is_first for window in found] == [True] + [False] * (len(found) - 1)
+    assert [window.is_whole for window in found] == [len(found) == 1] * len(found)
     assert [window.is_last for window in found] == [False] * (len(found) - 1) + [True]
     assert all(len(window.text) <= sizes.longest for window in found)
 

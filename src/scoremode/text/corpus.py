@@ -196,7 +196,7 @@ def expanded(spec: str) -> list[str]:
         return [spec]
     require_path(spec)
     if os.path.isdir(spec):
-        found = [path for path in _inside(spec) if path.suffix.lower() in TEXTS and not _hidden(path, spec)]
+        found = _visible_texts(spec)
         what, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
     elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
         found = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
@@ -208,15 +208,12 @@ def expanded(spec: str) -> list[str]:
     return sorted(map(str, found))
 
 
-def _inside(folder: str) -> list[Path]:
+def _visible_texts(folder: str) -> list[Path]:
     try:
-        return [path for path in Path(folder).rglob("*") if path.is_file()]
+        found = [path for path in Path(folder).rglob("*") if path.suffix.lower() in TEXTS and path.is_file()]
     except RecursionError:
         raise CorpusError(f"the folders in {folder} are too deep", fix="name a folder further inside") from None
-
-
-def _hidden(path: Path, folder: str) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def _short(spec: str) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,17 +58,12 @@ class Sizes:
         return self.step + self.overlap
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """A part of a text."""
 
     text: str
-    is_first: bool
+    is_whole: bool
     is_last: bool
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_first and self.is_last
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +77,7 @@ class EncodedWindow:
 
 def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[Window]:
     """A text as windows that overlap. A text that fits into one window is one; an empty text is an empty window."""
-    held, length, first = list[str](), 0, True
+    held, length, whole = list[str](), 0, True
     for piece in pieces:
         held.append(piece)
         length += len(piece)
@@ -90,10 +85,10 @@ def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[Window]:
             continue
         text, at = "".join(held), 0
         while len(text) - at > sizes.longest:
-            yield Window(text[at : at + sizes.longest], first, is_last=False)
-            at, first = at + sizes.step, False
+            yield Window(text[at : at + sizes.longest], is_whole=False, is_last=False)
+            at, whole = at + sizes.step, False
         held, length = [text[at:]], len(text) - at
-    yield Window("".join(held), first, is_last=True)
+    yield Window("".join(held), whole, is_last=True)
 
 
 def workers() -> int:
