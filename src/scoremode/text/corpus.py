@@ -142,6 +142,7 @@ def load(
         raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
+    sources: list[Source]
     if dataset:
         sources = [hub_dataset(dataset, dataset_config, split, field)]
     elif specs:

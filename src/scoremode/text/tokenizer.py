@@ -121,7 +121,7 @@ class HuggingFaceTokenizer:
         return self._tokenizer.backend_tokenizer
 
     def _facts(self) -> TokenizerFacts:
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
         with_special, plain = (self.ids_together([PROBE], special=special)[0] for special in (True, False))
         by_id = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
         bos = self._tokenizer.bos_token_id
@@ -207,12 +207,12 @@ class HuggingFaceTokenizer:
             )
 
     def pieces(self) -> list[bytes]:
-        names = self._tokenizer.convert_ids_to_tokens(list(range(self.facts.size)))
+        names = map(self.backend.id_to_token, range(self.facts.size))
         special = set(self._tokenizer.all_special_ids)  # they represent no text, whatever their names look like
         return [b"" if name is None or i in special else self._piece(i, name) for i, name in enumerate(names)]
 
     def token_text(self, token: int) -> str:
-        name = self._tokenizer.convert_ids_to_tokens(token)
+        name = self.backend.id_to_token(token)
         return unnamed(token) if name is None else spelled(self._piece(token, name))
 
     def _piece(self, token: int, name: str) -> bytes:
@@ -221,7 +221,7 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def _added(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.added_tokens_decoder)
+        return frozenset(self.backend.get_added_tokens_decoder())
 
     @cached_property
     def _to_bytes(self) -> Callable[[str], bytes]:
@@ -368,12 +368,16 @@ def encode_many(tokenizer: TextTokenizer, texts: Sequence[str]) -> EncodedTexts:
     if isinstance(tokenizer, ByteTokenizer) or (isinstance(tokenizer, HuggingFaceTokenizer) and _are_short(texts)):
         return tokenizer.encode_together(texts, special=False)
     found, starts = [tokenizer.encode(text, special=False) for text in texts], _edges(map(len, texts))
-    positions: list[Ints] = [
-        np.concatenate([getattr(one, name) + at for one, at in zip(found, starts[:-1], strict=True)])
-        for name in ("char_start", "char_end", "touches")
-    ]
-    ids = np.concatenate([one.ids for one in found])
-    return EncodedTexts(ids, *positions, "".join(texts), starts, _edges(len(one.ids) for one in found))
+    placed = list(zip(found, starts[:-1], strict=True))
+    return EncodedTexts(
+        ids=np.concatenate([one.ids for one in found]),
+        char_start=np.concatenate([one.char_start + at for one, at in placed]),
+        char_end=np.concatenate([one.char_end + at for one, at in placed]),
+        touches=np.concatenate([one.touches + at for one, at in placed]),
+        joined="".join(texts),
+        starts=starts,
+        bounds=_edges(len(one.ids) for one in found),
+    )
 
 
 def ids_with_specials(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]] | None:

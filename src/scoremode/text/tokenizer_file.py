@@ -66,8 +66,8 @@ class TokenizerFile:
         ids = {name: self.backend_tokenizer.token_to_id(token) for name, token in named.items() if token is not None}
         self.bos_token_id, self.eos_token_id = ids.get("bos_token"), ids.get("eos_token")
         self.all_special_ids = list(dict.fromkeys(ids.values()))
-        self.added_tokens_decoder = self.backend_tokenizer.get_added_tokens_decoder()
-        if self.backend_tokenizer.get_vocab_size() > MOST_IDS or set(ids.values()) - self.added_tokens_decoder.keys():
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        if self.backend_tokenizer.get_vocab_size() > MOST_IDS or set(ids.values()) - added.keys():
             raise ValueError("Transformers would change it")
 
     @staticmethod
@@ -93,13 +93,6 @@ class TokenizerFile:
     def transformers(self) -> Any:
         """The tokenizer of Transformers, for chat templates and for engines that want it."""
         return load_transformers(self.folder)
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
-
-    def convert_ids_to_tokens(self, ids: int | list[int]) -> Any:
-        name = self.backend_tokenizer.id_to_token
-        return name(ids) if isinstance(ids, int) else [*map(name, ids)]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
         return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
