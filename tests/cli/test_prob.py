@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from scoremode.verbs.prob import SequenceProbability
-from scoremode.verbs.prob_files import CHUNK
+from scoremode.verbs.prob.many_pairs import CHUNK
+from scoremode.verbs.prob.sequence import SequenceProbability
 from tests import forked
 from tests.cli.conftest import Command, Refused
 

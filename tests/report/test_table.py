@@ -15,7 +15,7 @@ from scoremode.report.numbers import with_error
 from scoremode.report.terminal.console import console, listing
 from scoremode.report.terminal.run_tables import plan_table, run_table, sequence_table
 from scoremode.values import Estimate
-from scoremode.verbs.prob import SequenceScore, TokenScore
+from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 
 def drawn(parts: list[Any], width: int = 200) -> str:

@@ -18,10 +18,9 @@ import scoremode as sm
 from scoremode.errors import CorpusError
 from scoremode.store import token_store
 from scoremode.store.token_store import TokenFiles, kept_tokens
-from scoremode.text.documents import document
-from scoremode.text.reading import ReadAgain
+from scoremode.text.documents import Document
 from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.text.tokens import Document, KnownAtTheEnd, Tokens, TokenSink, tokenize
+from scoremode.text.tokens import DocumentIndex, TokenBlock, Tokens, TokenStream, tokenize
 from scoremode.values import MappedFile, let_go
 from scoremode.verbs.cache import list_cache, prune_cache
 from scoremode.verbs.model import hold
@@ -48,15 +47,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-class Text:
+class Text(TokenStream):
     """Documents, and how often they were cut into tokens."""
 
     def __init__(self, *documents: Document) -> None:
-        self.documents, self.made = documents, 0
+        super().__init__(documents, BYTES, special=True)
+        self.made = 0
 
-    def __call__(self, sink: TokenSink | None) -> Tokens:
+    def __iter__(self) -> Iterator[TokenBlock]:
         self.made += 1
-        return tokenize(self.documents, BYTES, special=True, sink=sink)
+        return super().__iter__()
+
+
+def document(text: str) -> Document:
+    return Document([text])
 
 
 def assert_equal(found: Tokens, wanted: Tokens) -> None:
@@ -70,8 +74,8 @@ def assert_equal(found: Tokens, wanted: Tokens) -> None:
 
 TEXTS = [
     Text(document("naïve text\n" * 900), document(""), document("b")),
-    Text(Document("joined texts", 12, 2, None, (7, 12))),
-    Text(Document("chat", 4, 1, ((0, 2),)), Document("more", 4, 1, ((1, 3),))),
+    Text(Document(["joined texts"], joined_at=(7, 12))),
+    Text(Document(["chat"], scored_spans=((0, 2),)), Document(["more"], scored_spans=((1, 3),))),
     Text(document(" " * 70_000 + "x")),
     Text(),
 ]
@@ -79,17 +83,17 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_is_kept_is_what_was_made(text: Text, cache: Path) -> None:
-    wanted = text(None)
-    made, again = (kept_tokens(KEY, BYTES.facts, text) for _ in range(2))
+    wanted = text.in_memory()
+    made, again = (kept_tokens(KEY, text) for _ in range(2))
     assert_equal(made, wanted)
     assert_equal(again, wanted)
     assert text.made == 2  # once in memory, once on disk
-    for_me_alone = kept_tokens(None, BYTES.facts, text)
+    for_me_alone = kept_tokens(None, text)
     assert_equal(for_me_alone, wanted)
 
 
 def test_long_columns_are_mapped_and_can_be_let_go(cache: Path) -> None:
-    tokens = kept_tokens(KEY, BYTES.facts, Text(document("text " * 5_000)))
+    tokens = kept_tokens(KEY, Text(document("text " * 5_000)))
     base: Any = tokens.ids
     while isinstance(base, np.ndarray):
         base = base.base
@@ -103,8 +107,8 @@ def test_long_columns_are_mapped_and_can_be_let_go(cache: Path) -> None:
 
 def test_another_key_is_another_entry(cache: Path) -> None:
     first, second = Text(document("one")), Text(document("two"))
-    kept_tokens(KEY, BYTES.facts, first)
-    found = kept_tokens({**KEY, "special": False}, BYTES.facts, second)
+    kept_tokens(KEY, first)
+    found = kept_tokens({**KEY, "special": False}, second)
     assert bytes(found.ids.tolist()) == b"two"
     assert list_cache(("texts",))["totals"]["texts"]["entries"] == 2
 
@@ -115,7 +119,7 @@ def test_damage_is_found_and_the_tokens_are_made_again(
     file: str, damage: str, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Text(document("some text " * 300))
-    wanted = kept_tokens(KEY, BYTES.facts, text)
+    wanted = kept_tokens(KEY, text)
     known = wanted.ids.tolist()
     (path,) = cache.glob(f"texts/*/{file}")
     data = bytearray(path.read_bytes())
@@ -123,42 +127,39 @@ def test_damage_is_found_and_the_tokens_are_made_again(
     path.unlink()  # not written over: this process has mapped it
     if damage != "gone":
         path.write_bytes(bytes(data) if damage == "flipped" else bytes(data[:-1]))
-    again = kept_tokens(KEY, BYTES.facts, text)
+    again = kept_tokens(KEY, text)
     assert (again.ids.tolist(), wanted.ids.tolist(), text.made) == (known, known, 2)
     if (file, damage) != ("tokens.json", "gone"):
         assert "is damaged" in capsys.readouterr().err
-    kept_tokens(KEY, BYTES.facts, text)
+    kept_tokens(KEY, text)
     assert (text.made, capsys.readouterr().err) == (2, "")
 
 
 def test_a_manifest_of_another_text_is_not_believed(cache: Path) -> None:
     first = Text(document("one"))
-    kept_tokens(KEY, BYTES.facts, first)
+    kept_tokens(KEY, first)
     (path,) = cache.glob("texts/*/tokens.json")
     manifest = json.loads(path.read_text())
     manifest["key"]["corpus"] = "another"
     path.write_text(json.dumps(manifest))
-    kept_tokens(KEY, BYTES.facts, first)
+    kept_tokens(KEY, first)
     assert first.made == 2
 
 
 def test_a_text_that_fails_leaves_nothing(cache: Path) -> None:
-    def broken(sink: TokenSink | None) -> Tokens:
-        def documents() -> Iterator[Document]:
-            yield document("x" * 500_000)
-            raise CorpusError("the text ends early", fix="mend it")
-
-        return tokenize(documents(), BYTES, special=True, sink=sink)
+    def documents() -> Iterator[Document]:
+        yield document("x" * 500_000)
+        raise CorpusError("the text ends early", fix="mend it")
 
     with pytest.raises(CorpusError, match="ends early"):
-        kept_tokens(KEY, BYTES.facts, broken)
+        kept_tokens(KEY, TokenStream(documents(), BYTES, special=True))
     assert not list(cache.glob("texts/*/*.bin"))
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache.mkdir(parents=True)
     (cache / "texts").write_text("a file where a folder should be")
-    found = kept_tokens(KEY, BYTES.facts, Text(document("text")))
+    found = kept_tokens(KEY, Text(document("text")))
     assert bytes(found.ids.tolist()) == b"text"
     assert "for this command alone" in capsys.readouterr().err
 
@@ -226,11 +227,10 @@ def test_a_changed_file_is_another_text(long_text: Path, cache: Path) -> None:
 
 def test_a_file_that_changes_before_its_words_are_read_again_is_refused(long_text: Path) -> None:
     asked = hold("table:uniform", None, {}, None).ask({"corpus": long_text})
-    assert isinstance(asked.documents, ReadAgain)
-    assert asked.documents[0].text == long_text.read_text(encoding="utf-8")
+    assert [one.read() for one in asked.documents] == [long_text.read_text(encoding="utf-8")]
     long_text.write_text("something else")
     with pytest.raises(CorpusError, match="was changed"):
-        list(asked.documents)
+        [one.read() for one in asked.documents]
 
 
 def test_a_short_text_is_not_kept(cache: Path) -> None:
@@ -278,11 +278,15 @@ def test_thirty_megabytes_take_little_more_memory_than_two(tmp_path: Path) -> No
 @pytest.mark.parametrize("together", [1, 100])
 def test_columns_grow_into_larger_types(tmp_path: Path, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_store, "TOGETHER", together)
-    files = TokenFiles(tmp_path, {})
-    for largest in (1, 255, 256, 70_000, 1 << 33):
-        some: Any = np.array([largest], np.int64)
-        files.add(ids=np.array([1], np.int32), char_end=some, byte_len=some, word_starts=some, mask=None)
-    one = np.array([0, 5], np.int64)
-    tokens = files.finish(KnownAtTheEnd(one, one[1:], one[1:], None, BYTES.facts, ("seen",)))
+
+    class Numbers(TokenStream):
+        def __iter__(self) -> Iterator[TokenBlock]:
+            for largest in (1, 255, 256, 70_000, 1 << 33):
+                some: Any = np.array([largest], np.int64)
+                yield TokenBlock(np.array([1], np.int32), some, some, some, None)
+            one = np.array([0, 5], np.int64)
+            self._index = DocumentIndex(one, one[1:], one[1:], None, ("seen",))
+
+    tokens = TokenFiles(tmp_path, {}).write(Numbers((), BYTES, special=True))
     assert tokens.char_end.tolist() == [1, 255, 256, 70_000, 1 << 33]
     assert tokens.notes == ("seen",)

@@ -15,8 +15,8 @@ from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
     from scoremode.store.outputs import Output
-    from scoremode.verbs.prob import SequenceProbability, SequenceScore
-    from scoremode.verbs.prob_pairs import Pairs
+    from scoremode.verbs.prob.many_pairs import Pairs
+    from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
     from scoremode.verbs.progress import Progress
 
 SECTION = 1 << 14
@@ -49,7 +49,7 @@ class ProbVerb(Verb):
 
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.report.terminal.run_tables import sequence_table
-        from scoremode.verbs.prob import SequenceProbability
+        from scoremode.verbs.prob.sequence import SequenceProbability
 
         if parsed.fresh and parsed.out is None:
             raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
@@ -80,7 +80,7 @@ class ProbVerb(Verb):
 
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
     """The results of all pairs, SECTION at a time. What cannot be scored is refused before the engine is started."""
-    from scoremode.verbs.prob_pairs import EncodedChunks
+    from scoremode.verbs.prob.many_pairs import EncodedChunks
 
     encoded, done = EncodedChunks(lm, pairs, SECTION), 0
     lm.open(encoded.longest)
@@ -100,7 +100,7 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
     from scoremode.store.remote_outputs import worked_on_here
-    from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
+    from scoremode.verbs.prob.many_pairs import read_results, score_to_file, score_to_stream
 
     with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
         if output.is_stream:
@@ -130,7 +130,7 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
 
 
 def _pairs(parsed: argparse.Namespace) -> Pairs:
-    from scoremode.verbs.prob_pairs import PairFile
+    from scoremode.verbs.prob.many_pairs import PairFile
 
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")

@@ -14,7 +14,7 @@ from pathlib import Path
 from scoremode.errors import ModelError
 from scoremode.store.cache import cache_folder, hold_model
 from scoremode.store.files import file_sha256
-from scoremode.text.tokenizer import quiet_transformers
+from scoremode.text.tokenizer_file import quiet_transformers
 
 EMBEDDED = "smollm2-135m"
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from scoremode.errors import harmless
-from scoremode.text.reading import Excerpts
-from scoremode.text.tokens import Document, Tokens
+from scoremode.text.documents import RereadDocuments
+from scoremode.text.tokens import Tokens
 from scoremode.values import Ids, Ints
 
 NEAR = 24  # characters that are shown where two tokenizers part
@@ -66,7 +66,7 @@ def _other_text(baseline: Outline, candidate: Outline) -> bool:
     return None not in texts and texts[0] != texts[1]
 
 
-def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, documents: Sequence[Document]) -> str | None:
+def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, documents: RereadDocuments) -> str | None:
     """Where the candidate's ids differ from the baseline's, in words; None if they do not.
 
     ``known`` are indices in the stream at which the baseline's ``ids`` are known, ``count`` is the length of its whole
@@ -84,9 +84,9 @@ def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, document
     if at >= len(tokens):
         return f"the candidate's end early, {totals}"
     document = int(np.searchsorted(tokens.doc_starts, at, side="right")) - 1
-    begin = tokens.char_start_of(np.array([at]))
-    end = np.minimum(begin + NEAR, int(tokens.char_end[tokens.doc_starts[document + 1] - 1]))
-    character, (near,) = int(begin[0]), Excerpts(documents).at(np.array([document]), begin, end)
+    character = int(tokens.char_start_of(np.array([at]))[0])
+    end = min(character + NEAR, int(tokens.char_end[tokens.doc_starts[document + 1] - 1]))
+    near = documents.excerpt(document, character, end)
     place = f"character {character:,}" + (f" of document {document + 1:,}" if tokens.documents > 1 else "")
     return f"they give other ids from {place} on, at {near!r}; {totals}"
 

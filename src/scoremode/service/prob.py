@@ -22,7 +22,7 @@ from scoremode.service.scoring import Scorer
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Bools
 from scoremode.verbs.model import GivenEngine, HeldModel
-from scoremode.verbs.prob import SequenceProbability, paired
+from scoremode.verbs.prob.sequence import SequenceProbability, paired
 
 EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
 FIELDS: dict[str, type | tuple[type, ...]] = {

@@ -17,7 +17,7 @@ import mmap
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -32,8 +32,8 @@ from scoremode.store.files import write_atomically
 from scoremode.store.locks import Lock
 from scoremode.text.json_files import read_object
 from scoremode.text.tokenizer import TokenizerFacts
-from scoremode.text.tokens import KnownAtTheEnd, Tokens, TokenSink
-from scoremode.values import Bools, Ids, Ints, MappedFile, frozen
+from scoremode.text.tokens import TokenBlock, Tokens, TokenStream
+from scoremode.values import MappedFile, frozen
 
 FORMAT = 1
 STORED_FROM = 1 << 20  # bytes of text; the tokens of a shorter one are made each time
@@ -43,9 +43,6 @@ TOGETHER = 1 << 16  # numbers that are written together
 MAPPED = ("ids", "char_end", "byte_len", "word_starts", "mask")
 WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short: read into memory
 OPTIONAL = ("mask", "joined_at")
-
-Make = Callable[[TokenSink], Tokens]
-"""Cuts the text into tokens, into a sink."""
 
 _FILE = {
     "type": sealed.one_of("<i4", *TYPES),
@@ -61,8 +58,8 @@ _FIELDS = {
 _checked: set[tuple[Any, ...]] = set()  # files whose checksums this process knows to be right
 
 
-def kept_tokens(key: Mapping[str, Any] | None, facts: TokenizerFacts, make: Make) -> Tokens:
-    """The tokens of a text: those in the cache, else made and kept there. Without a key they are kept for this process.
+def kept_tokens(key: Mapping[str, Any] | None, stream: TokenStream) -> Tokens:
+    """The tokens of a text: those in the cache, else written there. Without a key they are kept for this process.
 
     ``key`` has all that decides the tokens. A cache that cannot be written is done without.
     """
@@ -70,14 +67,14 @@ def kept_tokens(key: Mapping[str, Any] | None, facts: TokenizerFacts, make: Make
         key = {**key, "format": FORMAT, "byte_order": "little"}
         folder = cache_folder() / "texts" / _digest(key)
         try:
-            return _from_cache(folder, key, facts, make)
+            return _from_cache(folder, key, stream)
         except CannotKeepError as error:
             print_line(f"cache: tokens cannot be kept in {folder} ({error}); they are kept for this command alone")
     try:
         with _writing():
             place = tempfile.TemporaryDirectory(prefix="scoremode-tokens-")
         with place as temporary:  # what is mapped survives its removal
-            return make(TokenFiles(Path(temporary), {}))
+            return TokenFiles(Path(temporary), {}).write(stream)
     except CannotKeepError as error:
         raise CorpusError(
             f"the tokens of the text cannot be written ({error})",
@@ -101,19 +98,15 @@ def _digest(key: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def _from_cache(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts, make: Make) -> Tokens:
+def _from_cache(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> Tokens:
+    facts = stream.tokenizer.facts
     found = _open(folder, key, facts)
     if found is not None:
         return found
     with _locked(folder):
         found = _open(folder, key, facts)  # made while this process waited
         if found is None:
-            files = TokenFiles(folder, key)
-            try:
-                found = make(files)
-            except BaseException:
-                files.discard()
-                raise
+            found = TokenFiles(folder, key).write(stream)
     make_room(folder)
     return found
 
@@ -211,7 +204,7 @@ def _stamp(path: Path) -> tuple[Any, ...]:
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class TokenFiles:
-    """Columns that go to files while a text is read; ``finish`` writes the manifest and maps them."""
+    """Columns that go to files while a text is read."""
 
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
         self.folder, self.key = folder, key
@@ -225,7 +218,17 @@ class TokenFiles:
         for name in (TOKENS_MARK, *names):
             (self.folder / name).unlink(missing_ok=True)
 
-    def discard(self) -> None:
+    def write(self, stream: TokenStream) -> Tokens:
+        """Write all tokens, then the manifest, and map the files."""
+        try:
+            for block in stream:
+                self._add_block(block)
+            return self._finished(stream)
+        except BaseException:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
         """Remove what was written, because the text could not be read to its end."""
         with suppress(OSError, ValueError):  # it may be closed already
             for column in self._columns.values():
@@ -238,25 +241,24 @@ class TokenFiles:
                 self._columns[name] = _Column(self.folder / f"{name}.bin", kind)
             self._columns[name].add(numbers)
 
-    def add(self, *, ids: Ids, char_end: Ints, byte_len: Ids, word_starts: Ids, mask: Bools | None) -> None:
-        self._add("ids", ids, "<i4")
-        self._add("char_end", char_end)
-        self._add("byte_len", byte_len)
-        self._add("word_starts", word_starts)
-        self._without_mask = self._without_mask or mask is None
-        self._add("mask", np.zeros(0, np.uint8) if mask is None else mask.view(np.uint8), "u1")
+    def _add_block(self, block: TokenBlock) -> None:
+        self._add("ids", block.ids, "<i4")
+        self._add("char_end", block.char_end)
+        self._add("byte_len", block.byte_len)
+        self._add("word_starts", block.word_starts)
+        self._without_mask = self._without_mask or block.mask is None
+        self._add("mask", np.zeros(0, np.uint8) if block.mask is None else block.mask.view(np.uint8), "u1")
 
-    def finish(self, known: KnownAtTheEnd) -> Tokens:
+    def _finished(self, stream: TokenStream) -> Tokens:
         none = np.zeros(0, np.int32)  # so that every column has its file
-        ends, mask = none.astype(np.int64), none.astype(np.bool_)
-        self.add(ids=none, char_end=ends, byte_len=none, word_starts=none, mask=mask)
+        self._add_block(TokenBlock(none, none.astype(np.int64), none, none, none.astype(np.bool_)))
         for name in WHOLE:
-            numbers = getattr(known, name)
+            numbers = getattr(stream.index, name)
             if numbers is not None:
                 self._add(name, numbers)
         with _writing():
-            self._finish(known.notes)
-            return read_tokens(self.folder, self.key, known.tokenizer)
+            self._finish(stream.index.notes)
+            return read_tokens(self.folder, self.key, stream.tokenizer.facts)
 
     def _finish(self, notes: tuple[str, ...]) -> None:
         if self._without_mask or not self._columns["mask"].count:

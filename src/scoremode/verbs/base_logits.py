@@ -21,7 +21,7 @@ from scoremode.store import runs
 from scoremode.store.cache import remembered_sha256
 from scoremode.store.kld import KldFile, least_divergence
 from scoremode.store.run import Run
-from scoremode.text.from_ids import text_of_ids
+from scoremode.text.tokens import text_of_ids
 from scoremode.verbs.comparing import Folders, as_comparison, compared_with, short
 from scoremode.verbs.model import HeldModel, in_memory
 from scoremode.verbs.progress import announce
@@ -90,10 +90,10 @@ def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
     announce(folders.progress, "reading the tokens of the file")
     if subject.vocabulary is not None:
         _require_vocabulary(file, subject.vocabulary)
-    corpus, document, tokens = text_of_ids(file.tokens.reshape(-1), subject.tokenizer, file.path.name)
+    corpus, documents, tokens = text_of_ids(file.tokens.reshape(-1), subject.tokenizer, file.path.name)
     method = replace(find_method("llamacpp"), windows=llamacpp_chunks)
     plan = make_plan(method, tokens, context_length=file.layout.context, model_context=subject.context_length)
-    return Question(subject, corpus, method, [document], tokens, plan)
+    return Question(subject, corpus, method, documents, tokens, plan)
 
 
 def _require_vocabulary(file: KldFile, vocabulary: int) -> None:

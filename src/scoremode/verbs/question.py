@@ -20,12 +20,11 @@ from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
 from scoremode.store.numerics import NUMERICS
 from scoremode.store.redaction import without_secrets
-from scoremode.store.token_store import kept_tokens
-from scoremode.text.coders import definition
+from scoremode.store.token_store import STORED_FROM, kept_tokens
 from scoremode.text.corpus import Corpus, Spec, load
-from scoremode.text.documents import notes_on, prepare
-from scoremode.text.tokenizer import TextTokenizer
-from scoremode.text.tokens import Document, Tokens, TokenSink, first_tokens
+from scoremode.text.documents import RereadDocuments, notes_on
+from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from scoremode.text.tokens import Tokens, TokenStream, first_tokens
 
 
 class QuestionArguments(TypedDict, total=False):
@@ -56,12 +55,12 @@ class Question:
     subject: Subject
     corpus: Corpus
     method: Method
-    documents: Sequence[Document]
+    documents: RereadDocuments
     tokens: Tokens
     plan: Plan
 
 
-Tokenized = tuple[Sequence[Document], Tokens]
+Tokenized = tuple[RereadDocuments, Tokens]
 
 
 @dataclass(slots=True)
@@ -132,20 +131,20 @@ def ask(  # one argument for each thing a user may say
 
 def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assistant_only: bool) -> Tokenized:
     """The documents and tokens of a corpus; those of a long one are kept in the cache."""
-
-    def keep(make: Callable[[TokenSink | None], Tokens]) -> Tokens:
-        exact = None if corpus.layout == "chat" else definition(tokenizer)  # a chat template is not part of that
-        key = {
+    documents = RereadDocuments(corpus, rule.arrangement, tokenizer, assistant_only=assistant_only)
+    stream = TokenStream(documents, tokenizer, special=rule.special)
+    if corpus.byte_count < STORED_FROM:
+        return documents, stream.in_memory()
+    key = None
+    if corpus.layout != "chat" and isinstance(tokenizer, HuggingFaceTokenizer | ByteTokenizer):
+        key = {  # all that decides the tokens; of a chat template, or of tokenizers elsewhere, that is not known
             "corpus": corpus.sha256,
             "layout": corpus.layout,
             "arrangement": rule.arrangement,
             "special": rule.special,
-            "tokenizer": exact,
+            "tokenizer": tokenizer.definition(),
         }
-        return kept_tokens(None if exact is None else key, tokenizer.facts, make)
-
-    wanted = {"special": rule.special, "assistant_only": assistant_only}
-    return prepare(corpus, rule.arrangement, tokenizer, **wanted, keep=keep)
+    return documents, kept_tokens(key, stream)
 
 
 def check_question(given: Mapping[str, Any]) -> dict[str, Any]:

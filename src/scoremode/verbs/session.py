@@ -25,8 +25,8 @@ from scoremode.verbs.comparing import Folders
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.noise import Noise, combinations, noise_of, prepare_settings
 from scoremode.verbs.ppl import ppl_of
-from scoremode.verbs.prob import SequenceProbability, SequenceScore, paired, prob_of
-from scoremode.verbs.prob_files import read_results, score_to_file
+from scoremode.verbs.prob.many_pairs import read_results, score_to_file
+from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import QuestionArguments, check_question, split_arguments
 from scoremode.verbs.reference import reference_of
@@ -91,7 +91,7 @@ class Model:
         lm = SequenceProbability(self._held, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
         with self._asking():
             if out is None:
-                return prob_of(lm, prompt, targets, progress)
+                return lm.score(lm.encode(paired(prompt, targets)), progress)
             output = check_output(str(out), "out")
             with worked_on_here(output, fresh=fresh) as local:
                 score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)

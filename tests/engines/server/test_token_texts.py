@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scoremode.engines.server.tokenizer import ServedTokenizer
-from scoremode.text.tokenizer import sentencepiece_piece
+from scoremode.text.token_text import sentencepiece_piece
 
 PIECES = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁upon", "▁time", "a", "▁"]
 

@@ -13,15 +13,13 @@ from scoremode.engines.server.link import SMALL, Link
 from scoremode.engines.server.served import Served
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.text.corpus import Message
-from scoremode.text.token_text import spelled
+from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled
 from scoremode.text.tokenizer import (
     PROBE,
     Encoding,
     TextTokenizer,
     TokenizerFacts,
-    byte_level_piece,
     owned_characters,
-    sentencepiece_piece,
 )
 from scoremode.values import Ids, Ints
 

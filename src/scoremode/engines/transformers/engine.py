@@ -412,7 +412,7 @@ def find_head(model: Any) -> Head | None:
     if not isinstance(layer, torch.nn.Linear):
         return None
     weight, bias = layer.weight.detach(), layer.bias
-    if weight.dtype not in DTYPES.values() or weight.device.type == "meta":
+    if str(weight.dtype).removeprefix("torch.") not in DTYPES or weight.device.type == "meta":
         return None
     config = model.config.get_text_config()
     scale = 1.0

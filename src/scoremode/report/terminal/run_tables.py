@@ -18,7 +18,7 @@ from scoremode.values import Estimate
 
 if TYPE_CHECKING:
     from scoremode.verbs.noise import Noise
-    from scoremode.verbs.prob import SequenceScore, TokenScore
+    from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 WIDEST = 28  # characters of the longest number that the other numbers are aligned with
 

@@ -1,4 +1,14 @@
-"""A prompt and its target ─▶ tokens, cut at the boundary: the joined text is encoded, and split at the prompt's end."""
+"""A prompt and its target ─▶ tokens: the joined text is encoded, and what follows the prompt's end is scored.
+
+The boundary is the hard part, because "…is" + "Paris" is not the token sequence of "…is Paris". Where a token spans
+the cut, everything from that token on is scored, on the condition that the token begins with the prompt's part of it:
+
+prompt  "The capital of Fran"       target  "ce is Paris"
+tokens  The| capital| of| France| is| Paris
+                       ^ spans: P( France| is| Paris) / P(a token that begins with " Fran")
+
+Tokens that cover less than the prompt's part are not in that condition: it is about the next token alone.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
-from scoremode.text.batches import EncodedTexts, encode_many, ids_with_specials
 from scoremode.text.corpus import is_text
-from scoremode.text.tokenizer import Encoding, TextTokenizer
+from scoremode.text.tokenizer import EncodedTexts, TextTokenizer, encode_many, ids_with_specials
 from scoremode.values import Ids, Ints
 
 
@@ -62,9 +71,9 @@ class CutPairs:
         return max(int(self.found.ids.max(initial=-1)), int(np.concatenate(self.fronts).max(initial=-1)))
 
     @property
-    def spans(self) -> bool:
-        """Does a token span the end of its prompt anywhere?"""
-        return bool((self.found.touches[self.owns] < self.cuts).any())
+    def spanning(self) -> Ints:
+        """The pairs in which a token spans the end of the prompt."""
+        return np.flatnonzero(self.found.touches[self.owns] < self.cuts)
 
     def split(self) -> list[EncodedPair]:
         """The pairs, one by one."""
@@ -96,94 +105,60 @@ class PairEncoder:
         """The target with the space that ``leading_space`` puts in front of it."""
         return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
 
-    # ── one pair ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def one(self, prompt: str, target: str) -> EncodedPair:
-        """One pair as tokens, or the reason why it cannot be scored."""
-        if not target:
+    def cut(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
+        """Several pairs as tokens. If one is refused, so are all: ask for them one by one to know which comes first."""
+        if not all(target for _, target in pairs):
             raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
-        if not is_text(prompt + target):
+        targets = [self.as_scored(target) for _, target in pairs]
+        texts = [prompt + target for (prompt, _), target in zip(pairs, targets, strict=True)]
+        if not is_text("".join(texts)):
             raise InputError("a prompt or target is not UTF-8", fix="give text in UTF-8")
-        target = self.as_scored(target)
-        text, cut = prompt + target, len(prompt)
-        specials, encoding = self._without_trailing_specials(text)
-        ids = np.concatenate([specials, encoding.ids]).astype(np.int32)
-        own = int(np.searchsorted(encoding.char_end, cut, side="right"))  # the first token that reaches past the cut
-        if own == len(encoding.ids):
-            raise InputError(f"the target {target!r} has no token of its own", fix="give a longer target")
-        first = own + len(specials)
-        if first == 0:
-            where = "the prompt is empty" if not prompt else "the prompt has no token of its own"
+        found = encode_many(self.tokenizer, texts)
+        fronts = self._fronts(found, texts)
+        cuts = found.starts[:-1] + np.fromiter((len(prompt) for prompt, _ in pairs), np.int64, len(pairs))
+        owns = np.searchsorted(found.char_end, cuts, side="right")  # the first token that reaches past the cut
+        if len(none := np.flatnonzero(owns >= found.bounds[1:])):
+            raise InputError(f"the target {targets[none[0]]!r} has no token of its own", fix="give a longer target")
+        firsts = owns - found.bounds[:-1] + np.fromiter(map(len, fronts), np.int64, len(pairs))
+        if len(none := np.flatnonzero(firsts == 0)):
+            where = "the prompt has no token of its own" if pairs[none[0]][0] else "the prompt is empty"
             raise InputError(
                 f"{where} and this tokenizer adds no BOS, so the first token has no context",
                 fix="give a prompt, or --add-bos",
             )
-        begins = int(encoding.touches[own])
-        condition = text[begins:cut]
-        if condition and self.spanning == "refuse":
+        made = CutPairs(pairs, targets, found, fronts, cuts, owns, firsts)
+        if self.spanning == "refuse" and len(made.spanning):
+            first = made.spanning[0]
+            token = found.joined[found.touches[owns[first]] : found.char_end[owns[first]]]
             raise BoundaryError(
-                f"the token {text[begins : int(encoding.char_end[own])]!r} spans the end of the prompt {prompt!r}",
+                f"the token {token!r} spans the end of the prompt {pairs[first][0]!r}",
                 fix="move the boundary, as in a target that begins with the space, or use --spanning constrain",
             )
-        spans = zip(encoding.char_start[own:].tolist(), encoding.char_end[own:].tolist(), strict=True)
-        texts = [text[a:b] for a, b in spans]
-        texts[0] = condition + texts[0][len(condition) :] if condition else texts[0]
-        return EncodedPair(prompt, target, ids, tuple(texts), first, condition)
+        return made
 
-    def _without_trailing_specials(self, text: str) -> tuple[Ids, Encoding]:
-        """Special tokens that go first, and the text's own encoding. An EOS after the target is not part of it."""
-        plain, full = self.tokenizer.encode(text, special=False), self.tokenizer.encode(text, special=True)
-        front = _front(full.ids.tolist(), plain.ids.tolist())
-        if front is None:
-            raise ModelError("this tokenizer changes its tokens when it adds special ones", fix="use another tokenizer")
-        return self._with_bos(full.ids[:front]), plain
-
-    def _with_bos(self, specials: Ids) -> Ids:
-        if not self.add_bos or len(specials):
-            return specials
-        bos = self.tokenizer.facts.bos
-        if bos is None:
-            raise OptionError("--add-bos: this tokenizer has no BOS", fix="leave --add-bos out")
-        return np.array([bos], dtype=np.int32)
-
-    # ── many pairs ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def many(self, pairs: Sequence[tuple[str, str]]) -> list[EncodedPair] | None:
-        """Several pairs, each as ``one`` encodes it; None if ``one`` would refuse a pair, and knows why."""
-        found = self.cut(pairs)
-        return None if found is None else found.split()
-
-    def cut(self, pairs: Sequence[tuple[str, str]]) -> CutPairs | None:
-        """Several pairs in one piece, which is enough to measure them; None as for ``many``."""
-        if not all(target for _, target in pairs):
-            return None
-        targets = [self.as_scored(target) for _, target in pairs]
-        texts = [prompt + target for (prompt, _), target in zip(pairs, targets, strict=True)]
-        if not is_text("".join(texts)):
-            return None
-        found = encode_many(self.tokenizer, texts)
-        fronts = self._fronts(found, texts)
-        if fronts is None:
-            return None
-        cuts = found.starts[:-1] + np.fromiter((len(prompt) for prompt, _ in pairs), np.int64, len(pairs))
-        owns = np.searchsorted(found.char_end, cuts, side="right")
-        firsts = owns - found.bounds[:-1] + np.fromiter(map(len, fronts), np.int64, len(pairs))
-        if (owns >= found.bounds[1:]).any() or (firsts == 0).any():
-            return None
-        made = CutPairs(pairs, targets, found, fronts, cuts, owns, firsts)
-        return None if self.spanning == "refuse" and made.spans else made
-
-    def _fronts(self, found: EncodedTexts, texts: Sequence[str]) -> list[Ids] | None:
-        """Special tokens that go first in each text; None if a text's own tokens change when they are added."""
+    def _fronts(self, found: EncodedTexts, texts: Sequence[str]) -> list[Ids]:
+        """Special tokens that go first in each text. An EOS after the target is not part of it."""
         full, edges = ids_with_specials(self.tokenizer, texts), found.bounds.tolist()
-        nothing = np.zeros(0, np.int32)
         if full is None:
-            return [self._with_bos(nothing)] * len(texts)
+            return [self._with_bos([])] * len(texts)
         plain, fronts = found.ids.tolist(), []
         for i, whole in enumerate(full):
-            front = _front(whole, plain[edges[i] : edges[i + 1]])
+            own = plain[edges[i] : edges[i + 1]]
+            starts = range(len(whole) - len(own) + 1)
+            front = next((at for at in starts if whole[at : at + len(own)] == own), None)
             if front is None:
-                return None
-            fronts.append(self._with_bos(np.array(whole[:front], np.int32) if front else nothing))
+                what = "this tokenizer changes its tokens when it adds special ones"
+                raise ModelError(what, fix="use another tokenizer")
+            fronts.append(self._with_bos(whole[:front]))
         return fronts
+
+    def _with_bos(self, specials: list[int]) -> Ids:
+        bos = self.tokenizer.facts.bos
+        if self.add_bos and not specials:
+            if bos is None:
+                raise OptionError("--add-bos: this tokenizer has no BOS", fix="leave --add-bos out")
+            specials = [bos]
+        return np.array(specials, dtype=np.int32)
 
     # ── spanning tokens ──────────────────────────────────────────────────────────────────────────────────────────────
     @cached_property
@@ -206,9 +181,3 @@ class PairEncoder:
                 fix="move the boundary to a whole character or word",
             )
         return allowed
-
-
-def _front(whole: list[int], own: list[int]) -> int | None:
-    """How many ids stand before a text's own ids; None if those are not there."""
-    size = len(own)
-    return next((i for i in range(len(whole) - size + 1) if whole[i : i + size] == own), None)

@@ -1,21 +1,11 @@
-"""P(target | prompt): the joined text is encoded, cut at the prompt's last character, and the rest is scored.
-
-The boundary is the hard part, because "…is" + "Paris" is not the token sequence of "…is Paris". Where a token spans
-the cut, everything from that token on is scored, on the condition that the token begins with the prompt's part of it:
-
-prompt  "The capital of Fran"       target  "ce is Paris"
-tokens  The| capital| of| France| is| Paris
-                       ^ spans: P( France| is| Paris) / P(a token that begins with " Fran")
-
-Tokens that cover less than the prompt's part are not in that condition: it is about the next token alone.
-"""
+"""What a model thinks of targets after prompts: SequenceProbability holds a model, SequenceScore is one answer."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Unpack, cast
@@ -33,7 +23,7 @@ from scoremode.store.redaction import without_secrets
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.likelihoods import no_more_than_certain
 from scoremode.verbs.model import HeldModel, hold
-from scoremode.verbs.prob_encoding import CutPairs, EncodedPair, PairEncoder, longest_of
+from scoremode.verbs.prob.boundary import CutPairs, EncodedPair, PairEncoder, longest_of
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import numbers_version, split_arguments
 from scoremode.verbs.scoring import answered, check_fits
@@ -76,20 +66,9 @@ class SequenceScore:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes None, because JSON has no infinity."""
-        return {
-            "prompt": self.prompt,
-            "target": self.target,
-            "log_prob": _finite(self.log_prob),
-            "prob": _finite(self.prob),
-            "perplexity": _finite(self.perplexity),
-            "boundary": self.boundary,
-            "tokens": [
-                {"id": t.id, "text": t.text, "logprob": _finite(t.logprob), "rank": t.rank} for t in self.tokens
-            ],
-            "leading_space": self.leading_space,
-            "condition": self.condition,
-            "condition_log_prob": _finite(self.condition_log_prob),
-        }
+        found = {field.name: _finite(getattr(self, field.name)) for field in fields(self)}
+        tokens = [{name: _finite(value) for name, value in token._asdict().items()} for token in self.tokens]
+        return {**found, "tokens": tokens}
 
     def as_line(self) -> str:
         """``as_json`` as text, without a line break; several times as fast as the general writer."""
@@ -122,8 +101,8 @@ class SequenceScore:
         return SequenceScore(**{**known, "tokens": tokens})
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class SequenceProbability:
@@ -215,42 +194,55 @@ class SequenceProbability:
         found: list[EncodedPair] = []
         waiting = iter(pairs)
         while batch := list(islice(waiting, BATCH)):
-            found += self._encode_batch(batch, number + len(found))
+            found += self._cut(batch, number + len(found)).split()
         return found
 
     def measure(self, pairs: Sequence[tuple[str, str]], number: int = 1) -> tuple[int, int]:
         """The longest window and the tokens fed for these pairs; refuses what ``encode`` refuses, in less time."""
         longest = fed = 0
         for begin in range(0, len(pairs), BATCH):
-            batch = pairs[begin : begin + BATCH]
-            cut = self.encoder.cut(batch)
-            if cut is None or not self._all_fit(cut):
-                each = [pair.fed for pair in self._encode_batch(batch, number + begin)]
-            else:
-                each = cut.fed.tolist()
-            longest, fed = max(longest, *each), fed + sum(each)
+            each = self._cut(pairs[begin : begin + BATCH], number + begin).fed
+            longest, fed = max(longest, int(each.max())), fed + int(each.sum())
         return longest, fed
 
-    def _encode_batch(self, pairs: Sequence[tuple[str, str]], number: int) -> list[EncodedPair]:
-        cut = self.encoder.cut(pairs)
-        if cut is not None and self._all_fit(cut):
-            return cut.split()
-        found: list[EncodedPair] = []
-        for at, (prompt, target) in enumerate(pairs, number):  # one of them is refused, and this says which and why
-            try:
-                found.append(self.encoder.one(prompt, target))
-                self._check_fits(found[-1])
-            except (InputError, BoundaryError) as error:
-                if at > 1:
-                    raise type(error)(f"pair {at}: {error.message}", fix=error.fix) from None
-                raise
-        return found
+    def _cut(self, pairs: Sequence[tuple[str, str]], number: int) -> CutPairs:
+        """Pairs as tokens. If any is refused, the first of them is, with its number."""
+        try:
+            return self._cut_all(pairs)
+        except (InputError, BoundaryError):
+            for at, pair in enumerate(pairs, number):
+                try:
+                    self._cut_all([pair])
+                except (InputError, BoundaryError) as error:
+                    if at > 1:
+                        raise type(error)(f"pair {at}: {error.message}", fix=error.fix) from None
+                    raise
+            raise
+
+    def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
+        """Pairs as tokens, or the reason why the model cannot take them."""
+        cut, facts, chosen = self.encoder.cut(pairs), self.held.given_facts, self.held.limit()
+        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
+        if vocabulary is not None and cut.largest >= vocabulary:
+            raise ModelError(
+                f"the tokenizer gives id {cut.largest}, but the model's vocabulary ends at {vocabulary - 1}",
+                fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
+            )
+        limit = chosen[1] if chosen else facts.context_length if facts else self.subject.context_length
+        longest = int(cut.fed.max())
+        if limit is not None and longest > limit:
+            what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
+            fix = "shorten the prompt" + (f", or give a larger {chosen[0]}" if chosen else "")
+            raise ModelError(f"a prompt and its target feed {longest} tokens, more than {what}", fix=fix)
+        if len(cut.spanning):
+            require(self.held.plugin, "any_target", "score a token that spans the end of a prompt")
+        return cut
 
     def score(self, pairs: Sequence[EncodedPair], progress: Progress | None = None) -> list[SequenceScore]:
         """One result for each pair that ``encode`` made, in the order given."""
         if not pairs:
             return []
-        engine = self.open(longest_of(pairs))
+        engine = self.open(longest_of(pairs), progress)
         numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(p.prompt for p in pairs))}
         groups = np.array([numbers[p.prompt] for p in pairs], dtype=np.int64)
         plan = plan_of_pairs([(p.ids, p.first) for p in pairs], groups)
@@ -262,45 +254,27 @@ class SequenceProbability:
         ranks = [None] * len(ids)
         if answers[0].rank is not None:  # then all have ranks
             ranks = np.concatenate([measured(answer.rank) for answer in answers], axis=None).tolist()
-        return [
-            self._result(pair, ids[begin:end], logprobs[begin:end], ranks[begin:end], condition)
-            for pair, condition, begin, end in zip(pairs, conditions, edges[:-1], edges[1:], strict=True)
-        ]
-
-    def _most(self) -> tuple[int | None, int | None]:
-        """How many ids and how many tokens the model takes, as far as that is known."""
-        facts = self.held.given_facts
-        vocabulary = facts.vocabulary if facts else self.subject.vocabulary
-        chosen = self.held.limit()
-        return vocabulary, chosen[1] if chosen else facts.context_length if facts else self.subject.context_length
-
-    def _all_fit(self, cut: CutPairs) -> bool:
-        """Does ``_check_fits`` accept all of them?"""
-        vocabulary, limit = self._most()
-        if vocabulary is not None and cut.largest >= vocabulary:
-            return False
-        if limit is not None and int(cut.fed.max()) > limit:
-            return False
-        return not cut.spans or self.held.plugin.able().any_target
-
-    def _check_fits(self, pair: EncodedPair) -> None:
-        """Refuse what the model cannot take."""
-        vocabulary, limit = self._most()
-        largest = int(pair.ids.max())
-        if vocabulary is not None and largest >= vocabulary:
-            raise ModelError(
-                f"the tokenizer gives id {largest}, but the model's vocabulary ends at {vocabulary - 1}",
-                fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
+        results = []
+        for pair, condition, begin, end in zip(pairs, conditions, edges[:-1], edges[1:], strict=True):
+            log_prob = no_more_than_certain(math.fsum(logprobs[begin:end]) - condition)
+            per_token = -log_prob / (end - begin)
+            tokens = zip(ids[begin:end], pair.texts, logprobs[begin:end], ranks[begin:end], strict=True)
+            results.append(
+                SequenceScore(
+                    prompt=pair.prompt,
+                    target=pair.target,
+                    log_prob=log_prob,
+                    prob=math.exp(log_prob),
+                    perplexity=math.exp(per_token) if per_token < 700 else math.inf,
+                    boundary="spanning" if pair.condition else "clean",
+                    tokens=tuple(map(_token, tokens)),
+                    leading_space=self.leading_space,
+                    condition=pair.condition,
+                    condition_log_prob=condition,
+                )
             )
-        if limit is not None and pair.fed > limit:
-            chosen = self.held.limit()
-            what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
-            fix = "shorten the prompt" + (f", or give a larger {chosen[0]}" if chosen else "")
-            raise ModelError(f"a prompt and its target feed {pair.fed} tokens, more than {what}", fix=fix)
-        if pair.condition:
-            require(self.held.plugin, "any_target", "score a token that spans the end of a prompt")
+        return results
 
-    # ── the scores ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _conditions(self, engine: Engine, pairs: Sequence[EncodedPair]) -> list[float]:
         """log P(the next token begins with the prompt's part), 0 where the boundary is clean."""
         logs = [0.0] * len(pairs)
@@ -320,29 +294,6 @@ class SequenceProbability:
                 )
         return logs
 
-    def _result(
-        self,
-        pair: EncodedPair,
-        ids: list[int],
-        logprobs: list[float],
-        ranks: Sequence[int | None],
-        condition_log_prob: float,
-    ) -> SequenceScore:
-        log_prob = no_more_than_certain(math.fsum(logprobs) - condition_log_prob)
-        per_token = -log_prob / len(ids)
-        return SequenceScore(
-            prompt=pair.prompt,
-            target=pair.target,
-            log_prob=log_prob,
-            prob=math.exp(log_prob),
-            perplexity=math.exp(per_token) if per_token < 700 else math.inf,
-            boundary="spanning" if pair.condition else "clean",
-            tokens=tuple(map(_token, zip(ids, pair.texts, logprobs, ranks, strict=True))),
-            leading_space=self.leading_space,
-            condition=pair.condition,
-            condition_log_prob=condition_log_prob,
-        )
-
 
 def _answers(engine: Engine, source: WindowSource, progress: Progress | None = None) -> list[Answers]:
     """The answers of every window, in order."""
@@ -353,12 +304,12 @@ def _answers(engine: Engine, source: WindowSource, progress: Progress | None = N
 
 
 def paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterator[tuple[str, str]]:
-    left = [prompts] if isinstance(prompts, str) else list(prompts)
-    right = [targets] if isinstance(targets, str) else list(targets)
+    """Prompts and targets as pairs. A single prompt serves all targets, and the other way round."""
+    left, right = ([given] if isinstance(given, str) else list(given) for given in (prompts, targets))
     if isinstance(prompts, str):
-        left = left * len(right)
+        left *= len(right)
     elif isinstance(targets, str):
-        right = right * len(left)
+        right *= len(left)
     if len(left) != len(right):
         raise InputError(
             f"{len(left)} prompts and {len(right)} targets do not pair up", fix="give exactly one target per prompt"
@@ -396,16 +347,4 @@ def prob(
         add_bos=add_bos,
         **options,
     ) as lm:
-        return prob_of(lm, prompt, targets)
-
-
-def prob_of(
-    lm: SequenceProbability,
-    prompt: str | Sequence[str],
-    targets: str | Sequence[str],
-    progress: Progress | None = None,
-) -> list[SequenceScore]:
-    """The results of all pairs; the engine is opened for exactly these."""
-    pairs = lm.encode(paired(prompt, targets))
-    lm.open(longest_of(pairs), progress)
-    return lm.score(pairs, progress)
+        return lm.score(lm.encode(paired(prompt, targets)))
