@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scoremode.cluster.ledger import LEASE_SECONDS, MOST_LOSSES, Batches, Ledger, Pace
-from scoremode.cluster.parcels import parcel_of
+from scoremode.cluster.transport import parcel_of
 from scoremode.engines.batching import prompt_groups
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.scores.packing import AnswerPacker
