@@ -51,10 +51,10 @@ def answers_to(asked: Asked) -> list[Answers]:
             Answers(
                 -random.random((rows, k)),
                 rank=random.integers(1, 1 << 62, (rows, k)),
-                entropy=random.random(rows),
-                top=random.integers(0, 1 << 30, rows).astype(np.int32),
-                top_logprob=-random.random(rows),
-                kl=random.random(rows),
+                entropy=random.random((rows,)),
+                top=random.integers(0, 1 << 30, (rows,)).astype(np.int32),
+                top_logprob=-random.random((rows,)),
+                kl=random.random((rows,)),
             )
         )
     return found
