@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from scoremode.scores.answers import Answers
 from scoremode.scores.schema import BUILT_IN, FACTS, Column, as_table
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from tests.cluster.conftest import ROOT, plugged  # noqa: F401  # a fixture
+from tests.engines.server.small_server import NAMES
 from tests.scores.margins import DIES_AFTER, MARGIN, MarginEngine
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
@@ -156,7 +158,7 @@ class StubScorer:
         from scoremode.service.limits import Limits
 
         self.engine = MarginEngine((MARGIN,))
-        self.facts = self.engine.facts
+        self.facts = replace(self.engine.facts, context_length=4096)
         self.limits, self.batch_tokens, self.probe = Limits(), 1024, [-1.0]
         self.client = SimpleNamespace(
             vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
@@ -183,7 +185,7 @@ def service() -> Iterator[str]:
 
     async def tokenize(request: Request) -> JSONResponse:
         ids = list((await request.json())["prompt"].encode())
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": 4096})
+        return JSONResponse({"tokens": ids, "count": len(ids), "token_strs": [NAMES[i] for i in ids]})
 
     app, made = Starlette(), Service()
     made._scorer, made.diverges = StubScorer(), False  # type: ignore[assignment]

@@ -11,11 +11,10 @@ from typing import Any
 from scoremode.cluster import tokens
 from scoremode.cluster.account import Account, Member
 from scoremode.cluster.ledger import Pace
-from scoremode.cluster.parcels import Parcel
 from scoremode.cluster.replica import Opened, Replica, Spec
 from scoremode.cluster.spread import Room
 from scoremode.cluster.starting import Cluster
-from scoremode.cluster.wants import Refusal
+from scoremode.cluster.transport import Parcel, Refusal
 from scoremode.errors import EngineError, ScoremodeError, one_line
 
 MOST_FAILURES = 3  # starts in a row of which nothing came

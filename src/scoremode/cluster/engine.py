@@ -14,12 +14,11 @@ import numpy as np
 from scoremode.cluster.account import Account, Probe, say_on_standard_error
 from scoremode.cluster.crew import Crew
 from scoremode.cluster.ledger import Batches, Ledger
-from scoremode.cluster.parcels import Outline, Parcel, parcel_of
 from scoremode.cluster.replica import Spec
 from scoremode.cluster.scoring import Scoring
 from scoremode.cluster.spread import Spread, room_for
 from scoremode.cluster.starting import Cluster, require_ray
-from scoremode.cluster.wants import placed, placed_baseline
+from scoremode.cluster.transport import Outline, Parcel, parcel_of, placed, placed_baseline
 from scoremode.engines.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work

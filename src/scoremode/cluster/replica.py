@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from scoremode import __version__
-from scoremode.cluster.parcels import Outline, Parcel
-from scoremode.cluster.wants import OpenBaselines, PlacedBaseline, PlacedWant, Refusal
+from scoremode.cluster.transport import OpenBaselines, Outline, Parcel, PlacedBaseline, PlacedWant, Refusal
 from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
 from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.plugin import EnginePlugin, Work

@@ -12,9 +12,8 @@ import numpy as np
 from scoremode.cluster.account import Account
 from scoremode.cluster.crew import RESUME, Crew, Lease, Lost, Probed, Slot
 from scoremode.cluster.ledger import Ledger
-from scoremode.cluster.parcels import Parcel, parcel_of
 from scoremode.cluster.replica import Finished, block_seconds
-from scoremode.cluster.wants import PlacedWant, Refusal
+from scoremode.cluster.transport import Parcel, PlacedWant, Refusal, parcel_of
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores.packing import PackedAnswers

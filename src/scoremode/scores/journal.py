@@ -49,6 +49,9 @@ class PlannedTargets(Protocol):
     def __len__(self) -> int: ...  # windows
 
     @property
+    def targets(self) -> int: ...  # of all windows
+
+    @property
     def target_counts(self) -> Ints: ...  # (windows,)
 
     @property

@@ -131,7 +131,7 @@ class SentStates:
         return Head(
             weight=from_raw(stored.weight(first_id, width), stored.header.dtype).to(device),
             vocabulary=width,
-            bias=None if bias is None else from_raw(bias, stored.header.bias_dtype).to(device),
+            bias=None if bias is None else from_raw(bias, stored.header.bias_dtype or "").to(device),
             scale=stored.header.scale,
             softcap=stored.header.softcap,
             first_id=first_id,

@@ -1,25 +1,93 @@
-"""What is wanted of a replica, as it travels: a baseline is named, and each replica opens it on its own node."""
+"""What travels between the driver and its replicas: windows, what is wanted of them, baselines by name, and errors.
+
+Answers come back as ``scores.packing.PackedAnswers``. A baseline is named, and each replica opens it on its own node.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scoremode.cluster.parcels import Parcel
+import numpy as np
+
 from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError, RunError, ScoremodeError
 from scoremode.places.cache_home import cache_folder
 from scoremode.places.uri import Place
+from scoremode.plan.windows import Window, WindowSource
+from scoremode.scores.packing import PackedWindows
 from scoremode.store.cache import remembered_sha256
 from scoremode.store.kld import KldFile
 from scoremode.store.reference import Reference
+from scoremode.values import Ints
 
 SHARED = "put it on storage that every node sees under this path"
 
 
+# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """Some windows of a source, with nothing else of it: a source of its own that says which of them share a batch."""
+
+    indices: Ints  # (windows,) in the source that they come from
+    windows: PackedWindows
+    batch_ends: Ints | None  # (batches,) windows before the end of each; None: engines find batches by their own rule
+    prefix_group: Ints | None
+    vocabulary: int | None
+    target_offsets: Ints | None = None  # (windows,) where the targets of each begin among all targets of the source
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def lengths(self) -> Ints:
+        return self.windows.lengths
+
+    @property
+    def batches(self) -> list[Ints] | None:
+        """Windows that share a batch, as the source they come from has it."""
+        if self.batch_ends is None:
+            return None
+        return [part for part in np.split(np.arange(len(self)), self.batch_ends[:-1]) if len(part)]
+
+    def window(self, index: int) -> Window:
+        return self.windows.window(index)
+
+
+def parcel_of(source: WindowSource, batches: Sequence[Ints]) -> Parcel:
+    """Whole batches of a source, in their order."""
+    indices = np.concatenate(batches).astype(np.int64)
+    offsets: Ints | None = getattr(source, "target_offsets", None)
+    return Parcel(
+        indices=indices,
+        windows=PackedWindows.of([source.window(index) for index in indices.tolist()]),
+        batch_ends=np.cumsum([len(batch) for batch in batches]),
+        prefix_group=None if source.prefix_group is None else np.asarray(source.prefix_group)[indices],
+        vocabulary=source.vocabulary,
+        target_offsets=None if offsets is None else np.asarray(offsets)[indices],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """The lengths of a source's windows: enough to find batches where no windows share a prompt."""
+
+    lengths: Ints
+    vocabulary: int | None
+    prefix_group: None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def window(self, index: int) -> Window:
+        raise AssertionError("batches of windows without a common prompt follow from their lengths")
+
+
+# ── wants ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class PlacedBaseline:
     """A reference or a file of base logits, by its path, and by what shows that a node has the same one."""
