@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scoremode.errors import CorpusError, ModelError
+from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
 from scoremode.text.corpus import Message
 from scoremode.text.token_text import spelled, unnamed
@@ -106,6 +106,12 @@ class HuggingFaceTokenizer:
                 f"the tokenizer of {name} has no offsets (it is a slow tokenizer)",
                 fix="convert it to tokenizer.json, or name another with --tokenizer",
             )
+        dropout = getattr(tokenizer.backend_tokenizer.model, "dropout", None)
+        if dropout:
+            raise ModelError(
+                f"the tokenizer of {name} leaves out merges at random (dropout {dropout:g}): its tokens vary",
+                fix="set dropout to null in its tokenizer.json",
+            )
         self.hf = tokenizer
         self.facts = self._facts()
 
@@ -116,13 +122,15 @@ class HuggingFaceTokenizer:
         try:
             with quiet_transformers():
                 tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+                return HuggingFaceTokenizer(tokenizer, str(folder))
+        except ScoremodeError:
+            raise
         except Exception as error:
             reason = str(error).strip().split("\n")[0][:200]
             raise ModelError(
                 f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
                 fix="check that the folder contains tokenizer.json, or name another folder with --tokenizer",
             ) from None
-        return HuggingFaceTokenizer(tokenizer, str(folder))
 
     def _facts(self) -> TokenizerFacts:
         vocabulary: dict[str, int] = self.hf.get_vocab()
