@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 from scoremode.errors import OptionError
 
 EXAMPLE = "give --engine http://HOST:PORT"
-HOST = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*"  # a part of a name has at most 63 characters
+# a name, whose parts have at most 63 characters, or an address of IPv6
+HOST = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*"
 
 
 def root_of(address: str) -> str:
