@@ -72,14 +72,15 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
-    except (Exception, KeyboardInterrupt) as error:
-        if os.environ.get("SCOREMODE_DEBUG"):
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of a library in Rust, as tokenizers; not an Exception
+        if os.environ.get("SCOREMODE_DEBUG") or not (is_panic or isinstance(error, Exception | KeyboardInterrupt)):
             raise
         return _end_with(error)
     return code
 
 
-def _end_with(error: Exception | KeyboardInterrupt) -> int:
+def _end_with(error: BaseException) -> int:
     """Say what happened; the exit code."""
     stopped = signals.tell_if_stopped()
     if stopped is not None:
@@ -125,18 +126,34 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return signals.explain(error)
         case OSError():
             return _explain_os_error(error), BAD_INPUT
-        case MemoryError():
-            return "this machine's memory is used up; try a smaller --context-length or --num-samples", BAD_INPUT
     what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+    cause = _cause_outside(error, what)
+    if cause is not None:
+        return cause, BAD_INPUT
     return f"this is a bug in scoremode ({what}); set SCOREMODE_DEBUG=1 to see where", OUR_BUG
 
 
+def _cause_outside(error: BaseException, what: str) -> str | None:
+    """The line for failures of libraries that input or the environment causes; None for our own bugs."""
+    if isinstance(error, MemoryError):
+        return "this machine's memory is used up; try a smaller --context-length or --num-samples"
+    if isinstance(error, RecursionError):
+        return "a file or folder is nested too deeply to be read; give one with fewer levels"
+    if "TORCH_LOGS" in os.environ and "Invalid log settings" in str(error):
+        return "torch does not know the value of TORCH_LOGS in the environment; correct or unset it"
+    if type(error).__name__ == "PanicException":
+        return f"a library failed ({what}); check the model's tokenizer.json and the text"
+    return None
+
+
 def _explain_os_error(error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if streams.is_output_failure(error):
         why = "the disk is full" if full else "it is closed" if error.errno == errno.EBADF else error.strerror
         return f"standard output could not be written: {why}; send it to a file or a terminal that takes it"
     if full:
         return "the disk is full; free some space and run the same command again to resume"
+    if error.errno == errno.EFBIG:
+        return "a file became larger than this process may write; raise that limit (ulimit -f) and run it again"
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}; check the path and its permissions"

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scoremode.errors import CorpusError, ModelError
+from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
 from scoremode.text.corpus import Message
 from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.text.tokenizer_file import TokenizerFile, load_transformers
+from scoremode.text.tokenizer_file import TokenizerFile, load_transformers, unusable
 from scoremode.text.vocabulary import Vocabulary
 from scoremode.values import Ids, Ints
 
@@ -101,6 +101,12 @@ class HuggingFaceTokenizer:
                 f"the tokenizer of {name} has no offsets (it is a slow tokenizer)",
                 fix="convert it to tokenizer.json, or name another with --tokenizer",
             )
+        dropout = getattr(tokenizer.backend_tokenizer.model, "dropout", None)
+        if dropout:
+            raise ModelError(
+                f"the tokenizer of {name} leaves out merges at random (dropout {dropout:g}): its tokens vary",
+                fix="set dropout to null in its tokenizer.json",
+            )
         self._tokenizer = tokenizer
         self.facts = self._facts()
 
@@ -108,7 +114,12 @@ class HuggingFaceTokenizer:
     def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
         """The tokenizer of a folder; Transformers is imported if it changes what tokenizer.json says."""
         found = TokenizerFile.of(Path(folder)) or load_transformers(folder, trust_remote_code=trust_remote_code)
-        return HuggingFaceTokenizer(found, str(folder))
+        try:
+            return HuggingFaceTokenizer(found, str(folder))
+        except ScoremodeError:
+            raise
+        except Exception as error:
+            raise unusable(folder, error) from None
 
     @property
     def hf(self) -> Any:

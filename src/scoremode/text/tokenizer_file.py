@@ -46,11 +46,16 @@ def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) ->
         with quiet_transformers():
             return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except Exception as error:
-        reason = str(error).strip().split("\n")[0][:200]
-        raise ModelError(
-            f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
-            fix="check that the folder contains tokenizer.json, or name another folder with --tokenizer",
-        ) from None
+        raise unusable(folder, error) from None
+
+
+def unusable(folder: str | Path, error: Exception) -> ModelError:
+    """The refusal of a tokenizer that the library could not load or use."""
+    reason = str(error).strip().split("\n")[0][:200]
+    return ModelError(
+        f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
+        fix="check that the folder contains tokenizer.json, or name another folder with --tokenizer",
+    )
 
 
 class TokenizerFile:

@@ -73,7 +73,11 @@ def write_kld(
     require(held.plugin, "distributions", "give the whole distributions that a .kld file keeps")
     asked = held.ask(with_method(question), progress)
     work = output.path.with_name(f".{output.path.name}.scoremode")
-    if runs.is_run(work) and _is_left_over(work):
+    if runs.is_run(work):
+        if not _is_left_over(work):
+            raise RunError(
+                f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
+            )
         shutil.rmtree(work)
     with held.claimed(asked, work, fresh=fresh, keeps="records") as claim:
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)

@@ -275,6 +275,7 @@ def test_a_hub_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 ENVIRONMENT = {
     "HTTP_PROXY": ("gopher://x", "unset HTTP_PROXY"),
     "ALL_PROXY": ("socks5://127.0.0.1:1", "unset HTTP_PROXY"),
+    "NO_PROXY": ("http://[::1", "NO_PROXY"),
     "SSL_CERT_FILE": ("/nonexistent.pem", "unset SSL_CERT_FILE"),
 }
 

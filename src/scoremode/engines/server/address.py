@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from scoremode.errors import OptionError
 
 EXAMPLE = "give --engine http://HOST:PORT"
+# a name, whose parts have at most 63 characters, or an address of IPv6
+HOST = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*"
 
 
 def root_of(address: str) -> str:
@@ -29,7 +31,7 @@ def root_of(address: str) -> str:
     if parts.query or parts.fragment:
         raise OptionError("--engine has something behind a ? or #", fix=EXAMPLE)
     host = parts.hostname or ""
-    if not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", host) or not re.fullmatch(r"[\w./~%-]*", parts.path):
+    if not re.fullmatch(HOST, host) or not re.fullmatch(r"[\w./~%-]*", parts.path):
         raise OptionError("--engine is not a usable address: it names no host", fix=EXAMPLE)
     place = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
     path = parts.path.rstrip("/")

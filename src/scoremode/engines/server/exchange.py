@@ -180,10 +180,10 @@ def _client(**settings: Any) -> httpx.Client:
     trusted = _trusted()
     try:
         client = httpx.Client(follow_redirects=False, verify=trusted, **settings)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
         raise EngineError(
             f"a proxy that the environment names cannot be used ({one_line(str(error))[:200]})",
-            fix="correct or unset HTTP_PROXY, HTTPS_PROXY and ALL_PROXY",
+            fix="correct or unset HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY",
         ) from None
     client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     return client

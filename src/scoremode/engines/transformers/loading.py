@@ -53,6 +53,7 @@ def load_model(facts: ModelFacts, device: str, dtype: Any, options: Transformers
     absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if absent:  # Transformers would fill them with random numbers and continue
         raise ModelError(f"the checkpoint {facts.name} lacks {absent[0]}", fix="download the model again")
+    model.config.return_dict = True  # answers have names, whatever the config says
     return model, unused_note([*map(str, info["unexpected_keys"]), *_dropped(model, facts)])
 
 
