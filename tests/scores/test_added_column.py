@@ -153,7 +153,7 @@ class StubScorer:
     """In place of vLLM, which computes only the built-in columns."""
 
     def __init__(self) -> None:
-        from scoremode.service.limits import Limits
+        from scoremode.service.requests import Limits
 
         self.engine = MarginEngine((MARGIN,))
         self.facts = self.engine.facts
@@ -175,8 +175,8 @@ def service() -> Iterator[str]:
     from starlette.requests import Request
     from starlette.responses import JSONResponse
 
-    from scoremode.service.bodies import Bodies
-    from scoremode.service.routes import Service
+    from scoremode.service.endpoint import ScoreService
+    from scoremode.service.requests import Bodies
 
     async def models(_: Request) -> JSONResponse:
         return JSONResponse({"data": [{"id": "margins", "max_model_len": 4096}]})
@@ -185,7 +185,7 @@ def service() -> Iterator[str]:
         ids = list((await request.json())["prompt"].encode())
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": 4096})
 
-    app, made = Starlette(), Service()
+    app, made = Starlette(), ScoreService()
     made._scorer, made.diverges = StubScorer(), False  # type: ignore[assignment]
     made.bodies = Bodies(1 << 24, 1 << 24)
     made.prober = SimpleNamespace(texts=lambda: [chr(i) for i in range(256)])  # type: ignore[assignment]
