@@ -188,7 +188,7 @@ def service() -> Iterator[str]:
     app, made = Starlette(), ScoreService()
     made._scorer, made.diverges = StubScorer(), False  # type: ignore[assignment]
     made.bodies = Bodies(1 << 24, 1 << 24)
-    made.prober = SimpleNamespace(texts=lambda: [chr(i) for i in range(256)])  # type: ignore[assignment]
+    made.prober = SimpleNamespace(token_texts=[chr(i) for i in range(256)])  # type: ignore[assignment]
     made.attach(app)
     app.add_route("/v1/models", models, methods=["GET"])
     app.add_route("/tokenize", tokenize, methods=["POST"])

@@ -119,10 +119,14 @@ class TaskMetrics:
 
 def metrics_of(task: Any, documents: Sequence[TaskDocument], answers: Sequence[Sequence[Answer]]) -> TaskMetrics:
     """The task's own metrics. ``answers[i]`` are those to document i, in the order of its pairs."""
+    from lm_eval.api.metrics import mean
+
     for document, its in zip(documents, answers, strict=True):
         for instance, (log_prob, greedy) in zip(document.instances, its, strict=True):
             instance.resps, instance.filtered_resps = [(log_prob, bool(greedy))], {}
     items: dict[str, list[Any]] = {}
+    means: dict[str, Floats] = {}
+    aggregates: dict[str, float] = {}
     with quiet_harness(), np.errstate(all="ignore"):
         task.apply_filters()
         for key in documents[0].instances[0].filtered_resps:
@@ -130,29 +134,14 @@ def metrics_of(task: Any, documents: Sequence[TaskDocument], answers: Sequence[S
                 results = [one.filtered_resps[key] for one in document.instances]
                 for metric, value in task.process_results(document.instances[0].doc, results).items():
                     items.setdefault(metric if key == "none" else f"{metric},{key}", []).append(value)
-        return TaskMetrics(_means(task, items, len(documents)), _aggregates(task, items))
-
-
-def _means(task: Any, items: Mapping[str, list[Any]], count: int) -> dict[str, Floats]:
-    """Metrics that are the mean of one number per document, and better when larger."""
-    from lm_eval.api.metrics import mean
-
-    how, better = task.aggregation(), task.higher_is_better()
-    found = {}
-    for name, values in items.items():
-        metric = name.split(",")[0]
-        numbers = all(isinstance(v, int | float | np.number | np.bool_) for v in values)
-        if how.get(metric, mean) is mean and better.get(metric) is True and len(values) == count and numbers:
-            found[name] = np.array(values, dtype=np.float64)
-    return found
-
-
-def _aggregates(task: Any, items: Mapping[str, list[Any]]) -> dict[str, float]:
-    from lm_eval.api.metrics import mean
-
-    how, found = task.aggregation(), {}
-    for name, values in items.items():
-        value = how.get(name.split(",")[0], mean)(values)
-        if isinstance(value, int | float | np.number):
-            found[name] = float(value)
-    return found
+        how, better = task.aggregation(), task.higher_is_better()
+        for name, values in items.items():
+            metric = name.split(",")[0]
+            aggregate = how.get(metric, mean)
+            value = aggregate(values)
+            if isinstance(value, int | float | np.number):
+                aggregates[name] = float(value)
+            are_numbers = all(isinstance(v, int | float | np.number | np.bool_) for v in values)
+            if aggregate is mean and better.get(metric) is True and len(values) == len(documents) and are_numbers:
+                means[name] = np.array(values, dtype=np.float64)
+    return TaskMetrics(means, aggregates)

@@ -174,7 +174,7 @@ class ScoreService:
 
     async def tokens(self, request: Request) -> Response:
         """The text of every token, for clients that have no tokenizer."""
-        return JSONResponse({"texts": await asyncio.to_thread(self.prober.texts)})
+        return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
 
     async def has_head(self, request: Request) -> Response:
         digest = request.path_params["digest"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -77,8 +78,6 @@ class ProbScorer:
 
     def __init__(self, scorer: Scorer, name: str) -> None:
         self.scorer, self.name = scorer, name
-        self._tokenizer: TextTokenizer | None = None
-        self._texts: list[str] | None = None
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
     async def answer(self, given: ProbForm) -> dict[str, Any]:
@@ -91,19 +90,21 @@ class ProbScorer:
                 engine.stop()
                 raise
 
-    def texts(self) -> list[str]:
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        config = self.scorer.client.vllm_config.model_config
+        return HuggingFaceTokenizer.load(config.tokenizer, trust_remote_code=bool(config.trust_remote_code))
+
+    @cached_property
+    def token_texts(self) -> list[str]:
         """What every id that has a probability stands for."""
-        if self._texts is None:
-            tokenizer, most = self.tokenizer(), self.scorer.room.vocabulary
-            known = min(most, tokenizer.facts.size)
-            self._texts = [tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)
-        return self._texts
+        most = self.scorer.room.vocabulary
+        known = min(most, self.tokenizer.facts.size)
+        return [self.tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)
 
     def _answer(self, given: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
         name, facts = self.name, engine.facts
-        subject = Subject(
-            name, self.tokenizer(), name, vocabulary=facts.vocabulary, context_length=facts.context_length
-        )
+        subject = Subject(name, self.tokenizer, name, vocabulary=facts.vocabulary, context_length=facts.context_length)
         held = HeldModel(Chosen(GivenEngine(engine), Options(), subject))
         rules: dict[str, Any] = {rule: getattr(given, rule) for rule in ("leading_space", "spanning", "add_bos")}
         lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
@@ -114,11 +115,3 @@ class ProbScorer:
                 f"{len(pairs)} pairs are more than the {most} of a request", fix="send several requests"
             )
         return {"results": [found.as_json() for found in lm.score(lm.encode(pairs))]}
-
-    def tokenizer(self) -> TextTokenizer:
-        if self._tokenizer is None:
-            config = self.scorer.client.vllm_config.model_config
-            self._tokenizer = HuggingFaceTokenizer.load(
-                config.tokenizer, trust_remote_code=bool(config.trust_remote_code)
-            )
-        return self._tokenizer

@@ -23,7 +23,7 @@ class Service:
     def __init__(self, listed: Sequence[str] = ()) -> None:
         self.all, self.decoded = listed, list[list[int]]()
 
-    def ask(self, text: str, *, special: bool, names: bool = False, required: bool = True) -> Any:
+    def ask(self, text: str, *, special: bool, names: bool = False) -> Any:
         ids = [256 if word == " upon" else 258 if word == "a" else -1 for word in (text,)]
         found = ids if ids[0] >= 0 else list(text.encode())
         return np.array(found, np.int32), [PIECES[i] for i in found]

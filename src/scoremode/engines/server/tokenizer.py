@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from scoremode.engines.server.link import SMALL, Link
+from scoremode.engines.server.link import SMALL, Link, Reply
 from scoremode.engines.server.served import ServerFacts
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.text.corpus import Message
@@ -49,26 +49,27 @@ class TokenService:
     def __init__(self, link: Link, served: ServerFacts, *, lists_tokens: bool = False) -> None:
         self.link, self.model = link, served.model
         self._lists_tokens = lists_tokens  # a scoring service does
-        found = self.ask("a", special=False, required=False)
-        self.exists = found is not None and len(found[0]) > 0  # some servers have another service of that name
+        found, _ = self._tokenized("a", special=False, names=False)
+        self.exists = found is not None and len(found.tokens) > 0  # some servers have another service of that name
 
-    def ask(
-        self, text: str, *, special: bool, names: bool = False, required: bool = True
-    ) -> tuple[Ids, list[str]] | None:
-        """The ids of a text, and with ``names`` their names; None if the server has no such service."""
+    def ask(self, text: str, *, special: bool, names: bool = False) -> tuple[Ids, list[str]]:
+        """The ids of a text, and with ``names`` their names."""
+        found, reply = self._tokenized(text, special=special, names=names)
+        if found is None:
+            raise EngineError(
+                f"{self.link.root}{TOKENIZE} does not give tokens ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
+            )
+        return np.array(found.tokens, np.int32), found.token_strs or []
+
+    def _tokenized(self, text: str, *, special: bool, names: bool) -> tuple[Tokenized | None, Reply]:
         body = {"model": self.model, "prompt": text, "add_special_tokens": special, "return_token_strs": names}
         reply = self.link.post(TOKENIZE, body, largest=SMALL + 64 * len(text.encode()), final=frozenset({500, 501}))
         try:
             found = msgspec.convert(reply.fields, Tokenized)
         except msgspec.ValidationError:
-            found = None
-        if found is not None and (not names or len(found.token_strs or ()) == len(found.tokens)):
-            return np.array(found.tokens, np.int32), found.token_strs or []
-        if not required:
-            return None
-        raise EngineError(
-            f"{self.link.root}{TOKENIZE} does not give tokens ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
-        )
+            return None, reply
+        is_whole = not names or len(found.token_strs or ()) == len(found.tokens)
+        return found if is_whole else None, reply
 
     def listed(self, token: int) -> str | None:
         """The text of a token, from the list of all of them; None if the server has none, or not this one."""
@@ -119,9 +120,7 @@ class ComparedTokenizer:
         return found
 
     def _compare(self, text: str, ours: Encoding, *, special: bool) -> None:
-        found = self.service.ask(text, special=special)
-        assert found is not None
-        theirs = found[0]
+        theirs, _ = self.service.ask(text, special=special)
         if np.array_equal(ours.ids, theirs):
             return
         shorter = min(len(theirs), len(ours.ids))
@@ -166,7 +165,7 @@ class ServedTokenizer:
     def __init__(self, service: TokenService) -> None:
         self.service = service
         self._texts: dict[int, str] = {}  # of tokens whose names were seen
-        plain, full = (self._ids(PROBE, special=special) for special in (False, True))
+        plain, full = (service.ask(PROBE, special=special)[0] for special in (False, True))
         front = _front(full, plain)
         adds_bos = front is not None and front > 0
         known = json.dumps([plain.tolist(), full.tolist(), service.model])
@@ -178,15 +177,8 @@ class ServedTokenizer:
             adds_bos=adds_bos,
         )
 
-    def _ids(self, text: str, *, special: bool) -> Ids:
-        found = self.service.ask(text, special=special)
-        assert found is not None
-        return found[0]
-
     def encode(self, text: str, *, special: bool) -> Encoding:
-        found = self.service.ask(text, special=False, names=True)
-        assert found is not None
-        ids, names = found
+        ids, names = self.service.ask(text, special=False, names=True)
         pieces = _pieces(text, names)
         if pieces is None:
             raise ModelError(
@@ -195,7 +187,7 @@ class ServedTokenizer:
             )
         self._texts.update(zip(ids.tolist(), map(spelled, pieces), strict=True))
         spans = _spans(text, pieces)
-        full = self._ids(text, special=True) if special else ids
+        full = self.service.ask(text, special=True)[0] if special else ids
         front = _front(full, ids)
         if front is None:
             raise ModelError(
@@ -229,7 +221,7 @@ class ServedTokenizer:
 
     @cached_property
     def _other(self) -> list[int]:
-        return [int(token) for token in self._ids("a", special=False)[-1:]]
+        return [int(token) for token in self.service.ask("a", special=False)[0][-1:]]
 
     def pieces(self) -> list[bytes]:
         raise ModelError("a server does not list its tokens", fix=GIVE_TOKENIZER)
