@@ -270,7 +270,7 @@ JSON = "application/json"
 BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     "other magic": (SCORE, b"x" * 100, CONTENT_TYPE, 400, "not a message"),
     "later version": (SCORE, b"SCOREMOD\x09" + b"\0" * 90, CONTENT_TYPE, 400, "version 9"),
-    "cut": (SCORE, message(ONE)[:-8], CONTENT_TYPE, 400, "came with"),
+    "cut": (SCORE, message(ONE)[:-8], CONTENT_TYPE, 400, "truncated"),
     "no window": (SCORE, message(), CONTENT_TYPE, 400, "no window"),
     "JSON too large": (SCORE, b'{"windows": [' + b" " * (5 << 20) + b"]}", "application/json", 413, "bytes of JSON"),
     "too many windows": (SCORE, message(*[ONE] * 1025), CONTENT_TYPE, 413, "1025 windows"),
@@ -304,7 +304,7 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
         changed(message(ONE), against={"digest": "a" * 64, "dtype": ["float32"], "states": None}),
         CONTENT_TYPE,
         400,
-        "do not name a head",
+        "at `$.against.dtype`",
     ),
     "not JSON": (SCORE, b"{", JSON, 400, "not JSON"),
     "NaN": (SCORE, b'{"windows": [{"ids": [NaN]}]}', JSON, 400, "not JSON"),
