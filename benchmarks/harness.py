@@ -41,7 +41,7 @@ WARM_UP = 8  # requests
 # ── in the child ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def load_tasks(names: list[str], folder: Path, fewshot: int) -> dict[str, Any]:
     """The harness's own tasks with the rows of local files instead of those on the hub."""
-    from scoremode.harness.task_index import task_manager
+    from scoremode.harness.loading import task_manager
 
     manager = task_manager()
     found = {}

@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(int((~done).sum()))
         return likelihoods(engine, asked, groups, done, progress)
 
-    monkeypatch.setattr("scoremode.harness.scoring.likelihoods", counting)
+    monkeypatch.setattr("scoremode.harness.answering.likelihoods", counting)
     return counts
 
 

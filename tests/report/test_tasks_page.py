@@ -12,7 +12,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import InputError
-from scoremode.harness.documents import Document
+from scoremode.harness.documents import TaskDocument
 from scoremode.harness.results import TaskPair, TasksComparison, softmax
 from scoremode.report.html.page import report
 from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
@@ -30,7 +30,7 @@ def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksCompa
     """Documents with two choices each, whose answers are drawn."""
     rng = np.random.default_rng(2)
     asked = [
-        Document(i, ((bad, " yes"), (bad, f" no {bad}")), ("yes", f"no {bad}"), (0,), ()) for i in range(documents)
+        TaskDocument(i, ((bad, " yes"), (bad, f" no {bad}")), ("yes", f"no {bad}"), (0,), ()) for i in range(documents)
     ]
     base, cand = (-rng.exponential(2.0, (documents, 2)) for _ in range(2))
     right = [(side.argmax(1) == 0).astype(float) for side in (base, cand)]

@@ -155,7 +155,7 @@ class StubScorer:
     """In place of vLLM, which computes only the built-in columns."""
 
     def __init__(self) -> None:
-        from scoremode.service.limits import Limits
+        from scoremode.service.requests import Limits
 
         self.engine = MarginEngine((MARGIN,))
         self.facts = replace(self.engine.facts, context_length=4096)
@@ -177,8 +177,8 @@ def service() -> Iterator[str]:
     from starlette.requests import Request
     from starlette.responses import JSONResponse
 
-    from scoremode.service.bodies import Bodies
-    from scoremode.service.routes import Service
+    from scoremode.service.endpoint import ScoreService
+    from scoremode.service.requests import Bodies
 
     async def models(_: Request) -> JSONResponse:
         return JSONResponse({"data": [{"id": "margins", "max_model_len": 4096}]})
@@ -187,10 +187,10 @@ def service() -> Iterator[str]:
         ids = list((await request.json())["prompt"].encode())
         return JSONResponse({"tokens": ids, "count": len(ids), "token_strs": [NAMES[i] for i in ids]})
 
-    app, made = Starlette(), Service()
+    app, made = Starlette(), ScoreService()
     made._scorer, made.diverges = StubScorer(), False  # type: ignore[assignment]
     made.bodies = Bodies(1 << 24, 1 << 24)
-    made.prober = SimpleNamespace(texts=lambda: [chr(i) for i in range(256)])  # type: ignore[assignment]
+    made.prober = SimpleNamespace(token_texts=[chr(i) for i in range(256)])  # type: ignore[assignment]
     made.attach(app)
     app.add_route("/v1/models", models, methods=["GET"])
     app.add_route("/tokenize", tokenize, methods=["POST"])

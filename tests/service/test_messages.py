@@ -153,7 +153,7 @@ def test_any_flipped_bytes_are_a_request_or_a_refusal(flips: list[tuple[int, int
 
 @pytest.mark.parametrize("vocabulary", ["0", "-1", "true", "false", "3.0", "1e3", "null", '"3"', "[3]", "1" + "0" * 30])
 def test_a_vocabulary_is_a_number_from_1_on(vocabulary: str) -> None:
-    from scoremode.service.forms import asked_in_json
+    from scoremode.service.requests import asked_in_json
 
     with pytest.raises(InputError):
         asked_in_json(f'{{"windows": [{{"ids": [1, 2]}}], "vocabulary": {vocabulary}}}'.encode())

@@ -22,14 +22,14 @@ from scoremode.engines.vllm.wire import Request
 from scoremode.errors import EngineError, InputError
 from scoremode.scores.answers import Answers
 from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
-from scoremode.service.limits import Limits, Room, check
+from scoremode.service.requests import Limits, ModelLimits, check
 from scoremode.values import Ids
 
 NO_EXTRA = Extra()
 WITH_KL = Extra("kl", words=KL_WORDS)
 
 
-class Flow:
+class TokensInFlight:
     """Tokens in flight: as many as keep the scheduler busy. Those who wait are served in turn."""
 
     def __init__(self, most: int) -> None:
@@ -80,9 +80,9 @@ class Scorer:
         model, scheduler = config.model_config, config.scheduler_config
         self.batch_tokens = int(scheduler.max_num_batched_tokens)
         longest, inputs = int(model.max_model_len), int(model.get_vocab_size())
-        self.room = Room(longest, inputs, inputs)
+        self.room = ModelLimits(longest, inputs, inputs)
         self._replicas = int(config.parallel_config.data_parallel_size)
-        self.flow = Flow(max(STEPS_AHEAD * self.batch_tokens, 2 * longest) * self._replicas)
+        self.flow = TokensInFlight(max(STEPS_AHEAD * self.batch_tokens, 2 * longest) * self._replicas)
         self._block = int(config.cache_config.block_size)
         self._caches = bool(config.cache_config.enable_prefix_caching)
         self._ranks = int(config.parallel_config.tensor_parallel_size)

@@ -11,7 +11,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +21,9 @@ import numpy as np
 
 from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.plugin import Work
-from scoremode.errors import EngineError, InputError
-from scoremode.harness.documents import Document
-from scoremode.harness.encoding import Encoded, PairEncoder
+from scoremode.errors import EngineError
+from scoremode.harness.documents import TaskDocument
+from scoremode.harness.encoding import HarnessEncoder
 from scoremode.models.subject import Subject
 from scoremode.store.answers import Answer, AnswerFile, answers_folder, digest_of, opened_answers
 from scoremode.store.redaction import without_secrets
@@ -35,7 +35,7 @@ from scoremode.verbs.model import HeldModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import library_versions, numbers_version
 
-TaskDocuments = Mapping[str, Sequence[Document]]
+TaskDocuments = Mapping[str, Sequence[TaskDocument]]
 """Documents by the name of their task."""
 
 
@@ -62,6 +62,11 @@ class _Prepared:
     spanning: int  # documents with a token that spans a border
     truncated: int  # documents that were cut to fit
 
+    @property
+    def fed(self) -> int:
+        """Tokens that a model is given."""
+        return sum(one.fed for one in self.asked)
+
 
 def answer_documents(
     held: HeldModel,
@@ -72,17 +77,21 @@ def answer_documents(
     progress: Progress | None = None,
 ) -> ModelAnswers:
     """The model's answers to all documents. The engine is opened only if some of them are not kept yet."""
-    prepared = _prepare(held, tasks)
-    with _answer_file(held, out) as kept:
+    prepared, identity = _prepare(held, tasks), identity_of(held)
+    with ExitStack() as stack:
+        if out is None and held.is_given:  # only the caller knows what it is: nothing is kept
+            out = Path(stack.enter_context(TemporaryDirectory(prefix="scoremode-")))
+        kept = stack.enter_context(opened_answers(out or answers_folder(identity), identity))
         done = {p.name: _done(p, kept, fresh=fresh) for p in prepared}
         missing = sum(int((~some).sum()) for some in done.values())
         if missing:
             longest = max(one.fed for p in prepared for one in p.asked)
             engine = held.engine(Work(longest, shares_prompts=True), progress)
             kept.set_engine(_engine_facts(engine.facts))
-            meter = _Meter(progress, prepared)
+            fed, total = 0, sum(p.fed for p in prepared)
             for p in prepared:
-                _ask(engine, p, kept, done[p.name], meter)
+                _ask(engine, p, kept, done[p.name], _part_of(progress, fed, total))
+                fed += p.fed
         found = {p.name: [_found(kept, p, i) for i in range(len(p.digests))] for p in prepared}
         facts = {**_model_facts(held.subject), **(kept.engine or {"engine": held.engine_name})}
     total = sum(len(p.digests) for p in prepared)
@@ -102,32 +111,21 @@ def identity_of(held: HeldModel) -> dict[str, Any]:
     return as_stored
 
 
-@contextmanager
-def _answer_file(held: HeldModel, out: Path | None) -> Iterator[AnswerFile]:
-    identity = identity_of(held)
-    if out is None and held.is_given:  # only the caller knows what it is: nothing is kept
-        with TemporaryDirectory(prefix="scoremode-") as folder, opened_answers(Path(folder), identity) as kept:
-            yield kept
-        return
-    with opened_answers(out if out is not None else answers_folder(identity), identity) as kept:
-        yield kept
-
-
 # ── ids ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _prepare(held: HeldModel, tasks: TaskDocuments) -> list[_Prepared]:
     chosen = held.limit()
     facts = held.given_facts
     context = chosen[1] if chosen else facts.context_length if facts else held.subject.context_length
-    encoder = PairEncoder(held.subject.tokenizer, max_length=context)
+    encoder = HarnessEncoder(held.subject.tokenizer, max_length=context)
     return [_prepared(encoder, name, documents) for name, documents in tasks.items()]
 
 
-def _prepared(encoder: PairEncoder, name: str, documents: Sequence[Document]) -> _Prepared:
+def _prepared(encoder: HarnessEncoder, name: str, documents: Sequence[TaskDocument]) -> _Prepared:
     asked: list[Continuation] = []
     begin, groups, digests = [0], [], []
     spanning = truncated = group = 0
     for document in documents:
-        found = [_encoded(encoder, name, document, pair) for pair in document.pairs]
+        found = [encoder.pair_of_task(pair, name, document.number) for pair in document.pairs]
         asked += [one.asked for one in found]
         begin.append(len(asked))
         starts = [(context, one.truncated) for (context, _), one in zip(document.pairs, found, strict=True)]
@@ -138,13 +136,6 @@ def _prepared(encoder: PairEncoder, name: str, documents: Sequence[Document]) ->
         spanning += any(one.spanning for one in found)
         truncated += any(one.truncated for one in found)
     return _Prepared(name, asked, np.array(begin), np.array(groups, np.int64), digests, spanning, truncated)
-
-
-def _encoded(encoder: PairEncoder, name: str, document: Document, pair: tuple[str, str]) -> Encoded:
-    try:
-        return encoder.pair(*pair)
-    except InputError as error:
-        raise InputError(f"document {document.number} of {name}: {error.message}", fix=error.fix) from None
 
 
 def _notes(prepared: Sequence[_Prepared], facts: Mapping[str, Any]) -> Iterator[str]:
@@ -173,12 +164,12 @@ def _found(kept: AnswerFile, p: _Prepared, index: int) -> list[Answer]:
     return found
 
 
-def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, meter: _Meter) -> None:
+def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, progress: Progress | None) -> None:
     """Ask the documents of one task that are not done. All are listed, so that a resumed run meets the same batches."""
     document = np.repeat(np.arange(len(p.digests)), np.diff(p.begin))
     waiting = [int(n) for n in np.diff(p.begin)]
     answers: list[Answer | None] = [None] * len(p.asked)
-    for index, found in likelihoods(engine, p.asked, p.groups, done[document], meter.of(p)):
+    for index, found in likelihoods(engine, p.asked, p.groups, done[document], progress):
         answers[index] = (found.log_prob, found.is_greedy)
         own = int(document[index])
         waiting[own] -= 1
@@ -187,20 +178,9 @@ def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, meter: _Me
             kept.add(p.digests[own], [one for one in its if one is not None])
 
 
-class _Meter:
-    """One progress over all tasks."""
-
-    def __init__(self, progress: Progress | None, prepared: Sequence[_Prepared]) -> None:
-        self.progress = progress
-        fed = [sum(one.fed for one in p.asked) for p in prepared]
-        self.before = {p.name: sum(fed[:i]) for i, p in enumerate(prepared)}
-        self.total = sum(fed)
-
-    def of(self, p: _Prepared) -> Progress | None:
-        if self.progress is None:
-            return None
-        tell, before, total = self.progress, self.before[p.name], self.total
-        return lambda done, _: tell(before + done, total)
+def _part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """The progress of one task as a part of the progress over all."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
 
 
 def require_greedy(name: str, task: Any, answers: Sequence[Sequence[Answer]], engine: str) -> None:

@@ -31,7 +31,7 @@ TOKEN = "the harness writes its model arguments into its results, so an access t
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AdapterSettings:
     """What the adapter itself decides, not an engine."""
 
     max_length: int | None = None  # tokens fed at most; None: the model's context
@@ -44,7 +44,7 @@ class Settings:
     max_gen_toks: int = 256  # where a task does not say
 
 
-def read(given: Mapping[str, Any], device: str | None) -> tuple[HeldModel, Settings]:
+def read(given: Mapping[str, Any], device: str | None) -> tuple[HeldModel, AdapterSettings]:
     """The model and the settings. Whatever can be refused before anything is loaded is refused here."""
     named = {OTHER_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     if len(named) < len([value for value in given.values() if value is not None]):
@@ -58,7 +58,7 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[HeldModel, Setti
     if not isinstance(engine, Engine):  # one that is open already is taken as it is
         engine = _text("engine", engine)
     tokenizer = _text("tokenizer", named.pop("tokenizer", None))
-    ours = {f.name: named.pop(f.name) for f in fields(Settings) if f.name in named}
+    ours = {f.name: named.pop(f.name) for f in fields(AdapterSettings) if f.name in named}
     settings = _checked(ours)
     name = _text("model", model) or ""
     if device is not None and "device" not in named and not isinstance(engine, Engine):
@@ -85,7 +85,7 @@ def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
         if name in INSTEAD:
             raise OptionError(f"{name} is not an argument of scoremode", fix=INSTEAD[name])
         if name not in known:
-            names = [*known, *(f.name for f in fields(Settings)), "model", "engine", "tokenizer"]
+            names = [*known, *(f.name for f in fields(AdapterSettings)), "model", "engine", "tokenizer"]
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, names))
         is_text = known[name][1].kind == "str"
         found[name] = str(value) if is_text and isinstance(value, int) and not isinstance(value, bool) else value
@@ -101,7 +101,7 @@ def _text(name: str, value: Any) -> str | None:
     return str(value)
 
 
-def _checked(ours: dict[str, Any]) -> Settings:
+def _checked(ours: dict[str, Any]) -> AdapterSettings:
     for name in ("max_length", "prefix_token_id", "max_gen_toks"):
         if name in ours:
             ours[name] = whole_number(name, ours[name])
@@ -116,4 +116,4 @@ def _checked(ours: dict[str, Any]) -> Settings:
         raise OptionError(f"max_gen_toks {ours['max_gen_toks']} leaves nothing to write", fix="give 1 or more")
     if ours.get("greedy", "measured") not in GREEDY:
         raise OptionError(f"greedy={ours['greedy']} is not known", fix=f"give {' or '.join(GREEDY)}")
-    return Settings(**ours)
+    return AdapterSettings(**ours)

@@ -5,37 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.engines.messages import Asked
 from scoremode.engines.options import Options
 from scoremode.engines.registry import Chosen
-from scoremode.errors import EngineError, InputError
+from scoremode.errors import EngineError
 from scoremode.models.subject import Subject
 from scoremode.plan.windows import Answers, WindowSource
-from scoremode.service.forms import take
-from scoremode.service.limits import TooLargeError
-from scoremode.service.scoring import Scorer
+from scoremode.service.requests import TooLargeError
+from scoremode.service.scorer import Scorer
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Bools
 from scoremode.verbs.model import GivenEngine, HeldModel
 from scoremode.verbs.prob.sequence import SequenceProbability, paired
 
 EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "prompt": (str, list),
-    "targets": (str, list),
-    "leading_space": str,
-    "spanning": str,
-    "add_bos": bool,
-}
 AT_A_TIME = 4  # requests that are tokenized at once
 
 
-class ServedEngine(Engine):
+class ProbForm(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of the prob route; the rules are those of ``scoremode prob``, and so are their defaults."""
+
+    prompt: str | list[str]
+    targets: str | list[str]
+    leading_space: str | None = None
+    spanning: str | None = None
+    add_bos: bool | None = None
+
+
+class ScorerEngine(Engine):
     """The service as an engine for code that waits for its answers, in a thread of its own."""
 
     def __init__(self, scorer: Scorer, loop: asyncio.AbstractEventLoop) -> None:
@@ -69,61 +73,45 @@ class ServedEngine(Engine):
             self._asking.cancel()
 
 
-class Prober:
+class ProbScorer:
     """Answers the prob route."""
 
     def __init__(self, scorer: Scorer, name: str) -> None:
         self.scorer, self.name = scorer, name
-        self._tokenizer: TextTokenizer | None = None
-        self._texts: list[str] | None = None
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
-    async def answer(self, value: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, given: ProbForm) -> dict[str, Any]:
         """Results for each pair, as ``scoremode prob --json`` prints them."""
-        given = take(value, FIELDS, EXAMPLE)
-        if "prompt" not in given or "targets" not in given:
-            raise InputError("prompt and targets are not both there", fix=EXAMPLE)
-        for name in ("prompt", "targets"):
-            if not all(isinstance(text, str) for text in given[name]):
-                raise InputError(f"{name} is not text, or a list of texts", fix=EXAMPLE)
         async with self._turns:
-            engine = ServedEngine(self.scorer, asyncio.get_running_loop())
+            engine = ScorerEngine(self.scorer, asyncio.get_running_loop())
             try:
                 return await asyncio.to_thread(self._answer, given, engine)
             except asyncio.CancelledError:
                 engine.stop()
                 raise
 
-    def texts(self) -> list[str]:
-        """What every id that has a probability stands for."""
-        if self._texts is None:
-            tokenizer, most = self.tokenizer(), self.scorer.room.vocabulary
-            known = min(most, tokenizer.facts.size)
-            self._texts = [tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)
-        return self._texts
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        config = self.scorer.client.vllm_config.model_config
+        return HuggingFaceTokenizer.load(config.tokenizer, trust_remote_code=bool(config.trust_remote_code))
 
-    def _answer(self, given: dict[str, Any], engine: ServedEngine) -> dict[str, Any]:
-        held = HeldModel(Chosen(GivenEngine(engine), Options(), self._subject(engine)))
-        rules = {name: given[name] for name in ("leading_space", "spanning", "add_bos") if name in given}
-        lm = SequenceProbability(held, **rules)
-        pairs = list(paired(given["prompt"], given["targets"]))
+    @cached_property
+    def token_texts(self) -> list[str]:
+        """What every id that has a probability stands for."""
+        most = self.scorer.room.vocabulary
+        known = min(most, self.tokenizer.facts.size)
+        return [self.tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)
+
+    def _answer(self, given: ProbForm, engine: ScorerEngine) -> dict[str, Any]:
+        name, facts = self.name, engine.facts
+        subject = Subject(name, self.tokenizer, name, vocabulary=facts.vocabulary, context_length=facts.context_length)
+        held = HeldModel(Chosen(GivenEngine(engine), Options(), subject))
+        rules: dict[str, Any] = {rule: getattr(given, rule) for rule in ("leading_space", "spanning", "add_bos")}
+        lm = SequenceProbability(held, **{rule: value for rule, value in rules.items() if value is not None})
+        pairs = list(paired(given.prompt, given.targets))
         most = self.scorer.limits.windows
         if len(pairs) > most:
             raise TooLargeError(
                 f"{len(pairs)} pairs are more than the {most} of a request", fix="send several requests"
             )
         return {"results": [found.as_json() for found in lm.score(lm.encode(pairs))]}
-
-    def tokenizer(self) -> TextTokenizer:
-        if self._tokenizer is None:
-            config = self.scorer.client.vllm_config.model_config
-            self._tokenizer = HuggingFaceTokenizer.load(
-                config.tokenizer, trust_remote_code=bool(config.trust_remote_code)
-            )
-        return self._tokenizer
-
-    def _subject(self, engine: ServedEngine) -> Subject:
-        facts = engine.facts
-        return Subject(
-            self.name, self.tokenizer(), self.name, vocabulary=facts.vocabulary, context_length=facts.context_length
-        )
