@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from scoremode.disk.locks import Lock
 from scoremode.disk.records import HEAD, RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.store.locks import Lock
-from scoremode.store.numerics import NUMERICS
 from scoremode.store.outputs import check_output
+from scoremode.values import NUMERICS
 from scoremode.verbs import prob_files
 from scoremode.verbs.prob import SequenceProbability
 from scoremode.verbs.prob_files import ResultFiles, Written, _seal, question, score_to_file

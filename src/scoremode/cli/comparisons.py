@@ -34,7 +34,7 @@ def is_for_machines(parsed: argparse.Namespace) -> bool:
 
 def command_line() -> str:
     """What was typed, without secrets."""
-    from scoremode.store.redaction import command_without_secrets
+    from scoremode.disk.manifests import command_without_secrets
 
     return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.cluster.parcels import Parcel
+from scoremode.disk.files import remembered_sha256
+from scoremode.disk.folders import cache_folder
 from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError, RunError, ScoremodeError
-from scoremode.places.cache_home import cache_folder
 from scoremode.places.uri import Place
-from scoremode.store.cache import remembered_sha256
-from scoremode.store.kld import KldFile
-from scoremode.store.reference import Reference
+from scoremode.references.kld import KldFile
+from scoremode.references.reader import Reference
+from scoremode.store.remote_copies import open_reference
 
 SHARED = "put it on storage that every node sees under this path"
 
@@ -93,7 +94,7 @@ def _open(place: PlacedBaseline) -> Reference | KldFile:
     where = place.path if is_here else place.uri
     if where is None:
         raise RunError(f"this node has no {what} in {place.path}", fix=SHARED)
-    found: Reference | KldFile = KldFile(where) if place.is_file else Reference.open(where)  # fetched once per node
+    found: Reference | KldFile = KldFile(where) if place.is_file else open_reference(where)  # fetched once per node
     seal = remembered_sha256(found.path) if isinstance(found, KldFile) else dict(found.manifest)
     if seal != place.seal:
         raise RunError(f"this node has another {what} in {place.uri or place.path}", fix=SHARED)

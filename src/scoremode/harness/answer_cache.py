@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import write_atomically
 from scoremode.errors import RunError
-from scoremode.store.files import write_atomically
-from scoremode.text.json_files import parse, read_object
+from scoremode.strict_json import parse, read_object
 
 KIND = "scoremode answers for lm-eval"
 

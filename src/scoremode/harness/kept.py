@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scoremode.disk.files import write_atomically, written_atomically
 from scoremode.errors import RunError
 from scoremode.harness.encoding import Encoded
 from scoremode.plan.windows import Answers
 from scoremode.scores.packing import flat_columns
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.files import write_atomically, written_atomically
 from scoremode.values import Ids
 from scoremode.verbs.likelihoods import Continuation, Likelihood
 from scoremode.verbs.rows import Words

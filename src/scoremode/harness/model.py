@@ -18,6 +18,7 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
@@ -28,7 +29,6 @@ from scoremode.harness.encoding import Encoded, PairEncoder, rolling
 from scoremode.harness.kept import Folder, Scored, Writer
 from scoremode.harness.tally import Tally
 from scoremode.harness.writing import write_texts
-from scoremode.store.redaction import without_secrets
 from scoremode.values import Ints
 from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
 from scoremode.verbs.question import library_versions, numbers_version

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
 from scoremode.harness.documents import Document, TaskMetrics, metrics_of
 from scoremode.harness.loading import Loaded
 from scoremode.harness.scoring import ModelAnswers, TaskDocuments, require_greedy
 from scoremode.statistics.tasks import PairedTask, Parts, row_statistics
-from scoremode.store.answers import Answer
 from scoremode.values import Bools, Floats
 
 ALL = "all"  # the name of the row over everything

@@ -17,11 +17,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import write_atomically
+from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError, harmless
-from scoremode.store.cache import cache_folder
-from scoremode.store.entries import TASK_INDEX
-from scoremode.store.files import write_atomically
-from scoremode.text.json_files import read_object
+from scoremode.strict_json import read_object
 from scoremode.verbs.progress import Progress, announce
 
 SKIPPED = {"__pycache__", ".ipynb_checkpoints"}

@@ -22,8 +22,8 @@ from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
 from scoremode.harness.scoring import ModelAnswers, TaskDocuments, answer_documents
 from scoremode.places.uri import Place, local_path
+from scoremode.references.kld import is_kld
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.verbs import sides
 from scoremode.verbs.arguments import ModelArguments, spelled_out

@@ -12,7 +12,7 @@ from scoremode.engines.messages import Asked, own_tokens
 from scoremode.errors import InputError
 from scoremode.plan.windows import Answers, Window
 from scoremode.service.limits import TooLargeError
-from scoremode.text.json_files import parse_received
+from scoremode.strict_json import parse_received
 from scoremode.values import Ids
 
 EXAMPLE = 'send {"windows": [{"ids": [1, 2, 3]}]}'

@@ -14,7 +14,7 @@ from scoremode.errors import ModelError, OptionError
 from scoremode.text.corpus import Message
 from scoremode.text.pieces import PieceEncoder, Sizes, Stretch
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, let_go
+from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
 
 CHARACTERS = 1 << 18  # that are looked at together
 SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
@@ -54,10 +54,10 @@ class Tokens:
         document = np.searchsorted(self.doc_starts, index, side="right") - 1
         return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1]).astype(np.int64)
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Drop what was read of columns that lie on disk; it is read again if it is used."""
         for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask):
-            let_go(column)
+            release_pages(column)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import file_sha256, write_atomically, written_atomically
+from scoremode.disk.locks import hold_lock
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.store.files import file_sha256, write_atomically, written_atomically
-from scoremode.store.locks import hold_lock
 from scoremode.store.outputs import Output, has_content
-from scoremode.text.json_files import parse, read_object
+from scoremode.strict_json import parse, read_object
 from scoremode.verbs.prob import SequenceProbability, SequenceScore, TokenScore
 from scoremode.verbs.prob_pairs import EncodedChunks, Pairs, digest_of
 from scoremode.verbs.progress import Progress

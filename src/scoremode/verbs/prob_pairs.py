@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import overload
 
+from scoremode import strict_json
 from scoremode.errors import InputError
-from scoremode.text import json_files
 from scoremode.verbs.prob import SequenceProbability
 from scoremode.verbs.prob_encoding import EncodedPair, longest_of
 
@@ -118,7 +118,7 @@ class PairFile(Sequence[Pair]):
 
     def _row(self, line: bytes, number: int) -> tuple[str, list[str]]:
         try:
-            row = json_files.parse(line, constants=True)
+            row = strict_json.parse(line, constants=True)
             targets = row["targets"] if "targets" in row else [row["target"]]
             good = isinstance(row["prompt"], str) and isinstance(targets, list) and set(map(type, targets)) == {str}
         except (ValueError, KeyError, TypeError):

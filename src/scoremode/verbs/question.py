@@ -11,21 +11,21 @@ from typing import Any, TypedDict
 
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
+from scoremode.cache.token_store import kept_tokens
 from scoremode.cluster.spread import SPREAD
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.registry import all_options, known_engines
 from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.models.subject import Subject
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
-from scoremode.store.numerics import NUMERICS
-from scoremode.store.redaction import without_secrets
-from scoremode.store.token_store import kept_tokens
 from scoremode.text.coders import definition
 from scoremode.text.corpus import Corpus, Spec, load
 from scoremode.text.documents import notes_on, prepare
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.text.tokens import Document, Tokens, TokenSink, first_tokens
+from scoremode.values import NUMERICS
 
 
 class QuestionArguments(TypedDict, total=False):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from scoremode.cache.units import age_words, counts_in_words, size_words
 from scoremode.report.text import shown
-from scoremode.store.units import age_words, counts_in_words, size_words
 
 LONGEST_ID = 16  # characters of a fingerprint that are shown
 HEADER = ("entry", "size", "last use", "state", "")
