@@ -185,7 +185,7 @@ class Against(Ours):
         import numpy as np
 
         from scoremode.engines.baseline import StoredBaseline
-        from scoremode.store.reference_writer import StatesWriter
+        from scoremode.references.writer import StatesWriter
 
         a_prompt = ids.shape[1] - 1
         head = self.engine.stored_head()

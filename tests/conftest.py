@@ -57,7 +57,7 @@ def _as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs and hashes of the tests stay out of the user's cache; the embedded model, slow to make, comes from it."""
-    from scoremode.store.cache import cache_folder
+    from scoremode.disk.folders import cache_folder
 
     models = cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ import pytest
 import scoremode as sm
 from scoremode.cluster.engine import ReplicatedEngine
 from scoremode.engines.plugin import Work
+from scoremode.references.reader import Reference
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.reference import Reference
 from tests.cluster.conftest import Nodes
 from tests.conftest import SHARED
 from tests.harness.tasks import write_tasks

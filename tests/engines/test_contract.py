@@ -19,8 +19,8 @@ from scoremode.engines.options import CheckpointOptions, Options, option
 from scoremode.engines.plugin import Capabilities
 from scoremode.engines.registry import all_options, choose, known_engines, read_options
 from scoremode.engines.table import TablePlugin
+from scoremode.entry_points import Plugins
 from scoremode.errors import EngineError, OptionError
-from scoremode.text.plugins import Plugins
 from scoremode.verbs.arguments import EngineArguments
 from scoremode.verbs.question import QUESTION
 from tests.engines import option_docs

@@ -12,11 +12,10 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 import scoremode as sm
+from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError
 from scoremode.harness import loading
 from scoremode.harness.loading import TaskSelection, load_tasks
-from scoremode.store.cache import cache_folder
-from scoremode.store.entries import TASK_INDEX
 from tests.harness.task_rows import write_rows
 
 GOOD = json.dumps({"question": "q?", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"})

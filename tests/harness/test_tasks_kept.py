@@ -19,9 +19,9 @@ from tests import forked
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 import scoremode as sm
+from scoremode.cache.task_answers import AnswerFile, digest_of, opened_answers
+from scoremode.disk.folders import ANSWERS
 from scoremode.errors import InputError, RunError
-from scoremode.store.answers import AnswerFile, digest_of, opened_answers
-from scoremode.store.entries import ANSWERS
 from scoremode.verbs.likelihoods import likelihoods
 from tests.harness.task_rows import rounded_copy, write_rows
 from tests.makers import make_tiny_model

@@ -433,8 +433,8 @@ def _entropy_of_1e300(folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from scoremode.store.files import file_sha256
-    from scoremode.store.sealed import sealed
+    from scoremode.disk.files import file_sha256
+    from scoremode.disk.manifests import sealed
 
     table = pq.read_table(folder / SCORES)
     where = table.schema.get_field_index("entropy")

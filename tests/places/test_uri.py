@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scoremode.disk.folders import SET_IT, cache_folder, give_another
 from scoremode.errors import InputError, OptionError
-from scoremode.places.cache_home import SET_IT, cache_folder, give_another
 from scoremode.places.uri import located, parse
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
 from scoremode.harness.documents import TaskDocument
 from scoremode.harness.results import TaskPair, TasksComparison, softmax
@@ -20,7 +21,6 @@ from scoremode.report.html.tasks_page import FLIPS_SHOWN, render_tasks
 from scoremode.report.model_card import tasks_markdown, tasks_model_index
 from scoremode.report.notebook import tasks_html
 from scoremode.statistics.tasks import PairedTask
-from scoremode.store.answers import Answer
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
 FACTS = {"model": BAD, "engine": "table", "dtype": "float32", "head": "closed-form", "versions": {}}

@@ -30,9 +30,9 @@ from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.references.reader import Reference
 from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.reference import Reference
 from scoremode.verbs.question import ask
 from tests.makers import make_small_llama, make_tokenizer
 from tests.service.conftest import KEY, ServedModel

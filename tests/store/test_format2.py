@@ -17,9 +17,9 @@ from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.table.engine import TableEngine
 from scoremode.plan.windows import measured
+from scoremode.references.reader import Reference
 from scoremode.scores.journal import Journal, read_identity
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.reference import Reference
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.verbs.compare import of_runs
 from scoremode.verbs.question import Question

@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.disk.folders import shard_name
 from scoremode.errors import StorageError
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place, located
+from scoremode.references.reader import Reference
+from scoremode.references.writer import StatesWriter
 from scoremode.scores import journal
 from scoremode.store import remote_reference
-from scoremode.store.reference import Reference
-from scoremode.store.reference_format import shard_name
-from scoremode.store.reference_writer import StatesWriter
+from scoremode.store.remote_copies import open_reference
 from scoremode.store.remote_note import Note
 from scoremode.store.remote_runs import RemoteClaim
 from tests.s3 import Bucket, at_random, proxy_to, start, wait_until
@@ -54,7 +55,7 @@ def test_a_reference_is_fetched_once_by_each_machine(
     assert sum("states-" in name for name in bucket.names()) > 4
     elsewhere()
     bucket.server.requests.clear()
-    found = Reference.open(uri)
+    found = open_reference(uri)
     assert np.array_equal(found.rows(0, found.targets), stored.rows(0, stored.targets))
     assert np.array_equal(found.head_weight(), stored.head_weight())
     assert gets(bucket, STATES) == 1
@@ -118,7 +119,7 @@ def test_a_shard_that_is_written_again_comes_back(bucket: Bucket, tmp_path: Path
     rows = np.arange(6 * 4, dtype="<f4").reshape(6, 4)
     sent = remote_reference.SentShards(place, folder, lambda: None, Note(folder, place, "0" * 16))
     with StatesWriter(
-        folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, elsewhere=sent
+        folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, remote=sent
     ) as writer:
         writer.write(0, rows)  # three shards
         writer.flush()
@@ -132,7 +133,7 @@ def test_a_shard_that_is_written_again_comes_back(bucket: Bucket, tmp_path: Path
     assert np.array_equal(np.frombuffer(found[512:], "<f4").reshape(2, 4), np.stack([rows[2], -rows[3]]))
     again = remote_reference.SentShards(place, folder, lambda: None, Note.read(folder, place))
     with StatesWriter(
-        folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, elsewhere=again
+        folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, remote=again
     ) as writer:
         assert writer.present.all()
         bucket.put(f"ref/{shard_name(0)}", found)

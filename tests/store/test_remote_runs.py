@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.disk.folders import MANIFEST, SCORES
 from scoremode.errors import InputError, RunError, ScoremodeError, StorageError
 from scoremode.store import mirror
 from scoremode.store.leases import FLAG
-from scoremode.store.run_format import MANIFEST, SCORES
 from tests.s3 import KEY, SECRET, Bucket, at_random, proxy_to, start, wait_until
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80

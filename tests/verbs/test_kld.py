@@ -19,12 +19,12 @@ from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
 from scoremode.plan.windows import Answers, measured
+from scoremode.references.kld import MAGIC, KldFile
 from scoremode.report.model_card import markdown
 from scoremode.report.terminal.comparison_tables import comparison_json
 from scoremode.report.text import model_notes
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics
-from scoremode.store.kld import MAGIC, KldFile
 from scoremode.values import Floats
 from tests import forked
 from tests.kld_files import kl_longhand, log_p, random_logits, record, write_file
@@ -290,7 +290,7 @@ SLOW = (
     OBEY_INTERRUPTS
     + """
 import time
-from scoremode.store.kld_writer import KldWriter
+from scoremode.references.kld import KldWriter
 write = KldWriter.write
 def slow(self, *given):
     write(self, *given)

@@ -174,7 +174,7 @@ def _write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
 
 def _command_line() -> str:
     """What was typed, without secrets."""
-    from scoremode.store.redaction import command_without_secrets
+    from scoremode.disk.manifests import command_without_secrets
 
     return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from scoremode import strict_json
 from scoremode.errors import OptionError
-from scoremode.text import json_files
 
 if TYPE_CHECKING:
     from scoremode.engines.options import KnownOption
@@ -188,7 +188,7 @@ def _engine_arg(text: str) -> tuple[str, Any]:
     if not equals or not name:
         raise OptionError(f"--engine-arg {text} is not NAME=VALUE", fix="as in --engine-arg max_num_seqs=64")
     try:
-        return name, json_files.parse(value)
+        return name, strict_json.parse(value)
     except ValueError:
         return name, value
 

@@ -138,13 +138,13 @@ def _refuse_flags_of_prune(parsed: argparse.Namespace) -> None:
 
 
 def _age(text: str) -> float:
-    from scoremode.store.units import parse_age
+    from scoremode.cache.units import parse_age
 
     return _parsed(parse_age, text)
 
 
 def _size(text: str) -> int:
-    from scoremode.store.units import parse_size
+    from scoremode.cache.units import parse_size
 
     return _parsed(parse_size, text)
 

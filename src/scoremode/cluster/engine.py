@@ -156,7 +156,7 @@ class ReplicatedEngine(Engine):
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         # a reference that is being written to a URI cannot be read by others yet
-        unread = isinstance(baseline, StoredBaseline) and baseline.stored.read_elsewhere is not None
+        unread = isinstance(baseline, StoredBaseline) and baseline.stored.read_remote is not None
         place, batches = None if unread else placed_baseline(baseline), self._batches_of(source)
         wanted = [b for b in range(len(batches)) if not done[batches.windows(b)].all()]
         parcel = parcel_of(source, [batches.windows(b) for b in wanted])

@@ -16,6 +16,7 @@ import numpy as np
 
 from scoremode import __version__
 from scoremode.cluster.transport import OpenBaselines, Outline, Parcel, PlacedBaseline, PlacedWant, Refusal
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
 from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
@@ -23,7 +24,6 @@ from scoremode.engines.registry import Chosen, choose, open_engine
 from scoremode.errors import EngineError
 from scoremode.scores.answers import check_shapes
 from scoremode.scores.packing import AnswerPacker, PackedAnswers
-from scoremode.store.redaction import without_secrets
 from scoremode.values import Bools, Floats, Ints
 
 BLOCK_BYTES, BLOCK_SECONDS = 4 << 20, 0.5  # a block is sent when it is this large or this old

@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.disk.files import remembered_sha256
+from scoremode.disk.folders import cache_folder
 from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError, RunError, ScoremodeError
-from scoremode.places.cache_home import cache_folder
 from scoremode.places.uri import Place
 from scoremode.plan.windows import Window, WindowSource
+from scoremode.references.kld import KldFile
+from scoremode.references.reader import Reference
 from scoremode.scores.packing import PackedWindows
-from scoremode.store.cache import remembered_sha256
-from scoremode.store.kld import KldFile
-from scoremode.store.reference import Reference
+from scoremode.store.remote_copies import open_reference
 from scoremode.values import Ints
 
 SHARED = "put it on storage that every node sees under this path"
@@ -161,7 +162,7 @@ def _open(place: PlacedBaseline) -> Reference | KldFile:
     where = place.path if is_here else place.uri
     if where is None:
         raise RunError(f"this node has no {what} in {place.path}", fix=SHARED)
-    found: Reference | KldFile = KldFile(where) if place.is_file else Reference.open(where)  # fetched once per node
+    found: Reference | KldFile = KldFile(where) if place.is_file else open_reference(where)  # fetched once per node
     seal = remembered_sha256(found.path) if isinstance(found, KldFile) else dict(found.manifest)
     if seal != place.seal:
         raise RunError(f"this node has another {what} in {place.uri or place.path}", fix=SHARED)

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.cache.task_answers import Answer, AnswerFile, answers_folder, digest_of, opened_answers
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.plugin import Work
 from scoremode.errors import EngineError
 from scoremode.harness.documents import TaskDocument
 from scoremode.harness.encoding import HarnessEncoder
 from scoremode.models.subject import Subject
-from scoremode.store.answers import Answer, AnswerFile, answers_folder, digest_of, opened_answers
-from scoremode.store.redaction import without_secrets
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 from scoremode.values import Bools, Ints
 from scoremode.verbs.likelihoods import Continuation, likelihoods
 from scoremode.verbs.manifest import processor_name

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError, ScoremodeError
 from scoremode.harness.loading import LoadedTasks, quiet_harness, reason_of, seeded
-from scoremode.store.answers import Answer
 from scoremode.values import Floats
 
 Render = Callable[..., str]

@@ -26,12 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.disk.files import write_atomically
+from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError, ScoremodeError, harmless
 from scoremode.harness.task_data import TaskData
-from scoremode.store.cache import cache_folder
-from scoremode.store.entries import TASK_INDEX
-from scoremode.store.files import write_atomically
-from scoremode.text.json_files import read_object
+from scoremode.strict_json import read_object
 from scoremode.verbs.progress import Progress, announce
 
 SKIPPED = {"__pycache__", ".ipynb_checkpoints"}

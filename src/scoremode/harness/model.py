@@ -19,6 +19,8 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
+from scoremode.disk.files import write_atomically
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
@@ -27,9 +29,7 @@ from scoremode.harness import model_arguments
 from scoremode.harness.encoding import Encoded, HarnessEncoder, hugging_face_tokenizer, render, rolling
 from scoremode.harness.token_scores import ScoredRequest, Tally, TokenScoreFolder
 from scoremode.harness.writing import write_texts
-from scoremode.store.files import write_atomically
-from scoremode.store.redaction import without_secrets
-from scoremode.text.json_files import parse, read_object
+from scoremode.strict_json import parse, read_object
 from scoremode.values import Ints
 from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
 from scoremode.verbs.question import library_versions, numbers_version

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
 from scoremode.harness.answering import ModelAnswers, TaskDocuments, require_greedy
 from scoremode.harness.documents import TaskDocument, TaskMetrics, metrics_of
 from scoremode.harness.loading import LoadedTasks
 from scoremode.statistics.tasks import PairedTask, Parts, row_statistics
-from scoremode.store.answers import Answer
 from scoremode.values import Floats
 
 ALL = "all"  # the name of the row over everything

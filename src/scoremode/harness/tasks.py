@@ -21,8 +21,8 @@ from scoremode.harness.encoding import hugging_face_tokenizer, render
 from scoremode.harness.loading import SEEDS, LoadedTasks, TaskSelection, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
 from scoremode.places.uri import Place, local_path
+from scoremode.references.kld import is_kld
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.verbs import sides
 from scoremode.verbs.arguments import EngineArguments, ModelArguments, spelled_out

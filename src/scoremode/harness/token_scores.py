@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scoremode.disk.files import write_atomically, written_atomically
 from scoremode.errors import RunError, one_line, print_line
 from scoremode.harness.encoding import Encoded
 from scoremode.scores.packing import flat_columns
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.files import write_atomically, written_atomically
 from scoremode.verbs.likelihoods import Continuation, Likelihood
 from scoremode.verbs.rows import Words
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode import strict_json
+from scoremode.disk.files import remembered_sha256
 from scoremode.errors import ModelError, OptionError, did_you_mean
 from scoremode.models.checkpoints import check_layers
 from scoremode.models.embedded import EMBEDDED, embedded_model
 from scoremode.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
 from scoremode.models.sizes import Sizes
-from scoremode.store.cache import remembered_sha256
-from scoremode.text import json_files
-from scoremode.text.json_files import read_object
+from scoremode.strict_json import read_object
 
 FINGERPRINTED = (".json", ".jinja", ".model", ".txt", ".py")  # besides the weights
 
@@ -168,7 +168,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise ModelError(f"the folder {path} has no config.json", fix="give the folder of a Hugging Face checkpoint")
     try:
-        return json_files.read_object(file, constants=True)
+        return strict_json.read_object(file, constants=True)
     except ValueError as error:
         raise ModelError(f"{file} is not a config in JSON ({error})", fix="download the model again") from None
 

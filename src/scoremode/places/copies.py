@@ -8,25 +8,23 @@ A file that was changed has another version, and so another copy. One process fe
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scoremode.errors import StorageError, call, print_line
-from scoremode.places.cache_home import cache_folder
+from scoremode.disk.files import file_sha256, write_atomically
+from scoremode.disk.folders import FILE_MARK, LOCK, USAGE, cache_folder
+from scoremode.disk.locks import hold_lock, share_until_exit
+from scoremode.errors import StorageError, call
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place
 
-FILES, MARK, LOCK, PART, USAGE = "files", ".file.json", ".lock", ".scoremode-part.tmp", "usage.txt"
+FILES, PART = "files", ".scoremode-part.tmp"
 SIGNS = "*?["
-
-_held: dict[Path, int] = {}  # copies that this process reads: they are not removed meanwhile
 
 
 def copy_of_file(place: Place) -> Path:
@@ -38,13 +36,16 @@ def copy_of_file(place: Place) -> Path:
         raise StorageError(f"there is no file {place}", fix="check the URI and who may read it")
     folder = cache_folder() / FILES / hashlib.sha256(f"{place}\0{version}".encode()).hexdigest()[:20]
     copy = folder / re.sub(r"[^\w.,+=@() -]", "_", place.name)
+    waiting = f"another process is fetching {place}; waiting for it (Ctrl-C to stop)"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / MARK).exists():
-            with _locked(folder, place):
-                if not (folder / MARK).exists():
+        if not (folder / FILE_MARK).exists():
+            with hold_lock(folder / LOCK, waiting=waiting):
+                if not (folder / FILE_MARK).exists():
                     _fetch(objects, name, version, copy)
-        _hold(folder)
+        with suppress(OSError):
+            os.utime(folder / FILE_MARK)  # its last use
+        share_until_exit(folder / FILE_MARK)  # the copy is not removed while this process lives
         call(str(copy), str(place))
     except OSError as error:
         raise StorageError(
@@ -65,45 +66,12 @@ def _fetch(objects: Objects, name: str, version: str, copy: Path) -> None:
     if objects.version(name) != version:
         part.unlink()
         raise StorageError(f"{place} was changed while it was read", fix="run the same command again")
-    with part.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = file_sha256(part)
     os.replace(part, copy)
     said = {"place": str(place), "version": version, "size": found.size, "sha256": sha256}
-    unfinished = copy.with_name(".scoremode-mark.tmp")
-    unfinished.write_text(json.dumps(said))
-    os.replace(unfinished, copy.with_name(MARK))
+    write_atomically(copy.with_name(FILE_MARK), json.dumps(said).encode())
     with suppress(OSError):
         (cache_folder() / USAGE).unlink()  # the size of the cache is measured anew
-
-
-@contextmanager
-def _locked(folder: Path, place: Place) -> Iterator[None]:
-    """Hold the folder's lock file, as store/locks.py does, and wait for whoever holds it."""
-    while True:
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print_line(f"another process is fetching {place}; waiting for it (Ctrl-C to stop)")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            with suppress(FileNotFoundError):
-                if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:
-                    yield
-                    return
-        finally:
-            os.close(file)
-        folder.mkdir(parents=True, exist_ok=True)  # it was removed meanwhile
-
-
-def _hold(folder: Path) -> None:
-    """Keep the copy from being removed while this process lives, and note that it was used."""
-    with suppress(OSError):
-        os.utime(folder / MARK)
-        if folder not in _held:
-            file = os.open(folder / MARK, os.O_RDONLY)
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            _held[folder] = file
 
 
 def files_below(place: Place, endings: tuple[str, ...]) -> list[Place]:

@@ -16,6 +16,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from scoremode.arguments import ALMOST_URI
+from scoremode.arguments import SERVERS as SERVERS  # noqa: PLC0414  # others import it from here
+from scoremode.arguments import STORES as STORES  # noqa: PLC0414
 from scoremode.errors import InputError, harmless
 
 URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -31,12 +34,6 @@ VALUES = {  # of settings: what they must match, and an example
     "anonymous": (r"true|false", "true"),
 }
 SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # other names of the same scheme
-SERVERS = ("http", "https")  # where a model is named, these are servers of models
-STORES = (  # schemes of files and folders; fsspec and Arrow know more
-    *("s3", "s3a", "s3n", "gs", "gcs", "hf", "hdfs", "viewfs", "abfs", "abfss", "az", "adl", "memory", "file", "ftp"),
-    *("sftp", "ssh", "smb", "webhdfs", "oss", "oci"),
-)
-ALMOST_URI = re.compile(rf"[^/\\]*:[/\\]|({'|'.join((*STORES, *SERVERS))}):", re.IGNORECASE)
 CREDENTIALS = "leave it out: credentials come from the environment, a profile or the machine's role"
 
 

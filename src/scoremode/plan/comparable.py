@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from scoremode.errors import harmless
+from scoremode.errors import InputError, harmless
 from scoremode.text.documents import RereadDocuments
 from scoremode.text.tokens import Tokens
 from scoremode.values import Ids, Ints
@@ -103,3 +104,37 @@ def _plan_difference(baseline: Outline, candidate: Outline) -> str:
         if theirs.get(name) != mine.get(name)
     ]
     return ", ".join(differing) or "different windows or texts"
+
+
+# ── against a reference ──────────────────────────────────────────────────────────────────────────────────────────────
+def require_comparable(reference: Mapping[str, Any], candidate: Outline, where: Where | None = None) -> None:
+    """Raise InputError if a candidate cannot be compared with a reference, whose manifest is given.
+
+    The reason names settings and texts that differ, if they are known; ``where`` says where the ids of two tokenizers
+    differ.
+    """
+    baseline = Outline(
+        reference["tokenizer"],
+        reference["vocabulary"],
+        reference["plan_digest"],
+        reference["method"],
+        reference.get("method_settings"),
+        reference.get("corpus_sha256"),
+    )
+    found = difference(baseline, candidate, where)
+    if found is None:
+        return
+    corpus = shlex.quote(harmless(reference["corpus"])) if reference.get("corpus") else "…"
+    again = f"scoremode ppl CANDIDATE --corpus {corpus} --method {harmless(str(baseline.method))}"
+    for name in ("context_length", "stride", "max_windows"):
+        value = (baseline.settings or {}).get(name)
+        if type(value) is int:
+            again += f" --{name.replace('_', '-')} {value}"
+    fixes = {
+        "tokenizer": f"feed both with one: {again} --tokenizer FOLDER; or compare bits per byte",
+        "vocabulary": f"make a reference of a model with {candidate.vocabulary} ids: "
+        f"scoremode reference MODEL --corpus {corpus} --out ref/",
+        "text": f"score the same text: {again}",
+        "plan": f"use the reference's settings: {again}",
+    }
+    raise InputError(found.reason, fix=fixes[found.kind])

@@ -33,7 +33,7 @@ from scoremode.scores.answers import FAULT, Answers
 from scoremode.scores.columns import Scores
 from scoremode.scores.packing import flat_columns
 from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema, contradiction, joined_names
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 from scoremode.values import Bools, Floats, Ints
 
 FORMAT = 2

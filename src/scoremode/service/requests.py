@@ -18,7 +18,7 @@ from scoremode.engines.heads import DIGEST
 from scoremode.engines.messages import Asked, own_tokens
 from scoremode.errors import InputError
 from scoremode.plan.windows import Answers, Window
-from scoremode.text.json_files import parse_received
+from scoremode.strict_json import parse_received
 
 KEY = "scoremode_service"  # in vLLM's ``additional_config``
 MIB = 1 << 20

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from scoremode.disk.manifests import command_without_secrets
 from scoremode.engines.heads import FOLDER
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
@@ -24,7 +25,6 @@ from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
 from scoremode.service import heads, requests
 from scoremode.service.access import KEYS, digest_of
-from scoremode.store.redaction import command_without_secrets
 
 MIDDLEWARE = "scoremode.service.endpoint.ScoreMiddleware"
 ACCESS = "scoremode.service.access.Access"

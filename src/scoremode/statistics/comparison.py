@@ -19,12 +19,11 @@ import numpy.typing as npt
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
 from scoremode.plan.windows import measured
-from scoremode.scores.mapped import dropped
 from scoremode.statistics.estimate import GroupSums, exponential, finite_or_none, ratio, transformed, with_bounds
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.streams import Blocks, order_statistics
 from scoremode.store.run import Run
-from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints
+from scoremode.values import BLOCK, Bools, Estimate, Floats, Ids, Ints, release_read_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +136,7 @@ def require_sound(c: Comparison) -> None:
 def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     for number, begin in enumerate(range(0, len(array), BLOCK)):
         yield array[begin : begin + BLOCK]
-        dropped((array,), number)
+        release_read_blocks((array,), number)
 
 
 # ── sums that the statistics are made of ─────────────────────────────────────────────────────────────────────────────
@@ -182,7 +181,7 @@ def paired_blocks(c: Comparison) -> Iterator[PairedBlock]:
         kl = None if c.kl is None else c.kl[here]
         yield PairedBlock(base, cand, base_top, cand_top, kl, c.weight[here], c.groups[here])
         begin = here.stop
-        dropped((c.kl, c.weight, c.groups), number)
+        release_read_blocks((c.kl, c.weight, c.groups), number)
 
 
 Values = Callable[[PairedBlock], Floats | Bools]

@@ -27,10 +27,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from scoremode.cache.units import moment
 from scoremode.errors import OptionError, RunError, harmless, print_line
 from scoremode.places.objects import Found, Objects
-from scoremode.store.units import moment
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 
 FLAG = re.compile(r"(writer|wants)-(\d{6})-([0-9a-f]{16})\.json")
 SECONDS = 120.0  # for which a flag counts after it was last renewed

@@ -20,14 +20,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from scoremode.disk.files import write_atomically
 from scoremode.errors import InputError, RunError, print_line
 from scoremode.places.objects import Objects
 from scoremode.places.uri import SERVERS, Place, is_uri, located, require_path
+from scoremode.references.format import is_reference
 from scoremode.store import runs
-from scoremode.store.files import write_atomically
-from scoremode.store.reference_folder import is_reference
 from scoremode.store.segments import PARTIAL_FOLDER
-from scoremode.text.json_files import read_object
+from scoremode.strict_json import read_object
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
 MARK_WITHIN = 1024  # the mark is within the first bytes of a report

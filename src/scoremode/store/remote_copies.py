@@ -15,17 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scoremode.errors import RunError, StorageError, call, harmless, print_line
+from scoremode.cache.entries import mark_used
+from scoremode.cache.eviction import cache_limit, make_room
+from scoremode.disk.files import file_sha256, write_atomically
+from scoremode.disk.folders import HEAD, LOCK, MANIFEST, REFERENCE, SCORES, SHARD_NAME, TEMPORARY, cache_folder
+from scoremode.disk.locks import hold_lock
+from scoremode.errors import RunError, StorageError, call, harmless
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place, located, may_be_stored
-from scoremode.store.cache import cache_folder, cache_limit, make_room, mark_used
-from scoremode.store.entries import LOCK
-from scoremode.store.files import TEMPORARY, file_sha256, write_atomically
-from scoremode.store.locks import hold_lock
-from scoremode.store.reference_format import HEAD, REFERENCE, SHARD_NAME
-from scoremode.store.run_format import MANIFEST, SCORES
+from scoremode.references.reader import Reference
 from scoremode.store.segments import PARTIAL_FOLDER
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 
 T = TypeVar("T")
 
@@ -75,14 +75,20 @@ def _copy(objects: Objects, manifests: dict[str, bytes]) -> Path:
     if not (folder / MANIFEST).exists():
         cache_limit()  # raises if the limit is invalid
         folder.mkdir(parents=True, exist_ok=True)
-        busy = RunError("not used: this process waits")
-        with hold_lock(folder / LOCK, busy=busy, waiting=lambda: _say_waiting(place)):
+        waiting = f"another process is fetching {place}; waiting for it (Ctrl-C to stop)"
+        with hold_lock(folder / LOCK, waiting=waiting):
             if not (folder / MANIFEST).exists():
                 _fetch_all(objects, manifests, folder)
         make_room(folder)
     mark_used(folder)
     call(str(folder), str(place))
     return folder
+
+
+def open_reference(given: str | os.PathLike[str] | Place) -> Reference:
+    """The reference in a folder, or a copy of the one behind a URI, checked."""
+    where = stored_at(given)
+    return Reference.open(copy_of(where), place=where) if isinstance(where, Place) else Reference.open(where)
 
 
 def read_manifests(objects: Objects) -> dict[str, bytes]:
@@ -189,7 +195,3 @@ def _remove_strange_parts(folder: Path, names: list[str]) -> None:
         if path.name not in known:
             with suppress(OSError):
                 path.unlink()
-
-
-def _say_waiting(place: Place) -> None:
-    print_line(f"another process is fetching {place}; waiting for it (Ctrl-C to stop)")

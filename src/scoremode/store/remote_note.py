@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scoremode.disk.files import write_atomically
+from scoremode.disk.folders import PLACE
 from scoremode.places.uri import Place
-from scoremode.store.entries import PLACE
-from scoremode.store.files import write_atomically
 from scoremode.store.leases import FLAG, new_holder
-from scoremode.text.json_files import read_object
+from scoremode.strict_json import read_object
 
 
 @dataclass

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from scoremode.disk.folders import cache_folder
 from scoremode.errors import RunError, StorageError
-from scoremode.places.cache_home import cache_folder
 from scoremode.places.copies import FILES
 from scoremode.places.objects import Objects, patience
 from scoremode.places.uri import Place

@@ -17,13 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from scoremode.disk.files import file_sha256
+from scoremode.disk.folders import PARTIAL, ROWS, TEMPORARY, shard_name
 from scoremode.errors import RunError, StorageError
 from scoremode.places.objects import Objects
 from scoremode.places.uri import Place
-from scoremode.store.files import TEMPORARY, file_sha256
+from scoremode.references.format import ShardLayout, read_partial
+from scoremode.references.reader import is_shard_complete, row_records
 from scoremode.store.leases import LeaseLostError
-from scoremode.store.reference_format import PARTIAL, ROWS, ShardLayout, file_problem, read_partial, shard_name
-from scoremode.store.reference_rows import is_complete, records_in
 from scoremode.store.remote_note import Note
 
 PAUSE = 5.0  # seconds between two attempts
@@ -138,16 +139,16 @@ def fetch_unfinished(objects: Objects, folder: Path, note: Note) -> None:
         for name in (PARTIAL, ROWS):
             (folder / name).unlink(missing_ok=True)
         return
-    records, _ = records_in((folder / ROWS).read_bytes(), layout)
+    records, _ = row_records((folder / ROWS).read_bytes(), layout)
     for shard in range(layout.shards):
-        name, size = shard_name(shard), layout.shard_size(shard)
-        if present.get(name) != size:
+        name, file = shard_name(shard), layout.shard_file(shard)
+        if present.get(name) != file.size:
             continue
         with suppress(StorageError):  # replaced or cut meanwhile: its rows are scored again
-            objects.fetch(name, folder / name, size=size)
-            if is_complete(folder, layout, shard, records):
+            objects.fetch(name, folder / name, size=file.size)
+            if is_shard_complete(folder, layout, shard, records):
                 note.add(name, file_sha256(folder / name))
                 (folder / name).unlink()
                 continue
-        if file_problem(folder / name, size, layout.shard_header(shard)) is not None:
+        if file.problem(folder / name) is not None:
             (folder / name).unlink(missing_ok=True)

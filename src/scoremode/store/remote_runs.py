@@ -22,23 +22,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scoremode.cache.eviction import cache_limit
+from scoremode.disk.folders import (
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    PARTIAL,
+    PLACE,
+    REFERENCE,
+    ROWS,
+    SCORES,
+    cache_folder,
+    is_reference_file,
+)
+from scoremode.disk.locks import Lock
 from scoremode.errors import InputError, RunError, StorageError, harmless
 from scoremode.places.objects import Objects, patience
 from scoremode.places.uri import SERVERS, Place
+from scoremode.references.writer import RemoteShards
 from scoremode.scores import journal
 from scoremode.store import runs
-from scoremode.store.cache import cache_folder, cache_limit
-from scoremode.store.entries import LOCK, PLACE
 from scoremode.store.leases import FLAG, Lease
-from scoremode.store.locks import Lock
 from scoremode.store.mirror import Mirror
-from scoremode.store.reference_format import PARTIAL, REFERENCE, ROWS, is_own_name
-from scoremode.store.reference_writer import Elsewhere
 from scoremode.store.remote_copies import check_files, copy_folder, read_manifests
 from scoremode.store.remote_note import Note
 from scoremode.store.remote_reference import SentShards, fetch_unfinished
 from scoremode.store.run import Run
-from scoremode.store.run_format import JOURNAL, MANIFEST, SCORES
 from scoremode.store.segments import (
     PARTIAL_FOLDER,
     Chain,
@@ -51,7 +60,7 @@ from scoremode.store.segments import (
     read_chains,
     whole_until,
 )
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 
 FIRST_CONTACT = 10.0  # seconds for which the first requests are tried again
 SHORTLY = 2.0  # seconds for which the last ones are, of a process that is interrupted
@@ -125,7 +134,7 @@ def _existing_run(objects: Objects, identity: dict[str, Any], *, fresh: bool) ->
 def _require_ours(place: Place, names: set[str], *, known: bool) -> None:
     """Refuse a folder with files that scoremode did not write."""
     ours = {MANIFEST, SCORES, PARTIAL_FOLDER}
-    foreign = sorted(n for n in names if n not in ours and not is_own_name(n) and not FLAG.fullmatch(n))
+    foreign = sorted(n for n in names if n not in ours and not is_reference_file(n) and not FLAG.fullmatch(n))
     begins = all(FLAG.fullmatch(name) or name == PARTIAL_FOLDER for name in names)
     if not known and not begins:
         name = foreign[0] if foreign else min(names - {PARTIAL_FOLDER})
@@ -208,7 +217,7 @@ class RemoteClaim(runs.Claim):
         self._complete = False
         self._shards = SentShards(self.place, folder, lease.check, note)
 
-    def shards_go_to(self) -> Elsewhere:
+    def shards_go_to(self) -> RemoteShards:
         return self._shards
 
     def prepare(self) -> Run | None:
@@ -270,7 +279,7 @@ class RemoteClaim(runs.Claim):
 
     def _remove_old(self) -> None:
         """Remove what this run replaces, of what was there when the folder was taken: the manifest first."""
-        own = sorted(name for name in self._old_files if is_own_name(name) and name != REFERENCE)
+        own = sorted(name for name in self._old_files if is_reference_file(name) and name != REFERENCE)
         for name in (MANIFEST, SCORES, REFERENCE, *(own if self._replaces else ())):
             if name in self._old_files:
                 self._lease.check()

@@ -15,10 +15,10 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from scoremode.disk.files import written_atomically
 from scoremode.disk.records import HEAD, LONGEST_HEADER, MAGIC
 from scoremode.errors import RunError
 from scoremode.places.objects import Objects
-from scoremode.store.files import written_atomically
 
 PARTIAL_FOLDER = "partial"
 PIECE = re.compile(r"([0-9a-f]{16})/(\d{6,})-(\d{1,18})-(\d{1,18})")

@@ -26,10 +26,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from scoremode import entry_points
 from scoremode.arguments import path_text, require_text, whole_number
+from scoremode.entry_points import Plugins
 from scoremode.errors import CorpusError, OptionError
 from scoremode.places.uri import is_uri, require_path
-from scoremode.text import plugins
 from scoremode.text.files import (
     PIECE,
     Message,
@@ -47,7 +48,6 @@ from scoremode.text.files import (
     unchanged,
 )
 from scoremode.text.hub import hub_dataset, wikitext2_from_hub
-from scoremode.text.plugins import Plugins
 from scoremode.text.remote import local_files
 
 __all__ = [
@@ -323,7 +323,7 @@ class NamedCorpus:
 @cache
 def corpora() -> Plugins:
     """The built-in corpora, those of other packages, and the refused ones."""
-    theirs = plugins.load("scoremode.corpora", OURS, _accepted)
+    theirs = entry_points.load("scoremode.corpora", OURS, _accepted)
     return Plugins({**OURS, **theirs.found}, theirs.refused)
 
 

@@ -19,7 +19,7 @@ from scoremode.text.corpus import Corpus
 from scoremode.text.documents import Document, RereadDocuments, WordCounter, white_space
 from scoremode.text.long_text import EncodedWindow, LongTextEncoder, Sizes
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, let_go
+from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
 
 OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
 LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
@@ -58,10 +58,10 @@ class Tokens:
         document = np.searchsorted(self.doc_starts, index, side="right") - 1
         return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1]).astype(np.int64)
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Drop what was read of columns that lie on disk; it is read again if it is used."""
         for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask):
-            let_go(column)
+            release_pages(column)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.engines.base import Want
 from scoremode.engines.base_logits import BaseLogitsPlugin, FileBaseline
 from scoremode.engines.options import Options
@@ -16,10 +17,9 @@ from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.models.subject import Subject
 from scoremode.plan.making import make_plan
 from scoremode.plan.recipes import find_method, llamacpp_chunks
+from scoremode.references.kld import KldFile, least_divergence
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.cache import remembered_sha256
-from scoremode.store.kld import KldFile, least_divergence
 from scoremode.store.run import Run
 from scoremode.text.tokens import text_of_ids
 from scoremode.verbs.comparing import Folders, as_comparison, compared_with, short
@@ -72,17 +72,14 @@ def _candidate(file: KldFile, held: HeldModel, asked: Question, run_p: Run, fold
             return claim.finished
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
         _require_vocabulary(file, worker.facts.known_vocabulary)
-        asked = replace(asked, plan=replace(asked.plan, notes=(*asked.plan.notes, *_notes_of(run_p))))
+        # what the baseline's 16 bits did is noted with the candidate's numbers too
+        notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run_p.manifest["model_notes"]))
+        asked = replace(asked, plan=replace(asked.plan, notes=notes))
         least = least_divergence(file.layout.vocabulary)
         with UnfinishedRun(asked, worker, claim, folders.progress, with_kl=True, least_kl=least) as run:
             run.score(Want(against=FileBaseline(file)))
             run_q = run.save(run.manifest() | compared_with(run_p, NO_NOISE))
         return run_q if held.is_kept(out) else in_memory(run_q)
-
-
-def _notes_of(run_p: Run) -> list[str]:
-    """What the baseline's 16 bits did, kept with the candidate's numbers too."""
-    return [f"baseline: {note}" for note in run_p.manifest["model_notes"]]
 
 
 def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:

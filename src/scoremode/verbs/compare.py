@@ -17,21 +17,21 @@ import numpy as np
 
 from scoremode.cluster.engine import require_alone
 from scoremode.cluster.starting import Cluster
+from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.places.uri import located
-from scoremode.plan.comparable import Outline, difference, first_difference
+from scoremode.plan.comparable import Outline, difference, first_difference, require_comparable
 from scoremode.plan.windows import Answers
+from scoremode.references.kld import is_kld
+from scoremode.references.reader import Reference
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
-from scoremode.store.reference import Reference, require_comparable
-from scoremode.store.reference_format import REFERENCE
-from scoremode.store.remote_copies import is_there
+from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, EngineArguments, spelled_out
@@ -154,7 +154,7 @@ def _named(kept: str, question: dict[str, Any], name: str, how: Settings, folder
 def against_reference(folder: str | Path, held: HeldModel, question: dict[str, Any], folders: Folders) -> Comparison:
     """A model that is held against a reference: the reference brings its own question."""
     require(held.plugin, "divergence", "be compared with a reference")
-    run_p, stored = runs.load(folder), Reference.open(folder)
+    run_p, stored = runs.load(folder), open_reference(folder)
     kept = {name: value for name, value in _question_of(run_p, question).items() if name != "tokenizer"}
     asked = held.ask({**kept, **question}, folders.progress)
     _require_comparable(run_p, stored, asked)
@@ -185,12 +185,14 @@ def _require_comparable(run_p: Run, stored: Reference, asked: Question) -> None:
     vocabulary = asked.subject.vocabulary
     require_comparable(
         stored.manifest,
-        plan_digest=asked.plan.digest,
-        tokenizer=asked.tokens.tokenizer.fingerprint,
-        vocabulary=stored.vocabulary if vocabulary is None else vocabulary,
-        method=asked.plan.method,
-        method_settings=dict(asked.plan.settings),
-        corpus_sha256=asked.corpus.sha256,
+        Outline(
+            tokenizer=asked.tokens.tokenizer.fingerprint,
+            vocabulary=stored.vocabulary if vocabulary is None else vocabulary,
+            plan_digest=asked.plan.digest,
+            method=asked.plan.method,
+            settings=dict(asked.plan.settings),
+            corpus_sha256=asked.corpus.sha256,
+        ),
         where=lambda: first_difference(
             run_p.facts.token, run_p.facts.id, int(run_p.manifest["tokens"]), asked.tokens, asked.documents
         ),

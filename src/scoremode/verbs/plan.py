@@ -7,8 +7,7 @@ from typing import Any, Unpack
 
 from scoremode.engines.options import Options
 from scoremode.plan.plan import Plan
-from scoremode.store.reference import estimate_bytes
-from scoremode.store.reference_format import RAW_DTYPES
+from scoremode.references.format import RAW_DTYPES, estimate_bytes
 from scoremode.values import BLOCK
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold

@@ -11,20 +11,20 @@ from typing import Any, TypedDict
 
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
+from scoremode.cache.token_store import STORED_FROM, kept_tokens
 from scoremode.cluster.spread import SPREAD
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.registry import all_options, known_engines
 from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.models.subject import Subject
 from scoremode.plan.making import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
-from scoremode.store.numerics import NUMERICS
-from scoremode.store.redaction import without_secrets
-from scoremode.store.token_store import STORED_FROM, kept_tokens
 from scoremode.text.corpus import Corpus, Spec, load
 from scoremode.text.documents import RereadDocuments, notes_on
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.text.tokens import Tokens, TokenStream, first_tokens
+from scoremode.values import NUMERICS
 
 
 class QuestionArguments(TypedDict, total=False):

@@ -7,14 +7,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Engine
 from scoremode.errors import InputError, OptionError
 from scoremode.places.uri import located
+from scoremode.references.kld import is_kld
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
 from scoremode.store.outputs import check_output
-from scoremode.store.reference_format import REFERENCE
 from scoremode.store.remote_copies import is_there
 from scoremode.store.remote_outputs import worked_on_here
 from scoremode.store.run import Run

@@ -10,8 +10,8 @@ from scoremode.cluster.spread import Room, Spread, read_spread, room_for
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import choose_engine, engine_for, read_options, require, share_options
 from scoremode.errors import InputError, OptionError
+from scoremode.references.kld import is_kld
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
 from scoremode.verbs.model import HeldModel, hold
 
 

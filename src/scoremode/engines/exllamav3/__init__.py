@@ -56,7 +56,7 @@ class ExllamaPlugin(EnginePlugin):
         return None if torch.cuda.is_available() else "ExLlamaV3 needs an NVIDIA GPU, and torch finds none"
 
     def claims(self, model: str) -> bool:
-        from scoremode.text.json_files import read_object
+        from scoremode.strict_json import read_object
 
         config = Path(model).expanduser() / "config.json"
         if not config.is_file():

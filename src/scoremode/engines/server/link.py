@@ -20,7 +20,7 @@ from scoremode.engines.heads import Parts
 from scoremode.engines.server.exchange import Connections, FailedError, HttpAnswer, UnreadableError, proxy_for
 from scoremode.errors import EngineError, OptionError, one_line
 from scoremode.scores.packing import CONTENT_TYPE
-from scoremode.text.json_files import parse_received
+from scoremode.strict_json import parse_received
 
 PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"}
 """Status codes after which the same request may succeed later; all from 500 on may, too."""

@@ -34,8 +34,8 @@ from scoremode.engines.vllm.wire import Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError, print_line
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.references.format import RAW_DTYPES as RAW
 from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
-from scoremode.store.reference_format import RAW_DTYPES as RAW
 from scoremode.values import Bools, Ids
 
 STEPS_AHEAD = 8  # batches of prompts that wait after the one being computed, so that the scheduler never runs out

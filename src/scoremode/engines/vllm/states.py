@@ -13,8 +13,8 @@ from torch import Tensor
 from scoremode.engines.heads import HeadFile, heads_folder
 from scoremode.engines.tensors import from_raw
 from scoremode.head.matrix import Head
-from scoremode.store.reference import Reference
-from scoremode.store.reference_format import RAW_DTYPES
+from scoremode.references.format import RAW_DTYPES
+from scoremode.references.reader import Reference
 from scoremode.values import Ints, Raw
 
 logger = logging.getLogger("vllm.scoremode")

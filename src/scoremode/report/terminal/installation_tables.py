@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.text import Text
 
+from scoremode.cache.units import age_words, counts_in_words, size_words
 from scoremode.report.terminal.console import Facts
 from scoremode.report.text import shown
-from scoremode.store.units import age_words, counts_in_words, size_words
 
 MISSING = {
     "rank": "ranks",

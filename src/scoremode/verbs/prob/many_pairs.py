@@ -25,12 +25,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import file_sha256, write_atomically, written_atomically
+from scoremode.disk.locks import hold_lock
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import InputError, RunError
-from scoremode.store.files import file_sha256, write_atomically, written_atomically
-from scoremode.store.locks import hold_lock
 from scoremode.store.outputs import Output, has_content
-from scoremode.text.json_files import parse, read_object
+from scoremode.strict_json import parse, read_object
 from scoremode.verbs.prob.boundary import EncodedPair, longest_of
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
 from scoremode.verbs.progress import Progress

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
@@ -19,7 +20,6 @@ from scoremode.errors import BoundaryError, InputError, ModelError, OptionError,
 from scoremode.models.subject import Subject
 from scoremode.plan.making import plan_of_pairs
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
-from scoremode.store.redaction import without_secrets
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.likelihoods import no_more_than_certain
 from scoremode.verbs.model import HeldModel, hold
