@@ -15,9 +15,9 @@ import pytest
 from scoremode.disk.locks import Lock
 from scoremode.disk.records import HEAD, RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.store.outputs import check_output
 from scoremode.values import NUMERICS
 from scoremode.verbs import prob_files
+from scoremode.verbs.outputs import check_output
 from scoremode.verbs.prob import SequenceProbability
 from scoremode.verbs.prob_files import ResultFiles, Written, _seal, question, score_to_file
 

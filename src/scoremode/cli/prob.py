@@ -13,7 +13,7 @@ from scoremode.cli.json_lists import print_json_list
 from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from scoremode.store.outputs import Output
+    from scoremode.verbs.outputs import Output
     from scoremode.verbs.prob import SequenceProbability, SequenceScore
     from scoremode.verbs.prob_pairs import Pairs
     from scoremode.verbs.progress import Progress
@@ -105,7 +105,7 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
     from scoremode.cli.progress import progress_bar
-    from scoremode.store.remote_outputs import worked_on_here
+    from scoremode.verbs.outputs import worked_on_here
     from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
 
     with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
@@ -120,8 +120,8 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
-    from scoremode.places.uri import located
-    from scoremode.store.outputs import check_output
+    from scoremode.remote.uri import located
+    from scoremode.verbs.outputs import check_output
 
     output = check_output(parsed.out, "--out")
     if output.place is not None:
@@ -150,8 +150,8 @@ def _pairs(parsed: argparse.Namespace) -> Pairs:
 
 
 def _local(file: str) -> Path:
-    from scoremode.places.copies import copy_of_file
-    from scoremode.places.uri import Place, located
+    from scoremode.remote.copies import copy_of_file
+    from scoremode.remote.uri import Place, located
 
     where = located(file)
     return copy_of_file(where) if isinstance(where, Place) else where

@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> None:
     from scoremode.report.html.page import write
     from scoremode.statistics.comparison import comparison_statistics
-    from scoremode.store.outputs import check_report
     from scoremode.store.runs import load
     from scoremode.verbs.compare import of_runs
+    from scoremode.verbs.outputs import check_report
 
     output = check_report(parsed.output)  # before columns are read
     first, *others = parsed.run_folders

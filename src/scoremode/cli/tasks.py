@@ -50,7 +50,7 @@ def run(parsed: argparse.Namespace) -> int:
     from scoremode.cli.progress import progress_bar
     from scoremode.harness.tasks import tasks
     from scoremode.statistics import gate
-    from scoremode.store.outputs import check_report
+    from scoremode.verbs.outputs import check_report
 
     rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]  # before an hour of scoring
     output = check_report(parsed.report, "--report", made_later=parsed.out) if parsed.report is not None else None

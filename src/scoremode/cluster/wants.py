@@ -13,9 +13,9 @@ from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError, RunError, ScoremodeError
-from scoremode.places.uri import Place
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
+from scoremode.remote.uri import Place
 from scoremode.store.remote_copies import open_reference
 
 SHARED = "put it on storage that every node sees under this path"

@@ -30,7 +30,8 @@ from scoremode import entry_points
 from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.entry_points import Plugins
 from scoremode.errors import CorpusError, OptionError
-from scoremode.places.uri import is_uri, require_path
+from scoremode.remote.copies import local_files
+from scoremode.remote.uri import is_uri, require_path
 from scoremode.text.files import (
     PIECE,
     Message,
@@ -50,7 +51,6 @@ from scoremode.text.files import (
     text_in_file,
     unchanged,
 )
-from scoremode.text.remote import local_files
 
 __all__ = [
     "Corpus",

@@ -23,8 +23,8 @@ from scoremode.disk.files import file_sha256, write_atomically, written_atomical
 from scoremode.disk.locks import hold_lock
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.store.outputs import Output, has_content
 from scoremode.strict_json import parse, read_object
+from scoremode.verbs.outputs import Output, has_content
 from scoremode.verbs.prob import SequenceProbability, SequenceScore, TokenScore
 from scoremode.verbs.prob_pairs import EncodedChunks, Pairs, digest_of
 from scoremode.verbs.progress import Progress

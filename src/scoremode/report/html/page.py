@@ -28,8 +28,8 @@ from scoremode.report.html.tables import summary_section
 from scoremode.report.html.tasks import write_tasks
 from scoremode.report.html.text import TEXT_TARGETS, page_data, text_section
 from scoremode.statistics.comparison import Comparison
-from scoremode.store.outputs import check_report
 from scoremode.store.run import Run
+from scoremode.verbs.outputs import check_report
 
 
 def render(

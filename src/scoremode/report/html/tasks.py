@@ -21,7 +21,7 @@ from scoremode.report.html.recovery import Line, Mark, recovery_chart
 from scoremode.report.served import served_manifest
 from scoremode.report.terminal.tasks import other_metrics, shown_rows
 from scoremode.report.text import counted
-from scoremode.store.outputs import check_report
+from scoremode.verbs.outputs import check_report
 
 FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
