@@ -25,11 +25,11 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+
+import msgspec
 
 from scoremode.errors import RunError, StorageError, harmless, print_line
 from scoremode.remote.objects import Objects, seconds_in
-from scoremode.strict_json import parse
 
 FLAG = re.compile(r"(writer|wants)-(\d{6})-([0-9a-f]{16})\.json")
 SECONDS = 120.0  # for which a flag counts after it was last renewed
@@ -48,6 +48,15 @@ def lease_seconds() -> float:
     return seconds_in("SCOREMODE_LEASE", SECONDS, SHORTEST, f"{SHORTEST:g} or more, as in 120")
 
 
+class FlagContent(msgspec.Struct, frozen=True):
+    """The content of a flag. Anybody may have written it: if it cannot be read, the defaults count."""
+
+    host: str = "an unknown machine"
+    process: int = 0
+    seconds: float = SECONDS
+    renewed: float | None = None  # by the clock of its machine
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """The flag of a process, as it was listed."""
@@ -57,17 +66,16 @@ class Flag:
     generation: int
     holder: str
     renewed: float | None  # by the server's clock
-    content: dict[str, Any]  # empty if it cannot be read
+    content: FlagContent
 
     @property
     def process(self) -> str:
-        host = harmless(str(self.content.get("host", "an unknown machine")))[:80]
-        return f"process {self._number('process') or 0:.0f} on {host}"
+        return f"process {self.content.process} on {harmless(self.content.host)[:80]}"
 
     @property
     def seconds(self) -> float:
         """How long the flag counts after it was renewed."""
-        return min(max(self._number("seconds") or SECONDS, SHORTEST), LONGEST)
+        return min(max(self.content.seconds, SHORTEST), LONGEST)
 
     def silence(self, now: float | None) -> float:
         """Seconds since the flag was renewed; 0 if they cannot be known.
@@ -76,11 +84,7 @@ class Flag:
         """
         if self.renewed is not None and now is not None:
             return max(0.0, now - self.renewed)
-        return max(0.0, time.time() - (self._number("renewed") or time.time()))
-
-    def _number(self, name: str) -> float | None:
-        value = self.content.get(name)
-        return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
+        return max(0.0, time.time() - (self.content.renewed or time.time()))
 
 
 class Lease:
@@ -119,7 +123,7 @@ class Lease:
         self._thread.start()
 
     def _refusal(self, flag: Flag) -> RunError:
-        renewed = min(flag.renewed or flag._number("renewed") or time.time(), time.time())
+        renewed = min(flag.renewed or flag.content.renewed or time.time(), time.time())
         return RunError(
             f"{flag.process} is writing into {self._objects.place} "
             f"(heard of at {datetime.fromtimestamp(max(0.0, renewed), UTC):%Y-%m-%d %H:%M:%S} UTC)",
@@ -187,9 +191,8 @@ class Lease:
             if data is None:
                 continue  # it was taken down meanwhile
             try:
-                content = parse(data)
-            except ValueError:  # anybody may have written it
-                content = None
-            known = content if isinstance(content, dict) else {}
-            flags.append(Flag(found.name, match[1] == "writer", int(match[2]), match[3], found.modified, known))
+                content = msgspec.json.decode(data, type=FlagContent)
+            except (msgspec.MsgspecError, RecursionError):
+                content = FlagContent()
+            flags.append(Flag(found.name, match[1] == "writer", int(match[2]), match[3], found.modified, content))
         return flags

@@ -10,7 +10,6 @@ its first byte, and pieces of two writers are never joined.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import threading
@@ -18,17 +17,18 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from scoremode.disk.files import file_sha256, write_atomically
 from scoremode.disk.folders import PLACE
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError, StorageError, print_line
 from scoremode.remote.copies import fetch_verified
-from scoremode.remote.lease import FLAG, Lease, LeaseLostError
+from scoremode.remote.lease import Lease, LeaseLostError
 from scoremode.remote.objects import Objects, patience
 from scoremode.remote.uri import Place
-from scoremode.strict_json import read_object
 
 PARTIAL_FOLDER = "partial"
 PIECE = re.compile(r"([0-9a-f]{16})/(\d{6,})-(\d{1,18})-(\d{1,18})")
@@ -101,6 +101,14 @@ class SentJournals:
                 file.write(data)
 
 
+class Note(msgspec.Struct):
+    """The note of a work folder about itself."""
+
+    place: str
+    holder: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # the writer's id
+    sent: dict[str, str]  # sha256 by name of files that lie elsewhere
+
+
 # ── the writer ───────────────────────────────────────────────────────────────────────────────────────────────────────
 class RemoteWriter:
     """Holds the lease of a folder elsewhere, and sends from a thread what is written in the work folder.
@@ -113,8 +121,9 @@ class RemoteWriter:
         """Take the folder; RunError if another live process writes there. The caller has locked the work folder."""
         self.place, self.folder, self._with_shards = place, folder, sent_with_shards
         self.objects, self._impatient = Objects(place), Objects(place, seconds=0.0)
-        self.holder, self.sent = self._read_note() or ("", {})  # an id; sha256 by name of files that lie elsewhere
-        self.is_new, self.holder = not self.holder, self.holder or secrets.token_hex(8)
+        note = self._read_note()
+        self.is_new = note is None
+        self.holder, self.sent = (note.holder, note.sent) if note else (secrets.token_hex(8), {})
         self._journal: Path | None = None
         self._shards: dict[str, None] = {}  # those that wait to be sent, in order
         self._sending = ""  # the shard that is on its way
@@ -135,17 +144,13 @@ class RemoteWriter:
         )  # the work folder: others wrote since
 
     # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _read_note(self) -> tuple[str, dict[str, str]] | None:
-        with suppress(OSError, ValueError, KeyError, AttributeError):
-            known = read_object(self.folder / PLACE)
-            sent = {str(name): str(sha256) for name, sha256 in known["sent"].items()}
-            if FLAG.fullmatch(f"writer-000000-{known['holder']}.json"):
-                return str(known["holder"]), sent
+    def _read_note(self) -> Note | None:
+        with suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode((self.folder / PLACE).read_bytes(), type=Note)
         return None
 
     def _write_note(self) -> None:
-        known = {"place": str(self.place), "holder": self.holder, "sent": self.sent}
-        write_atomically(self.folder / PLACE, json.dumps(known).encode())
+        write_atomically(self.folder / PLACE, msgspec.json.encode(Note(str(self.place), self.holder, self.sent)))
 
     def keep_sent(self, names: Iterable[str]) -> None:
         """Forget all files that were sent but these."""
