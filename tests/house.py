@@ -12,7 +12,7 @@ HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "values", "arguments", "strict_json", "entry_points"),
     ("disk",),
-    ("places",),
+    ("remote",),
     ("text", "head"),
     ("scores",),
     ("plan",),

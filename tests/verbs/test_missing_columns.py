@@ -33,10 +33,10 @@ from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import check, parse
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import rank
-from scoremode.store.outputs import check_output
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.values import Bools
 from scoremode.verbs.compare import of_runs
+from scoremode.verbs.outputs import check_output
 from scoremode.verbs.prob import many_pairs
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
 from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named

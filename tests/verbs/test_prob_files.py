@@ -15,8 +15,8 @@ import pytest
 from scoremode.disk.locks import Lock
 from scoremode.disk.records import HEAD, RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.store.outputs import check_output
 from scoremode.values import NUMERICS
+from scoremode.verbs.outputs import check_output
 from scoremode.verbs.prob import many_pairs
 from scoremode.verbs.prob.many_pairs import ResultFiles, Written, _seal, question, score_to_file
 from scoremode.verbs.prob.sequence import SequenceProbability

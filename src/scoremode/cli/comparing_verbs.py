@@ -159,7 +159,7 @@ def _print_tasks(parsed: argparse.Namespace, found: list[Any]) -> None:
 
 def _checked_report(parsed: argparse.Namespace) -> Any:
     """The file of ``--report``, checked before an hour of scoring; None if none was asked for."""
-    from scoremode.store.outputs import check_report
+    from scoremode.verbs.outputs import check_report
 
     return None if parsed.report is None else check_report(parsed.report, "--report", made_later=parsed.out)
 
@@ -198,9 +198,9 @@ class ReportVerb(Verb):
     def run(self, parsed: argparse.Namespace) -> None:
         from scoremode.report.html.page import render, write
         from scoremode.statistics.comparison import comparison_statistics
-        from scoremode.store.outputs import check_report
         from scoremode.store.runs import load
         from scoremode.verbs.compare import of_runs
+        from scoremode.verbs.outputs import check_report
 
         output = check_report(parsed.output)  # before columns are read
         first, *others = parsed.run_folders

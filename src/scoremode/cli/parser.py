@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from scoremode.errors import harmless, one_line
-from scoremode.places.uri import STORES
+from scoremode.remote.uri import STORES
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves

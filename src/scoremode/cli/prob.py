@@ -14,7 +14,7 @@ from scoremode.cli.parser import Verb
 from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from scoremode.store.outputs import Output
+    from scoremode.verbs.outputs import Output
     from scoremode.verbs.prob.many_pairs import Pairs
     from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
     from scoremode.verbs.progress import Progress
@@ -99,7 +99,7 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
-    from scoremode.store.remote_outputs import worked_on_here
+    from scoremode.verbs.outputs import worked_on_here
     from scoremode.verbs.prob.many_pairs import read_results, score_to_file, score_to_stream
 
     with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
@@ -114,8 +114,8 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
-    from scoremode.places.uri import located
-    from scoremode.store.outputs import check_output
+    from scoremode.remote.uri import located
+    from scoremode.verbs.outputs import check_output
 
     output = check_output(parsed.out, "--out")
     if output.place is not None:
@@ -144,8 +144,8 @@ def _pairs(parsed: argparse.Namespace) -> Pairs:
 
 
 def _local(file: str) -> Path:
-    from scoremode.places.copies import copy_of_file
-    from scoremode.places.uri import Place, located
+    from scoremode.remote.copies import copy_of_file
+    from scoremode.remote.uri import Place, located
 
     where = located(file)
     return copy_of_file(where) if isinstance(where, Place) else where

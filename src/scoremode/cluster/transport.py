@@ -18,10 +18,10 @@ from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.errors import EngineError, RunError, ScoremodeError
-from scoremode.places.uri import Place
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
+from scoremode.remote.uri import Place
 from scoremode.scores.packing import PackedWindows
 from scoremode.store.remote_copies import open_reference
 from scoremode.values import Ints

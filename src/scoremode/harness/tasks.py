@@ -20,8 +20,8 @@ from scoremode.harness.documents import Render, build_documents, judges_itself
 from scoremode.harness.encoding import hugging_face_tokenizer, render
 from scoremode.harness.loading import SEEDS, LoadedTasks, TaskSelection, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
-from scoremode.places.uri import Place, local_path
 from scoremode.references.kld import is_kld
+from scoremode.remote.uri import Place, local_path
 from scoremode.store import runs
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.verbs import sides

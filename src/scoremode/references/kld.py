@@ -34,8 +34,8 @@ import numpy.typing as npt
 from scoremode.disk.files import DISK_FULL, write_at
 from scoremode.errors import EngineError, InputError, RunError
 from scoremode.head.record_format import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
-from scoremode.places.copies import copy_of_file
-from scoremode.places.uri import Place, located, may_be_stored, name_in
+from scoremode.remote.copies import copy_of_file
+from scoremode.remote.uri import Place, located, may_be_stored, name_in
 from scoremode.scores.answers import Answers
 from scoremode.values import Bools, Floats, Ids, Raw
 

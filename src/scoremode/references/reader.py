@@ -15,7 +15,6 @@ from scoremode.cache.entries import hold_entry, mark_used
 from scoremode.disk.files import remembered_sha256
 from scoremode.disk.folders import HEAD, shard_name
 from scoremode.errors import RunError
-from scoremode.places.uri import Place
 from scoremode.references.format import (
     DATA_START,
     RAW_DTYPES,
@@ -24,6 +23,7 @@ from scoremode.references.format import (
     read_reference_manifest,
     remake_fix,
 )
+from scoremode.remote.uri import Place
 from scoremode.values import Bools, Raw
 
 ReadRemote = Callable[[str, int, memoryview], None]

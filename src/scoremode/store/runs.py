@@ -36,13 +36,13 @@ from scoremode.disk.folders import (
 from scoremode.disk.locks import Lock
 from scoremode.disk.manifests import differing_fields, sealed, unusable_field
 from scoremode.errors import RunError, harmless, readable
-from scoremode.places.uri import Place
 from scoremode.references.format import discard, discard_others, is_reference
 from scoremode.references.reader import Reference
 from scoremode.references.writer import SHARD_BYTES, RemoteShards
+from scoremode.remote.uri import Place, stored_at
 from scoremode.scores import journal, parquet
 from scoremode.scores.columns import Scores, TargetFacts
-from scoremode.store.remote_copies import copy_of_run, is_there, stored_at
+from scoremode.store.remote_copies import copy_of, is_there
 from scoremode.store.run import Run
 from scoremode.store.run_format import FIELDS, FORMAT, MORE, read_run_manifest, require_columns, schema_of
 from scoremode.strict_json import read_object
@@ -317,7 +317,7 @@ def load(folder: str | Path | Place) -> Run:
     """
     where = stored_at(folder)
     if isinstance(where, Place):
-        return replace(_load(copy_of_run(where)), path=str(where))
+        return replace(_load(copy_of(where, with_states=False)), path=str(where))
     return _load(where)
 
 

@@ -30,7 +30,8 @@ from scoremode import entry_points
 from scoremode.arguments import path_text, require_text, whole_number
 from scoremode.entry_points import Plugins
 from scoremode.errors import CorpusError, OptionError
-from scoremode.places.uri import is_uri, require_path
+from scoremode.remote.copies import local_files
+from scoremode.remote.uri import is_uri, require_path
 from scoremode.text.files import (
     PIECE,
     Message,
@@ -48,7 +49,6 @@ from scoremode.text.files import (
     unchanged,
 )
 from scoremode.text.hub import hub_dataset, wikitext2_from_hub
-from scoremode.text.remote import local_files
 
 __all__ = [
     "Corpus",

@@ -23,11 +23,11 @@ from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
-from scoremode.places.uri import located
 from scoremode.plan.comparable import Outline, difference, first_difference, require_comparable
 from scoremode.plan.windows import Answers
 from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
+from scoremode.remote.uri import located
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from scoremode.errors import InputError
-from scoremode.places.uri import Place, may_be_stored, name_in
+from scoremode.remote.uri import Place, may_be_stored, name_in
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 from scoremode.values import Floats

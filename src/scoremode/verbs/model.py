@@ -21,7 +21,7 @@ from scoremode.engines.plugin import EVERYTHING, EnginePlugin, Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
-from scoremode.places.uri import Place, located, may_be_stored, shown
+from scoremode.remote.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
 from scoremode.store.remote_runs import claimed_at
 from scoremode.store.run import Run

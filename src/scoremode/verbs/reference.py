@@ -20,18 +20,18 @@ from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor,
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
-from scoremode.places.uri import Place
 from scoremode.plan.plan import Plan
 from scoremode.references.kld import MAGIC, KldLayout, KldWriter
 from scoremode.references.writer import StatesWriter
+from scoremode.remote.uri import Place
 from scoremode.store import runs
-from scoremode.store.outputs import Output, beginning_of, check_output
 from scoremode.store.remote_copies import open_reference
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.values import Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import HeldModel, hold, in_memory
+from scoremode.verbs.outputs import Output, check_output
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import UnfinishedRun
@@ -153,7 +153,7 @@ def _check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place 
         raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
     if output.is_stream:
         raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
-    if output.exists and beginning_of(output, len(MAGIC)) != MAGIC:
+    if output.exists and output.beginning(len(MAGIC)) != MAGIC:
         raise InputError(f"{name} exists and is not a .kld file", fix="give another name to --kld")
     if output.exists and not fresh:
         raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
@@ -179,10 +179,13 @@ def _write_kld(
     require(held.plugin, "distributions", "give the whole distributions that a .kld file keeps")
     asked = held.ask(question, progress)
     work = output.path.with_name(f".{output.path.name}.scoremode")
-    if runs.is_run(work):  # a process was killed after the file was complete; another folder of this name is refused
+    if runs.is_run(work):
         settings = runs.load(work).manifest["identity"].get("settings")
-        if isinstance(settings, dict) and settings.get("keeps") == "records":
-            shutil.rmtree(work)
+        if not isinstance(settings, dict) or settings.get("keeps") != "records":
+            raise RunError(
+                f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
+            )
+        shutil.rmtree(work)  # a process was killed after the file was complete
     with held.claimed(asked, work, fresh=fresh, keeps="records") as claim:
         worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
         with UnfinishedRun(asked, worker, claim, progress) as unfinished:

@@ -10,13 +10,11 @@ from typing import Any, Unpack
 from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Engine
 from scoremode.errors import InputError, OptionError
-from scoremode.places.uri import located
 from scoremode.references.kld import is_kld
+from scoremode.remote.uri import located
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.outputs import check_output
 from scoremode.store.remote_copies import is_there
-from scoremode.store.remote_outputs import worked_on_here
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.base_logits import against_file
@@ -24,6 +22,7 @@ from scoremode.verbs.compare import against_reference, lockstep
 from scoremode.verbs.comparing import Folders
 from scoremode.verbs.model import HeldModel, hold
 from scoremode.verbs.noise import Noise, combinations, noise_of, prepare_settings
+from scoremode.verbs.outputs import check_output, worked_on_here
 from scoremode.verbs.ppl import ppl_of
 from scoremode.verbs.prob.many_pairs import read_results, score_to_file
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, paired

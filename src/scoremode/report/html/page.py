@@ -24,8 +24,8 @@ from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import listed
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.ranking import closest, pairs_tested
-from scoremode.store.outputs import check_report
 from scoremode.store.run import Run
+from scoremode.verbs.outputs import check_report
 
 
 def render(

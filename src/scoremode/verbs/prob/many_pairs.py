@@ -29,8 +29,8 @@ from scoremode.disk.files import file_sha256, write_atomically, written_atomical
 from scoremode.disk.locks import hold_lock
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import InputError, RunError
-from scoremode.store.outputs import Output, has_content
 from scoremode.strict_json import parse, read_object
+from scoremode.verbs.outputs import Output, has_content
 from scoremode.verbs.prob.boundary import EncodedPair, longest_of
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
 from scoremode.verbs.progress import Progress

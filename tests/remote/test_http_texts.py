@@ -10,7 +10,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import CorpusError
-from scoremode.places import file_systems
+from scoremode.remote import file_systems
 from tests.engines.server.small_server import SmallServer
 
 pytest.importorskip("aiohttp", reason="aiohttp, which fsspec reads web servers with, is not installed")

@@ -16,14 +16,13 @@ import pytest
 import scoremode as sm
 from scoremode.disk.folders import shard_name
 from scoremode.errors import StorageError
-from scoremode.places.objects import Objects
-from scoremode.places.uri import Place, located
 from scoremode.references.reader import Reference
 from scoremode.references.writer import StatesWriter
+from scoremode.remote.objects import Objects
+from scoremode.remote.uri import Place, located
+from scoremode.remote.writer import RemoteWriter
 from scoremode.scores import journal
-from scoremode.store import remote_reference
 from scoremode.store.remote_copies import open_reference
-from scoremode.store.remote_note import Note
 from scoremode.store.remote_runs import RemoteClaim
 from tests.s3 import Bucket, at_random, proxy_to, start, wait_until
 
@@ -88,14 +87,13 @@ def test_shards_are_removed_here_once_they_are_there(
         add(*given)
         wait_until(lambda: len(list(cache.glob("references/*/states-*"))) <= 3)
 
-    def watched(self: Objects, name: str) -> str:
+    def watched(self: Objects, name: str, size: int) -> str:
         if not damaged:
             damaged.append(name)
-            bucket.put(f"ref/{name}", b"x" * 100)
-        return sha256(self, name)
+            bucket.put(f"ref/{name}", b"x" * size)
+        return sha256(self, name, size)
 
     monkeypatch.setattr(Objects, "sha256", watched)
-    monkeypatch.setattr(remote_reference, "PAUSE", 0.05)
     monkeypatch.setattr(RemoteClaim, "shard_bytes", 1 << 16)
     monkeypatch.setattr(journal.Journal, "add", no_faster_than_the_network)
     sm.reference("table:successor", bucket.uri("ref"), **{**QUESTION, "text": TEXT[:1200]})
@@ -117,7 +115,9 @@ def test_a_shard_that_is_written_again_comes_back(bucket: Bucket, tmp_path: Path
     folder = tmp_path / "work"
     folder.mkdir()
     rows = np.arange(6 * 4, dtype="<f4").reshape(6, 4)
-    sent = remote_reference.SentShards(place, folder, lambda: None, Note(folder, place, "0" * 16))
+    (folder / "journal").write_bytes(b"")
+    sent = RemoteWriter(place, folder)
+    sent.send_journal(folder / "journal")
     with StatesWriter(
         folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, remote=sent
     ) as writer:
@@ -128,10 +128,10 @@ def test_a_shard_that_is_written_again_comes_back(bucket: Bucket, tmp_path: Path
         assert [path.name for path in folder.glob("states-*")] == [shard_name(1)]
         writer.flush()
         wait_until(lambda: not list(folder.glob("states-*")))
-    sent.settle()
+    sent.close()
     found = bucket.objects()[f"ref/{shard_name(1)}"]
     assert np.array_equal(np.frombuffer(found[512:], "<f4").reshape(2, 4), np.stack([rows[2], -rows[3]]))
-    again = remote_reference.SentShards(place, folder, lambda: None, Note.read(folder, place))
+    again = RemoteWriter(place, folder)
     with StatesWriter(
         folder, targets=6, width=4, dtype="float32", identity={"a": 1}, shard_bytes=32, remote=again
     ) as writer:
@@ -139,7 +139,7 @@ def test_a_shard_that_is_written_again_comes_back(bucket: Bucket, tmp_path: Path
         bucket.put(f"ref/{shard_name(0)}", found)
         with pytest.raises(StorageError, match="is not what was sent"):
             writer.write(0, rows[:1])
-    again.settle()
+    again.close()
 
 
 def test_killed_while_it_is_made_and_resumed_on_other_machines(

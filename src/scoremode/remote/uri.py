@@ -114,9 +114,17 @@ def located(given: str | os.PathLike[str] | Place) -> Path | Place:
     require_path(text)
     if not is_uri(text):
         return Path(text)
-    if text.lower().startswith("file://"):
-        return _local(text)
-    return parse(text)
+    if not text.lower().startswith("file://"):
+        return parse(text)
+    host, _, path = text[len("file://") :].partition("/")
+    if host not in ("", "localhost") or not path:
+        raise InputError(f"{text} is not a path of this machine", fix="give file:///PATH with three slashes, or a path")
+    return Path("/" + path)
+
+
+def stored_at(given: str | os.PathLike[str] | Place) -> Path | Place:
+    """Where a run or a reference lies. An http address is none: it may be the name of a model."""
+    return located(given) if not isinstance(given, str) or may_be_stored(given) else Path(given)
 
 
 def shown(given: str) -> str:
@@ -141,38 +149,22 @@ def name_in(given: str) -> str:
 
 
 def parse(text: str) -> Place:
-    """The place that a URI names; InputError if it cannot be one, or if it has a secret in it."""
+    """The place that a URI names; InputError if it cannot be one, or has a secret in it, which is not repeated."""
     scheme, _, rest = text.partition("://")
-    scheme = scheme.lower()
-    scheme = SAME.get(scheme, scheme)
-    _refuse_password(scheme, rest)
+    scheme = SAME.get(scheme.lower(), scheme.lower())
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if at and (":" in user or scheme in KNOWN_SETTINGS):
+        raise InputError(f"a {scheme}:// URI contains a user name or a secret, before the @", fix=CREDENTIALS)
     rest, settings = _split_settings(scheme, rest)
     if "\0" in rest or harmless(rest) != rest:
         raise InputError(f"{scheme}://{rest} has characters that no name has", fix="check the URI")
-    path = rest.strip("/")
-    if scheme != "memory" and rest.startswith("/"):
-        path = ""
+    path = rest.strip("/") if scheme == "memory" or not rest.startswith("/") else ""
     if not path:
-        raise InputError(f"{scheme}://{rest} names no {_what(scheme)}", fix=f"as in {scheme}://{_example(scheme)}")
-    parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts):
+        what, example = ("bucket", "BUCKET/FOLDER") if scheme in KNOWN_SETTINGS else ("file or folder", "PATH")
+        raise InputError(f"{scheme}://{rest} names no {what}", fix=f"as in {scheme}://{example}")
+    if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(f"{scheme}://{path} has an empty part, or . or ..", fix="give the whole name")
     return Place(scheme, path, settings)
-
-
-def _local(text: str) -> Path:
-    rest = text[len("file://") :]
-    host, slash, path = rest.partition("/")
-    if host not in ("", "localhost") or not slash or not path:
-        raise InputError(f"{text} is not a path of this machine", fix="give file:///PATH with three slashes, or a path")
-    return Path("/" + path)
-
-
-def _refuse_password(scheme: str, rest: str) -> None:
-    """Refuse ``user:secret@``. What stands there is never repeated."""
-    before, at, _ = rest.split("/", 1)[0].rpartition("@")
-    if at and (":" in before or scheme in KNOWN_SETTINGS):
-        raise InputError(f"a {scheme}:// URI contains a user name or a secret, before the @", fix=CREDENTIALS)
 
 
 def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -195,11 +187,3 @@ def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str],
             raise InputError(f"a {scheme}:// URI has the setting '{name}' twice", fix="give it once")
         settings.append((name, value))
     return found[1], tuple(sorted(settings))
-
-
-def _what(scheme: str) -> str:
-    return "bucket" if scheme in KNOWN_SETTINGS else "file or folder"
-
-
-def _example(scheme: str) -> str:
-    return "BUCKET/FOLDER" if scheme in KNOWN_SETTINGS else "PATH"

@@ -10,7 +10,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import InputError, RunError
-from scoremode.store.outputs import check_output, check_report
+from scoremode.verbs.outputs import check_output, check_report
 from tests.s3 import Bucket, start, wait_until
 
 Move = Callable[[], Path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
@@ -14,10 +15,10 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import CorpusError, RunError, StorageError
-from scoremode.places import file_systems
-from scoremode.places.objects import Objects
-from scoremode.places.uri import Place, located
-from scoremode.store.leases import Lease, new_holder
+from scoremode.remote import file_systems
+from scoremode.remote.lease import Lease
+from scoremode.remote.objects import Objects
+from scoremode.remote.uri import Place, located
 from tests.s3 import Bucket, start
 
 Move = Callable[[], Path]
@@ -80,7 +81,7 @@ def test_two_writers_that_begin_at_the_same_instant(bucket: Bucket, elsewhere: M
     ready, ended = threading.Barrier(20), {place: list[RunError | None]() for place in rounds}
 
     def begin(place: Place) -> None:
-        lease = Lease(Objects(place), new_holder())
+        lease = Lease(Objects(place), secrets.token_hex(8))
         ready.wait()
         try:
             lease.acquire()

@@ -7,26 +7,37 @@ a device, a FIFO, /dev/stdout   written to directly, never replaced
 a URI                           written whole, if its folder can be listed
 a folder, a disk, a socket      refused
 a file in a run or reference    refused
+
+Results of pairs that go to a URI are written in a work folder here, and sent while they are scored:
+
+URI                          the results, when all are there
+URI.manifest.json            which question they answer; has their sha256; sent before them
+URI.scoremode/writer-….json  which process is writing (remote/lease.py)
+URI.scoremode/partial/…      while scoring: what is done so far, in pieces (remote/writer.py)
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scoremode.disk.files import write_atomically
-from scoremode.errors import InputError, RunError, print_line
-from scoremode.places.objects import Objects
-from scoremode.places.uri import SERVERS, Place, is_uri, located, require_path
+from scoremode.disk.folders import JOURNAL, MANIFEST, SCORES, cache_folder
+from scoremode.errors import InputError, RunError, StorageError, call, print_line
 from scoremode.references.format import is_reference
+from scoremode.remote.copies import FILES
+from scoremode.remote.objects import Objects
+from scoremode.remote.uri import SERVERS, Place, is_uri, located, require_path
+from scoremode.remote.writer import PARTIAL_FOLDER, RemoteWriter
 from scoremode.store import runs
-from scoremode.store.segments import PARTIAL_FOLDER
+from scoremode.store.remote_runs import STAYS
 from scoremode.strict_json import read_object
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
@@ -60,15 +71,20 @@ class Output:
     def exists(self) -> bool:
         """Is there a file with content that would be overwritten?"""
         if self.place is not None:
-            return self._beginning(1) != b""
+            return self.beginning(1) != b""
         return not self.is_stream and has_content(self.path)
 
-    def _beginning(self, count: int) -> bytes:
-        """The first bytes of the file; none if there is no file."""
-        if self.place is not None:
-            return Objects(self.place.parent).read(self.place.name, most=count) or b""
-        with self.path.open("rb") as file:
-            return file.read(count)
+    def beginning(self, count: int) -> bytes:
+        """The first bytes of a file that exists, to see whose it is; InputError if it cannot be read."""
+        try:
+            if self.place is not None:
+                return Objects(self.place.parent).read(self.place.name, most=count) or b""
+            with self.path.open("rb") as file:
+                return file.read(count)
+        except OSError as error:
+            raise InputError(
+                f"{self.name} exists and cannot be read ({error.strerror})", fix="give another name"
+            ) from None
 
     def write(self, data: bytes) -> None:
         """Write all of it; RunError if that fails. A plain file is written atomically."""
@@ -148,28 +164,31 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
         return _check_elsewhere(text, flag)
     require_path(text)
     if (descriptor := _own_descriptor(text)) is not None:
-        return Output(text, flag, Path(text), is_stream=True, descriptor=_require_open(descriptor, text, another))
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            raise InputError(f"{text} is closed", fix=another) from None
+        return Output(text, flag, Path(text), is_stream=True, descriptor=descriptor)
     path = Path(os.path.realpath(text))
-    mode: int | None = None
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        pass
+        mode = 0
     except OSError as error:
         raise InputError(f"{text} cannot be used ({error.strerror})", fix=another) from None
     is_link = os.path.islink(text)
     path = path if is_link else Path(text)  # messages use the user's name for the file
     later = None if made_later is None else Path(os.path.realpath(made_later))
-    if text.endswith(os.sep) or path.absolute() == later or (mode is not None and stat.S_ISDIR(mode)):
+    if text.endswith(os.sep) or path.absolute() == later or stat.S_ISDIR(mode):
         raise InputError(f"{text} is a folder", fix=f"give a file name to {flag}")
-    if mode is not None and (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         return Output(text, flag, path, is_stream=True, is_link=is_link)
-    if mode is not None and not stat.S_ISREG(mode):
+    if mode and not stat.S_ISREG(mode):
         kind = "a link in a circle" if stat.S_ISLNK(mode) else "a block device or a socket"
         raise InputError(f"{text} is {kind}", fix=another)
     will_be_there = later is not None and Path(os.path.realpath(path.parent)) in (later, *later.parents)
     _check_folder(path.parent, text, another, made_later=will_be_there)
-    if mode is not None and not os.access(path, os.W_OK):
+    if mode and not os.access(path, os.W_OK):
         raise InputError(f"{text} may not be written", fix=another)
     return Output(text, flag, path, is_link=is_link)
 
@@ -184,7 +203,7 @@ def _check_elsewhere(text: str, flag: str) -> Output:
     beside = {found.name: found for found in Objects(where.parent).listed()}
     if where.name in beside and beside[where.name].is_folder:
         raise InputError(f"{where} is a folder", fix=f"give a file name to {flag}")
-    if {runs.MANIFEST, runs.SCORES} <= beside.keys() or PARTIAL_FOLDER in beside:
+    if {MANIFEST, SCORES} <= beside.keys() or PARTIAL_FOLDER in beside:
         raise InputError(
             f"{where} is inside a run or reference folder, where nothing else may be written",
             fix=f"give another file to {flag}",
@@ -195,19 +214,9 @@ def _check_elsewhere(text: str, flag: str) -> Output:
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
     """As ``check_output``, for an HTML report: only an older report may be replaced."""
     output = check_output(name, flag, made_later=made_later)
-    if output.exists and REPORT_MARK not in beginning_of(output, MARK_WITHIN):
+    if output.exists and REPORT_MARK not in output.beginning(MARK_WITHIN):
         raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
     return output
-
-
-def beginning_of(output: Output, count: int) -> bytes:
-    """The first bytes of a file that exists, to see whose it is; InputError if it cannot be read."""
-    try:
-        return output._beginning(count)
-    except OSError as error:
-        raise InputError(
-            f"{output.name} exists and cannot be read ({error.strerror})", fix="give another name"
-        ) from None
 
 
 def _own_descriptor(text: str) -> int | None:
@@ -220,14 +229,6 @@ def _own_descriptor(text: str) -> int | None:
             return None
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     return None
-
-
-def _require_open(descriptor: int, text: str, fix: str) -> int:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        raise InputError(f"{text} is closed", fix=fix) from None
-    return descriptor
 
 
 def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> None:
@@ -243,8 +244,8 @@ def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> Non
 
 def _is_ours(folder: Path) -> bool:
     """Is the folder a run or a reference, finished or not? A scores.parquet alone may come from elsewhere."""
-    manifest = folder / runs.MANIFEST
-    if (folder / runs.JOURNAL).exists() or (manifest.exists() and (folder / runs.SCORES).exists()):
+    manifest = folder / MANIFEST
+    if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()):
         return True
     if is_reference(folder):
         return True
@@ -252,3 +253,50 @@ def _is_ours(folder: Path) -> bool:
         return isinstance(read_object(manifest).get("identity"), dict)
     except (OSError, ValueError):
         return False
+
+
+# ── results of pairs behind a URI ────────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
+    """A file of this machine to write instead of one behind a URI, which is sent at the end; others are as they are."""
+    place = output.place
+    if place is None:
+        yield output
+        return
+    folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
+    path = folder / place.name
+    lock, _ = runs.lock_folder(folder, waits=False, name=str(place))
+    try:
+        call(str(path), str(place))
+        with closing(RemoteWriter(place.parent / f"{place.name}.scoremode", folder)) as writer:
+            _fetch_results(Objects(place.parent), writer, path, fresh=fresh)
+            yield replace(output, path=path, place=None)
+            writer.stop_sending()
+            try:
+                for name in (f"{path.name}.manifest.json", path.name):
+                    writer.lease.verify()
+                    Objects(place.parent).send(name, folder / name)
+                writer.remove_journals()
+            except StorageError as error:
+                raise StorageError(f"the results are complete, but {error.message}", fix=STAYS) from None
+    finally:
+        lock.release()
+
+
+def _fetch_results(objects: Objects, writer: RemoteWriter, path: Path, *, fresh: bool) -> None:
+    """Bring the work folder up to date, with finished results or with the journal so far, which is sent from now on."""
+    partial, manifest = (path.with_name(path.name + ending) for ending in (".partial", ".manifest.json"))
+    sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
+    is_finished = path.name in sizes
+    if writer.is_outdated or is_finished:
+        for left in (path, manifest, partial):
+            left.unlink(missing_ok=True)
+    writer.keep_sent(())
+    for one in (manifest, path) if is_finished else ():
+        if one.name in sizes:
+            objects.fetch(one.name, one, size=sizes[one.name])
+    if fresh:
+        partial.unlink(missing_ok=True)
+    elif not is_finished and writer.is_ahead_of(partial):
+        writer.fetch_journal(partial)
+    writer.send_journal(partial)

@@ -8,7 +8,7 @@ import pytest
 
 from scoremode.disk.folders import SET_IT, cache_folder, give_another
 from scoremode.errors import InputError, OptionError
-from scoremode.places.uri import located, parse
+from scoremode.remote.uri import located, parse
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 import scoremode as sm
 from scoremode.disk.folders import MANIFEST, SCORES
 from scoremode.errors import InputError, RunError, ScoremodeError, StorageError
-from scoremode.store import mirror
-from scoremode.store.leases import FLAG
+from scoremode.remote import writer
+from scoremode.remote.lease import FLAG
 from tests.s3 import KEY, SECRET, Bucket, at_random, proxy_to, start, wait_until
 
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
@@ -158,7 +158,7 @@ def test_a_silent_writer_is_taken_over_and_stops(
 def test_cut_connections_change_no_number(
     bucket: Bucket, elsewhere: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int
 ) -> None:
-    monkeypatch.setattr(mirror, "OFTEN", 0.05)
+    monkeypatch.setattr(writer, "OFTEN", 0.05)
     expected = sm.ppl("table:uniform", out=tmp_path / "here", **QUESTION)
     with proxy_to(bucket.server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
