@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from scoremode.cluster.ledger import LEASE_SECONDS, MOST_LOSSES, Batches, Ledger, Pace
+from scoremode.cluster.ledger import ASSIGNED_SECONDS, MOST_DEATHS, Batches, Ledger, Pace
 from scoremode.cluster.parcels import parcel_of
 from scoremode.engines.batching import prompt_groups
 from scoremode.plan.windows import Answers, Window, WindowList
@@ -98,7 +98,7 @@ def test_whatever_is_lost_comes_back_and_nothing_counts_twice(seed: int) -> None
     assert sorted(accepted) == np.flatnonzero(~done).tolist()
 
 
-def test_a_lease_is_some_seconds_of_work_and_shrinks_towards_the_end() -> None:
+def test_an_assignment_is_some_seconds_of_work_and_shrinks_towards_the_end() -> None:
     windows = tuple(
         Window(np.zeros(100, np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int32)) for _ in range(3000)
     )
@@ -108,13 +108,13 @@ def test_a_lease_is_some_seconds_of_work_and_shrinks_towards_the_end() -> None:
     while taken := ledger.take(pace, 2):
         sizes.append(ledger.tokens(taken))
         pace.last = 10**6
-    assert sizes[0] == 1000 * LEASE_SECONDS
+    assert sizes[0] == 1000 * ASSIGNED_SECONDS
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] <= 500
     assert sum(sizes) == 300_000
 
 
-def test_a_batch_that_kills_is_leased_alone_and_named() -> None:
+def test_a_batch_that_kills_is_assigned_alone_and_named() -> None:
     ledger = Ledger(Batches.of(source_of(6), None), np.zeros(6, bool))
     named = None
     for _ in range(10):
@@ -128,4 +128,4 @@ def test_a_batch_that_kills_is_leased_alone_and_named() -> None:
         if named is not None:
             break
     assert named == 3
-    assert ledger._losses[3].deaths == MOST_LOSSES
+    assert ledger.deaths[3] == MOST_DEATHS

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from scoremode import __version__
-from scoremode.cli import signals, streams
+from scoremode.cli import logs, signals, streams
 from scoremode.cli.parser import BAD_INPUT, Parser
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
@@ -62,6 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
         verb.passes_on = getattr(module, "PASSES_ON", False)
         module.add_arguments(verb)
+        if name not in PASSED_ON:
+            logs.add_arguments(verb)
         verb.set_defaults(run=module.run)
     return parser
 
@@ -72,6 +74,7 @@ def _module(verb: str) -> Any:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
+    logs.install()
     try:
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
@@ -110,6 +113,9 @@ def _run(given: list[str]) -> int:
         parser.print_help()
         streams.check()
         return _complain("no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2")
+    if parsed.verbose and parsed.quiet:
+        return _complain("--verbose and --quiet exclude each other; give one of them")
+    logs.install(verbose=parsed.verbose, quiet=parsed.quiet)
     return int(parsed.run(parsed) or 0)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import sys
 from typing import Any
 
-from scoremode.errors import print_line
+logger = logging.getLogger(__name__)
 
 GATE_FAILED = 1
 
@@ -42,5 +43,5 @@ def command_line() -> str:
 def verdict(failures: list[str]) -> int:
     """Say which rules hold; the exit code."""
     for why in failures:
-        print_line(f"scoremode: {why}")
+        logger.error(why)
     return GATE_FAILED if failures else 0

@@ -1,4 +1,4 @@
-"""A progress line on standard error, if that is a terminal: what is waited for, tokens per second, time left."""
+"""A progress line on standard error, if that is a terminal: the current phase, tokens per second, time left."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from scoremode.cli.logs import is_quiet
 from scoremode.verbs.progress import Progress
 
 
 @contextmanager
 def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
-    """A callback for the verbs, or None if standard error is not a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """A callback for the verbs, or None if standard error is not a terminal or --quiet was given."""
+    if sys.stderr is None or not sys.stderr.isatty() or is_quiet():
         yield None
         return
     from rich.progress import (

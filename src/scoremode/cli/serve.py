@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 
-from scoremode.errors import print_line
+logger = logging.getLogger(__name__)
 
 PASSES_ON = True  # flags that are not listed here belong to the server
 EPILOG = (
@@ -42,7 +43,7 @@ def run(parsed: argparse.Namespace) -> None:
         allow_untested=parsed.allow_untested,
     )
     made = command(parsed.model, options, getattr(parsed, "passed_on", []))
-    print_line(f"scoremode: starting {made.shown()}")
+    logger.info("starting %s", made.shown())
     asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
-    print_line(f"scoremode: it will answer at {made.address}; then type: {asked}")
+    logger.info("it will answer at %s; then type: %s", made.address, asked)
     become(made)
