@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scoremode.cluster.ledger import ASSIGNED_SECONDS, MOST_DEATHS, Batches, Ledger, Pace
-from scoremode.cluster.parcels import parcel_of
+from scoremode.cluster.transport import subset_of
 from scoremode.engines.batching import prompt_groups
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.scores.packing import AnswerPacker
@@ -29,16 +29,16 @@ def source_of(count: int, groups: list[int] | None = None) -> WindowList:
 def test_windows_travel_unchanged_with_their_batches() -> None:
     source = source_of(9, [0, 1, 0, 2, 1, 1, 3, 3, 0])
     batches = prompt_groups(source)
-    parcel = parcel_of(source, batches[::-1])
-    assert parcel.indices.tolist() == np.concatenate(batches[::-1]).tolist()
-    assert parcel.prefix_group is not None
-    for place, index in enumerate(parcel.indices.tolist()):
+    subset = subset_of(source, batches[::-1])
+    assert subset.indices.tolist() == np.concatenate(batches[::-1]).tolist()
+    assert subset.prefix_group is not None
+    for place, index in enumerate(subset.indices.tolist()):
         for name in ("ids", "rows", "targets"):
-            np.testing.assert_array_equal(getattr(parcel.window(place), name), getattr(source.window(index), name))
+            np.testing.assert_array_equal(getattr(subset.window(place), name), getattr(source.window(index), name))
         assert source.prefix_group is not None
-        assert parcel.prefix_group[place] == source.prefix_group[index]
-    assert parcel.batches is not None
-    assert [parcel.indices[batch].tolist() for batch in parcel.batches] == [batch.tolist() for batch in batches[::-1]]
+        assert subset.prefix_group[place] == source.prefix_group[index]
+    assert subset.batches is not None
+    assert [subset.indices[batch].tolist() for batch in subset.batches] == [batch.tolist() for batch in batches[::-1]]
 
 
 @pytest.mark.parametrize("columns", [("rank",), ("entropy", "top", "top_logprob", "states", "kl", "records"), ()])

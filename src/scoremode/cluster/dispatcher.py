@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from scoremode.cluster.ledger import Ledger
-from scoremode.cluster.parcels import Parcel, parcel_of
 from scoremode.cluster.replica import Finished, block_seconds
 from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
-from scoremode.cluster.wants import PlacedWant, Refusal
+from scoremode.cluster.transport import Refusal, SentWant, WindowSubset, subset_of
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores.packing import PackedAnswers
@@ -33,8 +32,8 @@ class Dispatcher:
         source: WindowSource,
         ledger: Ledger,
         *,
-        want: PlacedWant,
-        probe: Parcel,
+        want: SentWant,
+        probe: WindowSubset,
         schema: Schema,
     ) -> None:
         self.pool, self.source, self.ledger, self.want = pool, source, ledger, want
@@ -88,11 +87,11 @@ class Dispatcher:
             self._copy_late_work(replica)
 
     def _send(self, replica: ReplicaHandle, batches: list[int]) -> Assignment:
-        parcel = parcel_of(self.source, [self.ledger.batches.windows(batch) for batch in batches])
+        subset = subset_of(self.source, [self.ledger.batches.windows(batch) for batch in batches])
         method = replica.actor.score.options(num_returns="streaming", _generator_backpressure_num_objects=BLOCKS_AHEAD)
-        done, oldest = self.ledger.done[parcel.indices], block_seconds(len(self.pool.replicas))
-        stream = method.remote(parcel, done, self.want, oldest)
-        sent = Assignment(batches, parcel, self.ledger.tokens(batches), stream, time.monotonic())
+        done, oldest = self.ledger.done[subset.indices], block_seconds(len(self.pool.replicas))
+        stream = method.remote(subset, done, self.want, oldest)
+        sent = Assignment(batches, subset, self.ledger.tokens(batches), stream, time.monotonic())
         replica.assignments.append(sent)
         return sent
 
@@ -122,7 +121,7 @@ class Dispatcher:
     # ── answers of replicas ──────────────────────────────────────────────────────────────────────────────────────────
     def _accept(self, replica: ReplicaHandle, block: PackedAnswers) -> Iterator[tuple[int, Answers]]:
         replica.failures = 0
-        indices = replica.assignments[0].parcel.indices
+        indices = replica.assignments[0].subset.indices
         for window, answers in block.answers(self.schema):
             index = int(indices[window])
             if self._is_first_nan(replica, index, answers) or not self.ledger.received(index):

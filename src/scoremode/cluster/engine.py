@@ -13,13 +13,12 @@ import numpy as np
 
 from scoremode.cluster.dispatcher import Dispatcher
 from scoremode.cluster.ledger import Batches, Ledger
-from scoremode.cluster.parcels import Outline, Parcel, parcel_of
 from scoremode.cluster.ray_cluster import Cluster, require_ray
 from scoremode.cluster.replica import ReplicaSpec
 from scoremode.cluster.replica_log import Probe, ReplicaLog
 from scoremode.cluster.replica_pool import ReplicaPool
 from scoremode.cluster.spread import Spread, room_for
-from scoremode.cluster.wants import placed, placed_baseline
+from scoremode.cluster.transport import SentBaseline, SentWant, WindowLengths, WindowSubset, subset_of
 from scoremode.engines.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
@@ -72,7 +71,7 @@ class ReplicatedEngine(Engine):
     ) -> None:
         """``tell`` gets the rates of the replicas, four times a second; ``say`` gets lines that a user should see."""
         self._batches: tuple[Any, Batches] | None = None  # of the last source
-        self._probe: Parcel | None = None
+        self._probe: WindowSubset | None = None
         self._is_accounted = False
         self._pool: ReplicaPool | None = None
         room = room_for(spread, chosen.plugin, chosen.options)
@@ -106,11 +105,11 @@ class ReplicatedEngine(Engine):
         if self._is_accounted:
             self._log.new_question()
             self._is_accounted = False
-        asked = placed(want)
+        asked = SentWant.of(want)
         ledger = Ledger(self._batches_of(source), done)
         if self._probe is None:  # every replica scores it when it starts: the first of the longest windows
             window = int(np.argmax(source.lengths))
-            self._probe = parcel_of(source, [np.array([window], np.int64)])
+            self._probe = subset_of(source, [np.array([window], np.int64)])
             self._log.probe = Probe(window)
         question = Dispatcher(self.pool, source, ledger, want=asked, probe=self._probe, schema=self.facts.schema)
         yield from question.answers()
@@ -132,9 +131,9 @@ class ReplicatedEngine(Engine):
         prescribed = prescribed_batches(source)
         if prescribed is not None:
             return prescribed
-        sent: Parcel | Outline = Outline(np.asarray(source.lengths), source.vocabulary)
+        sent: WindowSubset | WindowLengths = WindowLengths(np.asarray(source.lengths), source.vocabulary)
         if source.prefix_group is not None:
-            sent = replace(parcel_of(source, [np.arange(len(source))]), batch_ends=None)
+            sent = replace(subset_of(source, [np.arange(len(source))]), batch_ends=None)
         found: list[Ints] | None = self.pool.ask("batches", sent)
         return found
 
@@ -152,10 +151,10 @@ class ReplicatedEngine(Engine):
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         # a reference that is being written to a URI cannot be read by other machines yet
         unread = isinstance(baseline, StoredBaseline) and baseline.stored.read_elsewhere is not None
-        place, batches = None if unread else placed_baseline(baseline), self._batches_of(source)
+        place, batches = None if unread else SentBaseline.of(baseline), self._batches_of(source)
         wanted = [b for b in range(len(batches)) if not done[batches.windows(b)].all()]
-        parcel = parcel_of(source, [batches.windows(b) for b in wanted])
-        found: NoiseFloor = self.pool.ask("noise_floor", place, parcel, done[parcel.indices])
+        subset = subset_of(source, [batches.windows(b) for b in wanted])
+        found: NoiseFloor = self.pool.ask("noise_floor", place, subset, done[subset.indices])
         return found
 
     def account(self) -> dict[str, Any]:

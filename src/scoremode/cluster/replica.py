@@ -15,8 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from scoremode import __version__
-from scoremode.cluster.parcels import Outline, Parcel
-from scoremode.cluster.wants import OpenBaselines, PlacedBaseline, PlacedWant, Refusal
+from scoremode.cluster.transport import OpenBaselines, Refusal, SentBaseline, SentWant, WindowLengths, WindowSubset
 from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
 from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
@@ -180,22 +179,22 @@ class Replica:
         return Opened(self.engine.facts, self.engine.longest, socket.gethostname(), node, os.getpid(), seconds)
 
     @_returns_errors
-    def batches(self, source: Parcel | Outline) -> list[Ints] | None:
+    def batches(self, source: WindowSubset | WindowLengths) -> list[Ints] | None:
         """Which windows share a batch, by the engine's own rule."""
         return self.engine.batches(source)
 
     def score(
-        self, parcel: Parcel, done: Bools, asked: PlacedWant, oldest: float = BLOCK_SECONDS
+        self, subset: WindowSubset, done: Bools, asked: SentWant, oldest: float = BLOCK_SECONDS
     ) -> Iterator[PackedAnswers | Finished | Refusal]:
         """Answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
         began = sent = time.perf_counter()
         waiting = AnswerPacker(self.engine.facts.schema)
         refusal: Refusal | None = None
         try:
-            want = self._baselines.want(asked, parcel)
-            for window, answers in self.engine.score(parcel, done, want):
+            want = self._baselines.want(asked, subset)
+            for window, answers in self.engine.score(subset, done, want):
                 # answers that do not fit into columns are a fault of the engine, in the words of the driver's own check
-                check_shapes(waiting.schema, parcel.window(window).targets.shape, int(parcel.indices[window]), answers)
+                check_shapes(waiting.schema, subset.window(window).targets.shape, int(subset.indices[window]), answers)
                 if not waiting.fits(answers):
                     yield waiting.take()
                 waiting.add(window, answers)
@@ -209,9 +208,9 @@ class Replica:
         yield refusal or Finished(time.perf_counter() - began)
 
     @_returns_errors
-    def probe(self, parcel: Parcel) -> Floats:
+    def probe(self, subset: WindowSubset) -> Floats:
         """The log-probabilities of one window."""
-        ((_, answers),) = self.engine.score(parcel, np.zeros(len(parcel), np.bool_))
+        ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
         return answers.logprob
 
     def facts(self) -> EngineFacts:
@@ -223,13 +222,13 @@ class Replica:
         return self.engine.stored_head()
 
     @_returns_errors
-    def noise_floor(self, place: PlacedBaseline | None, parcel: Parcel, done: Bools) -> NoiseFloor:
+    def noise_floor(self, place: SentBaseline | None, subset: WindowSubset, done: Bools) -> NoiseFloor:
         """Against a baseline; None: against states that this replica computes now, because it can read no others."""
         if place is None:
-            baseline: Any = HeldBaseline(self.engine, parcel, done)
+            baseline: Any = HeldBaseline(self.engine, subset, done)
         else:
-            baseline = self._baselines.baseline(place, parcel)
-        return self.engine.noise_floor(baseline, parcel, done)
+            baseline = self._baselines.baseline(place, subset)
+        return self.engine.noise_floor(baseline, subset, done)
 
     def close(self) -> None:
         engine, self._engine = self._engine, None

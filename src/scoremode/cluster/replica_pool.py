@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scoremode.cluster.ledger import Pace
-from scoremode.cluster.parcels import Parcel
 from scoremode.cluster.ray_cluster import Cluster, reason_of
 from scoremode.cluster.replica import OTHER_FILES, OTHER_VERSION, Opened, Replica, ReplicaSpec
 from scoremode.cluster.replica_log import ReplicaLog, ReplicaStats
 from scoremode.cluster.spread import Room
-from scoremode.cluster.wants import Refusal
+from scoremode.cluster.transport import Refusal, WindowSubset
 from scoremode.errors import EngineError, ScoremodeError
 
 MOST_FAILURES = 3  # starts in a row that led to no answer
@@ -32,7 +31,7 @@ class Assignment:
     """Batches that a replica computes, and the stream of its answers."""
 
     batches: list[int]
-    parcel: Parcel
+    subset: WindowSubset
     tokens: int
     stream: Any
     sent: float
