@@ -141,10 +141,10 @@ def escape(character: str) -> str:
 
 
 def print_line(line: str) -> None:
-    """Logs a line that a user should see; code with a logger of its own uses that."""
+    """Logs a warning that the command line prints as it is, even without ``scoremode: `` before it."""
     import logging
 
-    logging.getLogger("scoremode").warning(line.removeprefix("scoremode: "))
+    logging.getLogger("scoremode").warning(line.removeprefix("scoremode: "), extra={"line": line})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ import pytest
 from scoremode.cli import logs
 from scoremode.cli.commands import PASSED_ON, VERBS, build_parser
 from scoremode.cli.parser import Parser
+from scoremode.errors import print_line
 from scoremode.verbs.candidates import score_together
 from tests.cli.conftest import Command
 
@@ -52,6 +53,12 @@ def test_how_much_is_shown(flags: dict[str, bool], levels: list[str], capsys: py
 def test_a_line_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("scoremode.any").warning("two\nlines \x1b[2J")
     assert capsys.readouterr().err == "scoremode: two lines �[2J\n"
+
+
+def test_a_line_without_the_name_stays_so(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("cache: removed 3 runs")
+    print_line("scoremode: taking over")
+    assert capsys.readouterr().err == "cache: removed 3 runs\nscoremode: taking over\n"
 
 
 def test_flags_change_the_level_of_one_command(command: Command) -> None:

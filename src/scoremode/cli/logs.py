@@ -16,9 +16,10 @@ class LineHandler(logging.Handler):
     """Writes a record as one line, harmless to a terminal, and at once, because other threads write too."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        line = getattr(record, "line", f"scoremode: {record.getMessage()}")  # see errors.print_line
         if sys.stderr is not None:
             with contextlib.suppress(OSError, ValueError):  # it may be closed or full
-                print(f"scoremode: {one_line(record.getMessage())}\n", end="", file=sys.stderr, flush=True)
+                print(f"{one_line(line)}\n", end="", file=sys.stderr, flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
