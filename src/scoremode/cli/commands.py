@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from scoremode import __version__
-from scoremode.cli import signals, streams
+from scoremode.cli import logs, signals, streams
 from scoremode.cli.comparing_verbs import CompareVerb, ReportVerb, TasksVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
@@ -63,12 +63,15 @@ def build_parser() -> argparse.ArgumentParser:
         its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog)
         its.passes_on = verb.passes_on
         verb.add_arguments(its)
+        if name != "lm-eval":  # its flags are another program's
+            logs.add_arguments(its)
         its.set_defaults(run=verb.run)
     return parser
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
+    logs.install()
     try:
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
@@ -108,6 +111,9 @@ def _run(given: list[str]) -> int:
         parser.print_help()
         streams.check()
         return _complain("no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2")
+    if parsed.verbose and parsed.quiet:
+        return _complain("--verbose and --quiet exclude each other; give one of them")
+    logs.install(verbose=parsed.verbose, quiet=parsed.quiet)
     return int(parsed.run(parsed) or 0)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from scoremode.cli.logs import is_quiet
+
 if TYPE_CHECKING:
     from scoremode.verbs.progress import Progress
 
@@ -57,8 +59,8 @@ def print_parts(parts: Iterable[Any]) -> None:
 
 @contextmanager
 def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
-    """A callback that shows progress, or None if standard error is not a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    """A callback for the verbs, or None if standard error is not a terminal or --quiet was given."""
+    if sys.stderr is None or not sys.stderr.isatty() or is_quiet():
         yield None
         return
     from rich.progress import (

@@ -1,7 +1,4 @@
-"""What travels between the driver and its replicas: windows, what is wanted of them, baselines by name, and errors.
-
-Answers come back as ``scores.packing.PackedAnswers``. A baseline is named, and each replica opens it on its own node.
-"""
+"""Windows, wants and errors on their way to replicas and back. Answers are ``scores.packing.PackedAnswers``."""
 
 from __future__ import annotations
 
@@ -12,27 +9,26 @@ from typing import Any
 
 import numpy as np
 
+from scoremode import errors
 from scoremode.disk.files import remembered_sha256
 from scoremode.disk.folders import cache_folder
 from scoremode.engines.base import Baseline, StoredDistributions, Want
 from scoremode.engines.base_logits import FileBaseline
 from scoremode.engines.baseline import StoredBaseline
-from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.errors import EngineError, InputError, RunError, ScoremodeError
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place
 from scoremode.scores.packing import PackedWindows
-from scoremode.store.remote_copies import open_reference
 from scoremode.values import Ints
 
 SHARED = "put it on storage that every node sees under this path"
 
 
-# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
-class Parcel:
-    """Some windows of a source, with nothing else of it: a source of its own that says which of them share a batch."""
+class WindowSubset:
+    """Some windows of a source, as a source of its own, which says which of them share a batch."""
 
     indices: Ints  # (windows,) in the source that they come from
     windows: PackedWindows
@@ -59,11 +55,11 @@ class Parcel:
         return self.windows.window(index)
 
 
-def parcel_of(source: WindowSource, batches: Sequence[Ints]) -> Parcel:
-    """Whole batches of a source, in their order."""
+def subset_of(source: WindowSource, batches: Sequence[Ints]) -> WindowSubset:
+    """The windows of whole batches, in their order."""
     indices = np.concatenate(batches).astype(np.int64)
     offsets: Ints | None = getattr(source, "target_offsets", None)
-    return Parcel(
+    return WindowSubset(
         indices=indices,
         windows=PackedWindows.of([source.window(index) for index in indices.tolist()]),
         batch_ends=np.cumsum([len(batch) for batch in batches]),
@@ -74,7 +70,7 @@ def parcel_of(source: WindowSource, batches: Sequence[Ints]) -> Parcel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outline:
+class WindowLengths:
     """The lengths of a source's windows: enough to find batches where no windows share a prompt."""
 
     lengths: Ints
@@ -88,10 +84,9 @@ class Outline:
         raise AssertionError("batches of windows without a common prompt follow from their lengths")
 
 
-# ── wants ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
-class PlacedBaseline:
-    """A reference or a file of base logits, by its path, and by what shows that a node has the same one."""
+class SentBaseline:
+    """A reference or a file of base logits by its path. Each replica opens it on its own node, and checks the seal."""
 
     path: str
     seal: dict[str, Any] | str  # a reference's manifest, or a file's sha256
@@ -101,37 +96,37 @@ class PlacedBaseline:
     def is_file(self) -> bool:
         return isinstance(self.seal, str)
 
+    @staticmethod
+    def of(baseline: Baseline | StoredDistributions) -> SentBaseline:
+        """A baseline that runs at the same time lives in this process alone, and is refused."""
+        if isinstance(baseline, StoredBaseline):
+            stored = baseline.stored
+            return SentBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
+        if isinstance(baseline, FileBaseline):
+            path = baseline.file.path.resolve()
+            return SentBaseline(str(path), remembered_sha256(path), _uri(baseline.file.place))
+        raise EngineError(
+            "replicas cannot be compared with a baseline that runs beside them",
+            fix="make a reference of the baseline first: scoremode reference MODEL --out ref/",
+        )
+
+
+def _uri(place: Place | None) -> str | None:
+    """A URI that other machines can read: memory:// belongs to this process alone."""
+    return None if place is None or place.scheme == "memory" else str(place)
+
 
 @dataclass(frozen=True, slots=True)
-class PlacedWant:
+class SentWant:
     """What is wanted of each window in addition to its scores."""
 
     states: bool = False
     records: bool = False
-    against: PlacedBaseline | None = None
+    against: SentBaseline | None = None
 
-
-def placed(want: Want) -> PlacedWant:
-    """As it travels. A baseline that runs at the same time lives in this process alone."""
-    return PlacedWant(want.states, want.records, None if want.against is None else placed_baseline(want.against))
-
-
-def placed_baseline(baseline: Baseline | StoredDistributions) -> PlacedBaseline:
-    if isinstance(baseline, StoredBaseline):
-        stored = baseline.stored
-        return PlacedBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
-    if isinstance(baseline, FileBaseline):
-        path = baseline.file.path.resolve()
-        return PlacedBaseline(str(path), remembered_sha256(path), _uri(baseline.file.place))
-    raise EngineError(
-        "replicas cannot be compared with a baseline that runs beside them",
-        fix="make a reference of the baseline first: scoremode reference MODEL --out ref/",
-    )
-
-
-def _uri(place: Place | None) -> str | None:
-    """What other machines may read: memory:// is of this process alone."""
-    return None if place is None or place.scheme == "memory" else str(place)
+    @staticmethod
+    def of(want: Want) -> SentWant:
+        return SentWant(want.states, want.records, None if want.against is None else SentBaseline.of(want.against))
 
 
 class OpenBaselines:
@@ -140,21 +135,21 @@ class OpenBaselines:
     def __init__(self) -> None:
         self._open: dict[str, Reference | KldFile] = {}
 
-    def want(self, asked: PlacedWant, parcel: Parcel) -> Want:
-        against = None if asked.against is None else self.baseline(asked.against, parcel)
+    def want(self, asked: SentWant, subset: WindowSubset) -> Want:
+        against = None if asked.against is None else self.baseline(asked.against, subset)
         return Want(asked.states, against, asked.records)
 
-    def baseline(self, place: PlacedBaseline, parcel: Parcel) -> StoredBaseline | FileBaseline:
+    def baseline(self, place: SentBaseline, subset: WindowSubset) -> StoredBaseline | FileBaseline:
         if place.path not in self._open:
             self._open[place.path] = _open(place)
         found = self._open[place.path]
         if isinstance(found, KldFile):
-            return FileBaseline(found, parcel.indices)
-        assert parcel.target_offsets is not None, "a plan knows where the targets of a window begin"
-        return StoredBaseline(found, offsets=parcel.target_offsets)
+            return FileBaseline(found, subset.indices)
+        assert subset.target_offsets is not None, "a plan knows where the targets of a window begin"
+        return StoredBaseline(found, offsets=subset.target_offsets)
 
 
-def _open(place: PlacedBaseline) -> Reference | KldFile:
+def _open(place: SentBaseline) -> Reference | KldFile:
     """The baseline on this node; RunError if the node has none, or another one, in its place."""
     path, what = Path(place.path), "file" if place.is_file else "reference"
     # the driver's copy of a URI may be read only where driver and node share a cache: others may remove it
@@ -162,7 +157,7 @@ def _open(place: PlacedBaseline) -> Reference | KldFile:
     where = place.path if is_here else place.uri
     if where is None:
         raise RunError(f"this node has no {what} in {place.path}", fix=SHARED)
-    found: Reference | KldFile = KldFile(where) if place.is_file else open_reference(where)  # fetched once per node
+    found: Reference | KldFile = KldFile(where) if place.is_file else Reference.open(where)  # fetched once per node
     seal = remembered_sha256(found.path) if isinstance(found, KldFile) else dict(found.manifest)
     if seal != place.seal:
         raise RunError(f"this node has another {what} in {place.uri or place.path}", fix=SHARED)
@@ -184,19 +179,16 @@ class Refusal:
         words = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
         return Refusal("EngineError", f"the engine failed ({words})", "run the same command again to resume")
 
-    def error(self, where: str | None = None) -> ScoremodeError:
-        """The error itself, for whoever asked."""
-        from scoremode import errors
-
-        kind = getattr(errors, self.kind, errors.EngineError)
-        message = self.message if where is None else f"{where}: {self.message}"
-        found: ScoremodeError = kind(message, fix=self.fix)
+    @property
+    def _class(self) -> type[ScoremodeError]:
+        found: type[ScoremodeError] = getattr(errors, self.kind, EngineError)
         return found
+
+    def error(self) -> ScoremodeError:
+        """The error itself, to be raised in the driver."""
+        return self._class(self.message, fix=self.fix)
 
     @property
     def is_input(self) -> bool:
         """Would every replica say the same?"""
-        from scoremode import errors
-
-        kind = getattr(errors, self.kind, errors.EngineError)
-        return issubclass(kind, errors.InputError)
+        return issubclass(self._class, InputError)

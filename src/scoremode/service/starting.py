@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from scoremode.disk.manifests import command_without_secrets
 from scoremode.engines.heads import FOLDER
+from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
 from scoremode.engines.vllm.vllm_options import EngineArguments
@@ -288,7 +289,7 @@ def become(made: Command) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
     folder: Path = heads.make_folder()
     own = {
-        guard.PARENT: guard.identity(os.getpid()) or "",  # it stays when the process becomes another program
+        guard.PARENT: identity(os.getpid()) or "",  # it stays when the process becomes another program
         FOLDER: str(folder),
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }

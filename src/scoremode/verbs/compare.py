@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.cluster.engine import require_alone
-from scoremode.cluster.starting import Cluster
+from scoremode.cluster.ray_cluster import Cluster
 from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor

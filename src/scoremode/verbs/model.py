@@ -129,7 +129,7 @@ class HeldModel:
                 say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
                 self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer, tell=tell, say=say)
         if isinstance(self._engine, ReplicatedEngine):
-            self._engine.crew.tell = getattr(progress, "detail", None)
+            self._engine.pool.show = getattr(progress, "detail", None)
         return self._engine
 
     @property

@@ -1,13 +1,13 @@
-"""On which device, in which precision and in which batches a model runs: decided before it is loaded."""
+"""The device, precision, batches and libraries of a model: decided before it is loaded."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from scoremode.engines.transformers.transformers_options import TransformersOptions
-from scoremode.errors import OptionError
+from scoremode.errors import ModelError, OptionError
 from scoremode.models.facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU, long windows are scored alone: a larger batch is not faster
+LIBRARIES = {  # quant_method -> the packages that Transformers asks for
+    "compressed-tensors": ("compressed-tensors",),
+    "gptq": ("gptqmodel", "optimum"),
+    "awq": ("gptqmodel",),
+}
 
 
 def chosen_device_and_dtype(options: TransformersOptions, facts: ModelFacts) -> tuple[str, str]:
@@ -82,3 +87,24 @@ def versions() -> dict[str, str]:
     import transformers
 
     return {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
+
+
+def require_quantization_library(facts: ModelFacts) -> None:
+    """Refuse a checkpoint whose quantization needs a package that is not installed."""
+    quantization = facts.config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    missing = [name for name in LIBRARIES.get(str(method), ()) if not _is_installed(name)]
+    if not missing:
+        return
+    raise ModelError(
+        f"{facts.name} is quantized with {method}, and Transformers needs {' and '.join(missing)} for that",
+        fix="pip install '.[quantized]'",
+    )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from scoremode.engines.options import CheckpointOptions, Pairs, option
@@ -12,19 +12,11 @@ from scoremode.errors import OptionError
 from scoremode.head.budget import check_kernel_name
 
 HeadChoice = Literal["exact", "as-served"]
-SAME = {
-    "head",
-    "head_kernel",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "quantization",
-    "gpu_memory_utilization",
-    "kv_cache_dtype",
-    "max_num_batched_tokens",
-    "enforce_eager",
-    "trust_remote_code",
-    "allow_untested",
-}
+PASSED_ON = (
+    *("dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization"),
+    *("kv_cache_dtype", "max_num_batched_tokens", "max_model_len", "enforce_eager", "trust_remote_code"),
+)
+"""Arguments of ``vllm.LLM`` that have the same names here."""
 SHORTEST = 16  # enough tokens for the self-test at the start
 
 
@@ -76,19 +68,9 @@ class EngineArguments:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``vllm.LLM``, without those that score mode sets."""
-        named = {
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "pipeline_parallel_size": self.pipeline_parallel_size,
-            "quantization": self.quantization,
-            "gpu_memory_utilization": self.gpu_memory_utilization,
-            "kv_cache_dtype": self.kv_cache_dtype,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "max_model_len": self.max_model_len,
-            "enforce_eager": self.enforce_eager,
-            "trust_remote_code": self.trust_remote_code or None,
-            "dtype": self.dtype,
-        }
-        given = {name: value for name, value in named.items() if value is not None}
+        given = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
+        if not self.trust_remote_code:
+            del given["trust_remote_code"]
         arguments = given | self.extra
         support.check_arguments(arguments)
         return arguments
@@ -99,12 +81,9 @@ class EngineArguments:
         check_kernel_name(given.head_kernel)
         if given.head_kernel and given.head == "as-served":
             raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
-        taken = {name: value for name, value in given.given().items() if name in SAME}
+        known = {f.name for f in fields(EngineArguments)}
+        taken = {name: value for name, value in given.given().items() if name in known}
         longest, chosen = work.longest, given.max_model_len
-        room = max(longest, SHORTEST) if longest is not None and chosen is None else chosen
-        extra = dict(given.engine_args or ())
-        return EngineArguments(
-            **{**taken, "dtype": None if given.dtype == "auto" else given.dtype, "max_model_len": room},
-            prefix_caching=work.shares_prompts,
-            extra=extra,
-        )
+        taken["dtype"] = None if given.dtype == "auto" else given.dtype
+        taken["max_model_len"] = max(longest, SHORTEST) if longest is not None and chosen is None else chosen
+        return EngineArguments(**taken, prefix_caching=work.shares_prompts, extra=dict(given.engine_args or ()))

@@ -1,8 +1,8 @@
-"""What is said when llama.cpp ends the process: one line and exit code 2, not a stack trace and a signal.
+"""If llama.cpp ends the process, the user sees one line and exit code 2, not a stack trace and a signal.
 
-llama.cpp aborts where a check of its own fails, lets some C++ exceptions through, and may crash on a file that nobody
-foresaw. None of that can become a Python exception. Nothing is lost by ending: a journal survives even SIGKILL, and
-locks end with the process. ``SCOREMODE_DEBUG=1`` leaves crashes alone, for a debugger.
+llama.cpp aborts where a check of its own fails, lets some C++ exceptions through, and may crash on an unforeseen file.
+None of that can become a Python exception. Nothing is lost by ending: a journal survives even SIGKILL, and locks end
+with the process. ``SCOREMODE_DEBUG=1`` leaves crashes alone, for a debugger.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_void_p
 from typing import Any, NoReturn
 
-from scoremode.engines import leftovers
+from scoremode.engines import exit_hooks
 from scoremode.errors import one_line
 
 EXIT_CODE = 2  # 1 would say that a rule of --fail-if failed
@@ -35,7 +35,7 @@ _redirecting = threading.RLock()
 
 
 def install(functions: Any) -> tuple[Any, ...]:
-    """Say one line wherever llama.cpp would end the process; what must live as long as the library."""
+    """Installs handlers for every way in which llama.cpp ends a process; returns what must outlive the library."""
     aborted = ctypes.CFUNCTYPE(None, c_char_p)(_aborted)
     functions.ggml_set_abort_callback(ctypes.cast(aborted, c_void_p))
     if os.environ.get("SCOREMODE_DEBUG"):
@@ -74,7 +74,7 @@ def _crashed(number: int) -> None:
 
 
 def _end(words: str) -> NoReturn:
-    for kill in leftovers.kill:
+    for kill in exit_hooks.kill:
         kill()
     descriptor = _standard_error[-1]
     line = f"scoremode: {one_line(words)}; {REMEDY}\n".encode()
@@ -85,7 +85,7 @@ def _end(words: str) -> NoReturn:
 
 @contextlib.contextmanager
 def raw_lines_into(complaints: deque[str]) -> Iterator[None]:
-    """Keep ggml from printing: a few of its complaints go to standard error, past its log.
+    """Keeps ggml from printing: a few of its complaints go to standard error, past its log.
 
     They are added to ``complaints`` only if nothing was logged. Descriptors belong to the whole process: what another
     thread prints meanwhile, such as a progress bar, is not seen.
