@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from scoremode.cli import logs
-from scoremode.cli.commands import VERBS, build_parser
+from scoremode.cli.commands import PASSED_ON, VERBS, build_parser
 from scoremode.cli.parser import Parser
-from scoremode.engines.vllm.vllm_options import PASSED_ON
 from scoremode.errors import print_line
 from scoremode.verbs.candidates import score_together
 from tests.cli.conftest import Command
@@ -26,7 +25,7 @@ def _default_level() -> Iterator[None]:
     logs.install()
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in PASSED_ON])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != PASSED_ON])
 def test_every_verb_has_the_flags(verb: str) -> None:
     parser = build_parser()
     assert isinstance(parser, Parser)

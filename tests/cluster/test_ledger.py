@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,12 +47,12 @@ def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
     rng, waiting, sent = np.random.default_rng(3), AnswerPacker(BUILT_IN), {}
     shapes = {"rank": (2,), "states": (1, 4), "records": (1, 7)}
     for window, (rows, width) in enumerate([(3, 1), (0, 2), (5, 4), (1, 1)]):
-        made = {"logprob": rng.normal(size=(rows, width))}
+        made: dict[str, Any] = {"logprob": rng.normal(size=(rows, width))}
         for name in columns:
             shape = (rows, width) if name in ("logprob", "rank") else (rows, *shapes.get(name, (1,))[1:])
             whole = name in ("rank", "top")
             made[name] = rng.integers(0, 1 << 30, shape) if whole else rng.normal(size=shape)
-        sent[window] = Answers(**made)  # type: ignore[arg-type]
+        sent[window] = Answers(**made)
         waiting.add(window, sent[window])
     got = dict(waiting.take().answers(BUILT_IN))
     assert list(got) == list(sent)

@@ -36,7 +36,8 @@ VERBS: dict[str, Verb] = {
     "engines": EnginesVerb(),
     "doctor": DoctorVerb(),
 }
-TAKES_OTHERS = ("lm-eval", "serve")  # these have no --json, and flags that are not ours go to another program
+PASSED_ON = "lm-eval"  # its flags are another program's
+TAKES_OTHERS = (PASSED_ON, "serve")  # these have no --json, and flags that are not ours go to another program
 OUR_BUG = 70
 
 EXAMPLES = """examples:
@@ -63,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
         its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog)
         its.passes_on = verb.passes_on
         verb.add_arguments(its)
-        if name != "lm-eval":  # its flags are another program's
+        if name != PASSED_ON:
             logs.add_arguments(its)
         its.set_defaults(run=verb.run)
     return parser

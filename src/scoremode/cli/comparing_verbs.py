@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import sys
 from dataclasses import replace
@@ -11,7 +12,8 @@ from typing import Any
 from scoremode.cli import flags
 from scoremode.cli.output import print_json, progress_bar, show
 from scoremode.cli.parser import Verb
-from scoremode.errors import print_line
+
+logger = logging.getLogger(__name__)
 
 RULE_HOLDS = 1
 
@@ -183,7 +185,7 @@ def _verdict(checked: list[str | None]) -> int:
     """Print which rules hold; the exit code."""
     failures = [why for why in checked if why]
     for why in failures:
-        print_line(f"scoremode: {why}")
+        logger.error(why)
     return RULE_HOLDS if failures else 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 from collections.abc import Sequence
 
 from scoremode.cli import flags, streams
 from scoremode.cli.parser import Verb
-from scoremode.errors import print_line
+
+logger = logging.getLogger(__name__)
 
 LM_EVAL_HELP = """\
 usage: scoremode lm-eval [run] --tasks TASK … --model_args model=MODEL,engine=ENGINE,… [flags of lm-eval]
@@ -89,7 +91,7 @@ class ServeVerb(Verb):
             allow_untested=parsed.allow_untested,
         )
         made = command(parsed.model, options, getattr(parsed, "passed_on", []))
-        print_line(f"scoremode: starting {made.shown()}")
+        logger.info("starting %s", made.shown())
         asked = f"scoremode ppl {shlex.quote(made.model)} --engine {made.address} --corpus wikitext2"
-        print_line(f"scoremode: it will answer at {made.address}; then type: {asked}")
+        logger.info("it will answer at %s; then type: %s", made.address, asked)
         become(made)

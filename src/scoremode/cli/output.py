@@ -59,7 +59,7 @@ def print_parts(parts: Iterable[Any]) -> None:
 
 @contextmanager
 def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
-    """A callback for the verbs, or None if standard error is not a terminal or --quiet was given."""
+    """A callback that shows progress, or None if standard error is not a terminal or --quiet was given."""
     if sys.stderr is None or not sys.stderr.isatty() or is_quiet():
         yield None
         return

@@ -21,6 +21,7 @@ from scoremode.references.kld import KldFile
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place
 from scoremode.scores.packing import PackedWindows
+from scoremode.store.remote_copies import open_reference
 from scoremode.values import Ints
 
 SHARED = "put it on storage that every node sees under this path"
@@ -157,7 +158,7 @@ def _open(place: SentBaseline) -> Reference | KldFile:
     where = place.path if is_here else place.uri
     if where is None:
         raise RunError(f"this node has no {what} in {place.path}", fix=SHARED)
-    found: Reference | KldFile = KldFile(where) if place.is_file else Reference.open(where)  # fetched once per node
+    found: Reference | KldFile = KldFile(where) if place.is_file else open_reference(where)  # fetched once per node
     seal = remembered_sha256(found.path) if isinstance(found, KldFile) else dict(found.manifest)
     if seal != place.seal:
         raise RunError(f"this node has another {what} in {place.uri or place.path}", fix=SHARED)
