@@ -78,7 +78,7 @@ lint: $(VENV)/.dev ## ruff and mypy --strict
 	$(BIN)/mypy
 
 format: $(VENV)/.dev ## write what is made from the engines' options, and let ruff rewrite the files
-	$(BIN)/python -m scoremode.engines.signature
+	$(BIN)/python -m tests.engines.option_docs
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

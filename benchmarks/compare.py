@@ -59,7 +59,7 @@ def memory(given: argparse.Namespace) -> dict[str, Any]:
 
 def size(given: argparse.Namespace) -> dict[str, Any]:
     """Bytes per target of a reference, with and without its head, compared with float16 logits."""
-    from scoremode.store.reference import estimate_bytes
+    from scoremode.references.format import estimate_bytes
 
     kept = estimate_bytes(given.tokens, given.width, "bfloat16", given.vocabulary)
     states, whole = (kept["logits_fp16"] / kept[name] for name in ("states", "total"))
@@ -72,7 +72,7 @@ def timed(given: argparse.Namespace) -> dict[str, Any]:
     """Scoring alone and scoring against a reference, with one engine that is started once."""
     from scoremode.engines.baseline import StoredBaseline
     from scoremode.engines.plugin import Work
-    from scoremode.store.reference import Reference
+    from scoremode.references.reader import Reference
     from scoremode.verbs.model import LazyModel
     from scoremode.verbs.reference import reference
 

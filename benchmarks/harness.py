@@ -41,7 +41,7 @@ WARM_UP = 8  # requests
 # ── in the child ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def load_tasks(names: list[str], folder: Path, fewshot: int) -> dict[str, Any]:
     """The harness's own tasks with the rows of local files instead of those on the hub."""
-    from scoremode.harness.task_index import task_manager
+    from scoremode.harness.loading import task_manager
 
     manager = task_manager()
     found = {}
@@ -79,7 +79,7 @@ def open_backend(asked: argparse.Namespace) -> Any:
         from lm_eval.models.vllm_causallms import VLLM
 
         return VLLM(pretrained=asked.model, dtype=dtype, batch_size="auto", max_model_len=longest)
-    from scoremode.harness import ScoremodeLM
+    from scoremode.harness.model import ScoremodeLM
 
     return ScoremodeLM(pretrained=asked.model, engine=asked.backend, dtype=dtype, max_length=longest)
 

@@ -41,7 +41,7 @@ def disturb(machine: Machine, model: sm.Model, rng: random.Random, done: threadi
             happened.append("node")
             continue
         engine: Any = model._model._engine
-        pids = [slot.opened.pid for slot in engine.crew.slots if slot.opened is not None]
+        pids = [replica.opened.pid for replica in engine.pool.ready if replica.opened is not None]
         if pids:
             try:
                 os.kill(rng.choice(pids), signal.SIGKILL)

@@ -54,10 +54,10 @@ class Machine:
         import ray
         from ray.cluster_utils import Cluster
 
-        from scoremode.cluster.starting import _silence
+        from scoremode.cluster.ray_cluster import silence
 
         self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
-        _silence()
+        silence()
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level="CRITICAL")
         return self
 

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scoremode.cluster.dispatcher import BLOCKS_AHEAD, DEPTH, GRACE, LATE
 from scoremode.cluster.ledger import Batches, Ledger, Pace
-from scoremode.cluster.scoring import DEPTH, GRACE, LATE
 
 HOUR = 3600.0
-AHEAD = 8  # blocks of a replica that may wait to be read: cluster/crew.py
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class Simulation:
         self._lend_to(replica)
 
     def _lend_to(self, replica: _Replica) -> None:
-        """As ``cluster/scoring.py`` does: two leases at a time, the second when the first has told a rate."""
+        """As ``cluster/dispatcher.py`` does: two leases at a time, the second when the first has told a rate."""
         while len(replica.leases) < DEPTH and not (replica.leases and replica.pace.rate is None):
             blocks = self.ledger.take(replica.pace, self._ready)
             if not blocks:
@@ -226,7 +225,7 @@ class Simulation:
             self.outcome.slow_or_lost += replica.seconds_per_block - self._block_seconds
         else:
             self.outcome.copied += replica.seconds_per_block
-        behind = max(0.0, taken_at - self.now - AHEAD * replica.seconds_per_block)
+        behind = max(0.0, taken_at - self.now - BLOCKS_AHEAD * replica.seconds_per_block)
         self.outcome.waiting_for_driver += behind
         when = self.now + behind
         if lease.answered < len(lease.blocks):

@@ -27,7 +27,7 @@ from pathlib import Path
 PHASES = {  # function -> phase; the time of inner phases is subtracted from outer ones
     "scoremode.models.facts._fingerprint": "hashing the checkpoint",
     "scoremode.text.tokenizer.HuggingFaceTokenizer.load": "loading the tokenizer",
-    "scoremode.verbs.question.prepare": "tokenizing",
+    "scoremode.verbs.question._tokenized": "tokenizing",
     "scoremode.verbs.question.make_plan": "planning",
     "scoremode.engines.transformers.loading.load_model": "loading weights",
     "scoremode.engines.transformers.engine.load_model": "loading weights",
@@ -35,7 +35,7 @@ PHASES = {  # function -> phase; the time of inner phases is subtracted from out
     "scoremode.engines.vllm.engine.start": "starting vLLM",
     "scoremode.engines.vllm.engine.VllmEngine._self_test": "vLLM self-test and compilation",
     "scoremode.engines.registry.open_engine": "opening the engine, the rest",
-    "scoremode.verbs.scoring.score_plan": "scoring",
+    "scoremode.verbs.scoring.UnfinishedRun.score": "scoring",
     "scoremode.store.runs.save": "saving",
     "scoremode.verbs.scoring.make_manifest": "statistics",
 }

@@ -88,8 +88,9 @@ def cpu_time(work: Callable[[], object]) -> float:
 
 def of_own_speed(tokenizer: Any, pieces: list[str], repeats: int) -> dict[str, float]:
     """The tokenizer's own CPU time divided by ours with all columns: the median of several turns, and their range."""
-    from scoremode.text.pieces import MOST_WINDOWS, workers
-    from scoremode.text.tokens import OpenDocument, tokenize
+    from scoremode.text.documents import Document
+    from scoremode.text.long_text import MOST_WINDOWS, workers
+    from scoremode.text.tokens import tokenize
 
     backend, together = tokenizer.hf.backend_tokenizer, min(2 * workers(), MOST_WINDOWS)
 
@@ -100,7 +101,7 @@ def of_own_speed(tokenizer: Any, pieces: list[str], repeats: int) -> dict[str, f
 
     found = list[float]()
     for turn in range(repeats):
-        times = cpu_time(own), cpu_time(lambda: tokenize([OpenDocument(pieces)], tokenizer, special=True))
+        times = cpu_time(own), cpu_time(lambda: tokenize([Document(pieces)], tokenizer, special=True))
         found.append(times[0] / times[1])
         say(f"turn {turn + 1}: {times[0]:.2f} s of the tokenizer's own, {times[1]:.2f} s of ours")
     return {"median": statistics.median(found), "least": min(found), "most": max(found)}
@@ -110,14 +111,15 @@ def is_same(tokenizer: Any, text: str) -> bool:
     """Are ids, positions and the plan's digest those of the whole text at once, for windows of three sizes?"""
     from scoremode.plan.build import make_plan
     from scoremode.plan.recipes import find_method
-    from scoremode.text.pieces import Sizes
-    from scoremode.text.tokens import Document, tokenize
+    from scoremode.text.documents import Document
+    from scoremode.text.long_text import Sizes
+    from scoremode.text.tokens import tokenize
 
     whole = tokenizer.encode(text, special=True)
-    one = tokenize([Document(text, 1, 1)], tokenizer, special=True, sizes=Sizes(step=10 * len(text)))
+    one = tokenize([Document([text])], tokenizer, special=True, sizes=Sizes(step=10 * len(text)))
     wanted = make_plan(find_method("sliding-once"), one).digest
     for sizes in (Sizes(), Sizes(step=8_000), Sizes(step=600, overlap=250, margin=20)):
-        many = tokenize([Document(text, 1, 1)], tokenizer, special=True, sizes=sizes)
+        many = tokenize([Document([text])], tokenizer, special=True, sizes=sizes)
         same = np.array_equal(many.ids, whole.ids) and np.array_equal(many.char_end, whole.char_end)
         if not same or make_plan(find_method("sliding-once"), many).digest != wanted:
             return False

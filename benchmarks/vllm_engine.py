@@ -161,7 +161,7 @@ class Stock(Contender):
 class Ours(Contender):
     def __init__(self, model: str, arguments: dict[str, Any]) -> None:
         from scoremode.engines.vllm.engine import VllmEngine
-        from scoremode.engines.vllm.options import EngineArguments
+        from scoremode.engines.vllm.vllm_options import EngineArguments
 
         named = {k: arguments.pop(k) for k in list(arguments) if k in EngineArguments.__slots__}
         self.engine = VllmEngine(model, EngineArguments(**named, extra=arguments))
@@ -185,7 +185,7 @@ class Against(Ours):
         import numpy as np
 
         from scoremode.engines.baseline import StoredBaseline
-        from scoremode.store.reference_writer import StatesWriter
+        from scoremode.references.writer import StatesWriter
 
         a_prompt = ids.shape[1] - 1
         head = self.engine.stored_head()

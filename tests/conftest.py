@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scoremode.cli import logs
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
@@ -42,7 +43,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """Environment and handlers of signals, for the next test. Libraries change both."""
+    """Environment and handlers of signals, for the next test. Libraries change both.
+
+    The log goes to standard error, as on the command line; ``tests/cli/test_logs.py`` says what it is in Python.
+    """
+    logs.install()
     environment = dict(os.environ)
     handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
@@ -57,7 +62,7 @@ def _as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Runs and hashes of the tests stay out of the user's cache; the embedded model, slow to make, comes from it."""
-    from scoremode.store.cache import cache_folder
+    from scoremode.disk.folders import cache_folder
 
     models = cache_folder() / "models"
     models.mkdir(parents=True, exist_ok=True)

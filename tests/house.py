@@ -10,12 +10,14 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "values", "arguments"),
-    ("places",),
-    ("text", "head"),
+    ("errors", "values", "arguments", "strict_json", "entry_points"),
     ("disk",),
+    ("remote",),
+    ("text", "head"),
     ("scores",),
     ("plan",),
+    ("cache",),
+    ("references",),
     ("store",),
     ("models", "statistics"),
     ("engines",),

@@ -237,10 +237,10 @@ SLOWED = (
     OBEY_INTERRUPTS
     + """
 import sys, time
+from scoremode.remote import writer
 from scoremode.scores import journal
-from scoremode.store import mirror
 from scoremode.store.remote_runs import RemoteClaim
-mirror.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 18
+writer.OFTEN, RemoteClaim.shard_bytes = 0.1, 1 << 18
 add = journal.Journal.add
 def slow(self, *given):
     add(self, *given)

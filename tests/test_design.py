@@ -15,6 +15,7 @@ INSIDE = (
     "engines/llamacpp",
     "engines/exllamav3",
     "engines/server",
+    "verbs/prob",
     "report/terminal",
     "report/html",
 )  # shown as folders

@@ -1,7 +1,7 @@
 """The shape of the house, held by tests: imports go down only, and help answers without the heavy libraries.
 
-cli ▶ report ▶ {harness, service} ▶ verbs ▶ cluster ▶ engines ▶ {models, statistics} ▶ store ▶ plan ▶ scores ▶ disk
-    ▶ {text, head} ▶ places ▶ values, errors, arguments
+cli ▶ report ▶ {harness, service} ▶ verbs ▶ cluster ▶ engines ▶ {models, statistics} ▶ store ▶ references ▶ cache ▶ plan
+    ▶ scores ▶ {text, head} ▶ remote ▶ disk ▶ values, errors, arguments, strict_json, entry_points
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 import scoremode
+from scoremode.models.facts import resolve
 from tests.house import FLOOR, HOUSE, arrows, circles, files, imported, name_of, room_of, upward
 
 HEAVY = ("torch", "numpy", "transformers", "pyarrow", "rich", "huggingface_hub", "datasets", "scipy")
@@ -100,6 +102,14 @@ def test_importing_scoremode_loads_nothing_heavy() -> None:
 
 def test_a_mistyped_command_is_answered_without_anything_heavy() -> None:
     assert loaded_after("from scoremode.cli.main import main\nassert main(['pll']) == 2") == set()
+
+
+def test_a_plan_for_the_embedded_model_loads_neither_transformers_nor_torch() -> None:
+    """Where torch is built for CPUs: otherwise it is asked for its devices."""
+    resolve("smollm2-135m")  # makes it, if it is not in the cache yet
+    found = loaded_after("import scoremode as sm\nsm.plan('smollm2-135m', text='any text')")
+    assert found - {"torch"} == {"numpy"}
+    assert "torch" not in found or not version("torch").endswith("+cpu")
 
 
 def test_every_public_name_can_be_loaded() -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.noise import Noise, noise
     from scoremode.verbs.plan import plan
     from scoremode.verbs.ppl import ppl
-    from scoremode.verbs.prob import SequenceProbability, SequenceScore, prob
+    from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
     from scoremode.verbs.reference import reference
     from scoremode.verbs.session import Model, open, wrap
 
@@ -48,13 +48,13 @@ _HOME = {
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
     "plan": "verbs.plan",
-    "prob": "verbs.prob",
+    "prob": "verbs.prob.sequence",
     "noise": "verbs.noise",
     "tasks": "harness.tasks",
     "TasksComparison": "harness.results",
     "Noise": "verbs.noise",
-    "SequenceProbability": "verbs.prob",
-    "SequenceScore": "verbs.prob",
+    "SequenceProbability": "verbs.prob.sequence",
+    "SequenceScore": "verbs.prob.sequence",
     "load": "store.runs",
     "ScoremodeError": "errors",
     "Estimate": "values",

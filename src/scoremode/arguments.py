@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from scoremode.errors import OptionError
 
 LARGEST = 2**63 - 1  # what a file position, an array or a slice can still count
+SERVERS = ("http", "https")  # where a model is named, these are servers of models
+STORES = (  # schemes of files and folders; fsspec and Arrow know more
+    *("s3", "s3a", "s3n", "gs", "gcs", "hf", "hdfs", "viewfs", "abfs", "abfss", "az", "adl", "memory", "file", "ftp"),
+    *("sftp", "ssh", "smb", "webhdfs", "oss", "oci"),
+)
+ALMOST_URI = re.compile(rf"[^/\\]*:[/\\]|({'|'.join((*STORES, *SERVERS))}):", re.IGNORECASE)
 
 
 def require_text(name: str, value: Any) -> None:

@@ -16,10 +16,8 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 from __future__ import annotations
 
 import difflib
-import sys
 import unicodedata
 from collections.abc import Iterable
-from contextlib import suppress
 
 _aliases: dict[str, str] = {}  # copies, and what the user calls what they are copies of
 
@@ -143,10 +141,10 @@ def escape(character: str) -> str:
 
 
 def print_line(line: str) -> None:
-    """A line on standard error, harmless to a terminal; written at once, because other threads print too."""
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # it may be closed or full
-            print(f"{one_line(line)}\n", end="", file=sys.stderr, flush=True)
+    """Logs a warning that the command line prints as it is, even without ``scoremode: `` before it."""
+    import logging
+
+    logging.getLogger("scoremode").warning(line.removeprefix("scoremode: "), extra={"line": line})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

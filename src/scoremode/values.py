@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import mmap
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,24 @@ Raw = npt.NDArray[Any]
 BLOCK = 1 << 14
 """Targets that are worked on at a time, so that what is held at once does not grow with the text."""
 
+LONG = 1 << 20
+"""Rows from which a column on disk is mapped instead of read into memory."""
+
+PART = 1 << 20
+"""Numbers of a long column that are looked at together."""
+
+BLOCKS_BETWEEN_RELEASES = 64
+
+NUMERICS = 2
+"""The version of scoremode's own numerics. It is part of every run's identity: a stored run is reused only if this
+number is the same.
+
+Increase it with every change after which the same model, text, settings and library versions may give a different
+score: a kernel that adds in a different order, a new default of an engine, a plan with different windows under the same
+name. The package's version is not part of the identity, because most releases change no score and some changes happen
+between releases.
+"""
+
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array, no longer writable: values here are shared between threads, engines and caches."""
@@ -36,8 +56,24 @@ class MappedFile(mmap.mmap):
     """A file in memory, read only: the system reads its pages when they are used, and may drop them."""
 
 
-def let_go(array: npt.NDArray[Any] | None) -> None:
-    """Drop the pages of the mapped file that an array lies in from this process's memory; they are read again if used.
+def mapped_array(file: IO[bytes], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The whole of an open file as a read-only array, which stays valid when the file is closed or removed."""
+    return np.frombuffer(MappedFile(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+
+
+def mapped_column(blocks: Iterator[npt.NDArray[Any]], rows: int) -> npt.NDArray[Any]:
+    """A long column as a read-only array over a temporary file, which is deleted with the array."""
+    first = next(blocks)
+    with tempfile.TemporaryFile(prefix="scoremode-") as file:
+        for block in chain([first], blocks):
+            file.write(np.ascontiguousarray(block).data)
+        file.flush()
+        assert file.tell() == rows * first.dtype.itemsize, "blocks that do not add up to the column"
+        return mapped_array(file, first.dtype)
+
+
+def release_pages(array: npt.NDArray[Any] | None) -> None:
+    """Release the memory of a mapped file that an array lies in; its pages are read again when they are used.
 
     Arrays that do not lie in a MappedFile are left alone.
     """
@@ -48,8 +84,11 @@ def let_go(array: npt.NDArray[Any] | None) -> None:
         base.madvise(mmap.MADV_DONTNEED)
 
 
-PART = 1 << 20
-"""Numbers of a long column that are looked at together."""
+def release_read_blocks(arrays: tuple[npt.NDArray[Any] | None, ...], number: int) -> None:
+    """Call this after each block that was read from mapped arrays: now and then, their pages are released."""
+    if number % BLOCKS_BETWEEN_RELEASES == BLOCKS_BETWEEN_RELEASES - 1:
+        for array in arrays:
+            release_pages(array)
 
 
 def in_parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
@@ -60,7 +99,7 @@ def in_parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     """
     for begin in range(0, len(array), PART):
         yield array[begin : begin + PART]
-        let_go(array)
+        release_pages(array)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,30 @@ def test_running_out_of_memory_is_one_line(refused: Refused, monkeypatch: pytest
     assert "--context-length" in refused("ppl", "table:uniform", "--text", "one two")
 
 
+class PanicException(BaseException):
+    """What a library in Rust raises; its real class cannot be imported."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RecursionError("deep"), "nested too deeply"),
+        (PanicException("regex"), "check the model's tokenizer.json"),
+        (ValueError("\nInvalid log settings: banana"), "TORCH_LOGS"),
+        (OSError(errno.EFBIG, "File too large"), "ulimit -f"),
+    ],
+)
+def test_a_cause_outside_of_us_is_named(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setenv("TORCH_LOGS", "banana")
+    monkeypatch.setattr("scoremode.verbs.session.ppl_many", fails)
+    assert words in refused("ppl", "table:uniform", "--text", "one two")
+
+
 def test_a_bug_of_ours_is_one_line_with_an_exit_code_of_its_own(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,7 +163,7 @@ def test_a_damaged_run_is_refused(
 
 def test_show_prints_no_control_characters_of_a_manifest(command: Command, tmp_path: Path) -> None:
     """A manifest that was changed and sealed again: every text in it that may be anything is one with ESC."""
-    from scoremode.store.sealed import sealed
+    from scoremode.disk.manifests import sealed
 
     command("ppl", "table:uniform", "--text", "abcdef", "--out", tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())

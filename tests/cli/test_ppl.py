@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
+from scoremode.disk.files import file_sha256
 from scoremode.engines.table.engine import TableEngine
-from scoremode.store.files import file_sha256
 from tests.cli.conftest import Command, Refused
 
 TEXT = "Once upon a time there was a little girl named Lily."
@@ -278,7 +278,7 @@ def test_a_disk_that_fills_up_leaves_no_manifest_and_the_command_goes_on(
         fsync(handle)
 
     arguments = ["ppl", "table:uniform", "--text", TEXT, "--out", tmp_path / "run"]
-    monkeypatch.setattr("scoremode.store.files.os.fsync", full)
+    monkeypatch.setattr("scoremode.disk.files.os.fsync", full)
     assert "the disk is full" in refused(*arguments)
     assert not (tmp_path / "run" / "manifest.json").exists()
     assert command(*arguments).code == 0

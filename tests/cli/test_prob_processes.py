@@ -19,14 +19,14 @@ PAIRS = 640
 CHUNK = 16  # smaller than usual, so that a kill finds many of them done
 SLOWED = f"""
 import os, time
-from scoremode.verbs import prob, prob_files
-prob_files.CHUNK = {CHUNK}
-score = prob.SequenceProbability.score
+from scoremode.verbs.prob import many_pairs, sequence
+many_pairs.CHUNK = {CHUNK}
+score = sequence.SequenceProbability.score
 def slow(self, *given):
     found = score(self, *given)
     time.sleep(float(os.environ["SLOWED"]))
     return found
-prob.SequenceProbability.score = slow
+sequence.SequenceProbability.score = slow
 from scoremode.cli.main import entry
 entry()
 """

@@ -10,7 +10,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.report.html.page import render
-from scoremode.store.outputs import MARK_WITHIN, REPORT_MARK
+from scoremode.verbs.outputs import MARK_WITHIN, REPORT_MARK
 from tests.cli.conftest import Command, Refused
 
 

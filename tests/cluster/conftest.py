@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.cluster import starting
+from scoremode.cluster import ray_cluster
 from tests.cluster import paced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,8 +86,8 @@ def nodes(plugged: None) -> Iterator[Nodes]:
     made = Nodes()
     made.add()
     made.add()
-    starting._silence()
-    with starting._own_signals():  # what others fork later must end by SIGTERM
+    ray_cluster.silence()
+    with ray_cluster.own_signals():  # what others fork later must end by SIGTERM
         ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
     yield made
     ray.shutdown()

@@ -15,8 +15,8 @@ import pytest
 import scoremode as sm
 from scoremode.cluster.engine import ReplicatedEngine
 from scoremode.engines.plugin import Work
+from scoremode.references.reader import Reference
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.reference import Reference
 from tests.cluster.conftest import Nodes
 from tests.conftest import SHARED
 from tests.harness.tasks import write_tasks
@@ -132,12 +132,12 @@ def test_references_and_comparisons(
 
 def test_tasks(three: sm.Model, stories: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    from scoremode.harness.answering import answer_documents
     from scoremode.harness.documents import build_documents
-    from scoremode.harness.loading import Wanted, load_tasks
-    from scoremode.harness.scoring import answer_documents
+    from scoremode.harness.loading import TaskSelection, load_tasks
 
     folder = write_tasks(tmp_path / "tasks", ("own_choice", "own_last_word"))
-    loaded = load_tasks(Wanted(("own_choice", "own_last_word"), None, None, False, None, (folder,)), None)
+    loaded = load_tasks(TaskSelection(("own_choice", "own_last_word"), None, None, False, None, (folder,)), None)
     documents = {name: build_documents(loaded, name, None) for name in loaded.tasks}
     with sm.open(str(stories)) as model:
         alone = answer_documents(model._model, documents, out=tmp_path / "one")

@@ -39,7 +39,7 @@ def engine_of(model: sm.Model, replicas: int) -> ReplicatedEngine:
 
 
 def pids(engine: ReplicatedEngine) -> list[int]:
-    return [slot.opened.pid for slot in engine.crew.slots if slot.opened is not None]
+    return [replica.opened.pid for replica in engine.pool.ready if replica.opened is not None]
 
 
 def test_killed_workers(nodes: Nodes, text: Path, tmp_path: Path) -> None:

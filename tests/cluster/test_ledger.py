@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
-from scoremode.cluster.ledger import LEASE_SECONDS, MOST_LOSSES, Batches, Ledger, Pace
-from scoremode.cluster.parcels import parcel_of
+from scoremode.cluster.ledger import ASSIGNED_SECONDS, MOST_DEATHS, Batches, Ledger, Pace
+from scoremode.cluster.transport import subset_of
 from scoremode.engines.batching import prompt_groups
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.scores.packing import AnswerPacker
@@ -29,16 +30,16 @@ def source_of(count: int, groups: list[int] | None = None) -> WindowList:
 def test_windows_travel_unchanged_with_their_batches() -> None:
     source = source_of(9, [0, 1, 0, 2, 1, 1, 3, 3, 0])
     batches = prompt_groups(source)
-    parcel = parcel_of(source, batches[::-1])
-    assert parcel.indices.tolist() == np.concatenate(batches[::-1]).tolist()
-    assert parcel.prefix_group is not None
-    for place, index in enumerate(parcel.indices.tolist()):
+    subset = subset_of(source, batches[::-1])
+    assert subset.indices.tolist() == np.concatenate(batches[::-1]).tolist()
+    assert subset.prefix_group is not None
+    for place, index in enumerate(subset.indices.tolist()):
         for name in ("ids", "rows", "targets"):
-            np.testing.assert_array_equal(getattr(parcel.window(place), name), getattr(source.window(index), name))
+            np.testing.assert_array_equal(getattr(subset.window(place), name), getattr(source.window(index), name))
         assert source.prefix_group is not None
-        assert parcel.prefix_group[place] == source.prefix_group[index]
-    assert parcel.batches is not None
-    assert [parcel.indices[batch].tolist() for batch in parcel.batches] == [batch.tolist() for batch in batches[::-1]]
+        assert subset.prefix_group[place] == source.prefix_group[index]
+    assert subset.batches is not None
+    assert [subset.indices[batch].tolist() for batch in subset.batches] == [batch.tolist() for batch in batches[::-1]]
 
 
 @pytest.mark.parametrize("columns", [("rank",), ("entropy", "top", "top_logprob", "states", "kl", "records"), ()])
@@ -46,12 +47,12 @@ def test_answers_travel_unchanged(columns: tuple[str, ...]) -> None:
     rng, waiting, sent = np.random.default_rng(3), AnswerPacker(BUILT_IN), {}
     shapes = {"rank": (2,), "states": (1, 4), "records": (1, 7)}
     for window, (rows, width) in enumerate([(3, 1), (0, 2), (5, 4), (1, 1)]):
-        made = {"logprob": rng.normal(size=(rows, width))}
+        made: dict[str, Any] = {"logprob": rng.normal(size=(rows, width))}
         for name in columns:
             shape = (rows, width) if name in ("logprob", "rank") else (rows, *shapes.get(name, (1,))[1:])
             whole = name in ("rank", "top")
             made[name] = rng.integers(0, 1 << 30, shape) if whole else rng.normal(size=shape)
-        sent[window] = Answers(**made)  # type: ignore[arg-type]
+        sent[window] = Answers(**made)
         waiting.add(window, sent[window])
     got = dict(waiting.take().answers(BUILT_IN))
     assert list(got) == list(sent)
@@ -98,7 +99,7 @@ def test_whatever_is_lost_comes_back_and_nothing_counts_twice(seed: int) -> None
     assert sorted(accepted) == np.flatnonzero(~done).tolist()
 
 
-def test_a_lease_is_some_seconds_of_work_and_shrinks_towards_the_end() -> None:
+def test_an_assignment_is_some_seconds_of_work_and_shrinks_towards_the_end() -> None:
     windows = tuple(
         Window(np.zeros(100, np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int32)) for _ in range(3000)
     )
@@ -108,13 +109,13 @@ def test_a_lease_is_some_seconds_of_work_and_shrinks_towards_the_end() -> None:
     while taken := ledger.take(pace, 2):
         sizes.append(ledger.tokens(taken))
         pace.last = 10**6
-    assert sizes[0] == 1000 * LEASE_SECONDS
+    assert sizes[0] == 1000 * ASSIGNED_SECONDS
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] <= 500
     assert sum(sizes) == 300_000
 
 
-def test_a_batch_that_kills_is_leased_alone_and_named() -> None:
+def test_a_batch_that_kills_is_assigned_alone_and_named() -> None:
     ledger = Ledger(Batches.of(source_of(6), None), np.zeros(6, bool))
     named = None
     for _ in range(10):
@@ -128,4 +129,4 @@ def test_a_batch_that_kills_is_leased_alone_and_named() -> None:
         if named is not None:
             break
     assert named == 3
-    assert ledger._losses[3].deaths == MOST_LOSSES
+    assert ledger.deaths[3] == MOST_DEATHS

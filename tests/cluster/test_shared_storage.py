@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import scoremode as sm
-from scoremode.cluster import starting
+from scoremode.cluster import ray_cluster
 from tests.cluster.conftest import Nodes
 from tests.s3 import Bucket
 
@@ -27,8 +27,8 @@ def machines(plugged: None, bucket: Bucket, elsewhere: Move, tmp_path: Path) -> 
     made = Nodes()
     for cache in caches:
         made.add(environment={"SCOREMODE_CACHE": str(cache)})
-    starting._silence()
-    with starting._own_signals():  # what others fork later must end by SIGTERM
+    ray_cluster.silence()
+    with ray_cluster.own_signals():  # what others fork later must end by SIGTERM
         ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
     yield made, caches
     ray.shutdown()

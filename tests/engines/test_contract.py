@@ -12,17 +12,18 @@ from typing import Any, ClassVar, get_type_hints
 import pytest
 
 import scoremode as sm
-from scoremode.cli import options as flags
+from scoremode.cli import flags
 from scoremode.cli.parser import Parser
-from scoremode.engines import registry, signature
-from scoremode.engines.arguments import EngineArguments
+from scoremode.engines import registry
 from scoremode.engines.options import CheckpointOptions, Options, option
 from scoremode.engines.plugin import Capabilities
 from scoremode.engines.registry import all_options, choose, known_engines, read_options
 from scoremode.engines.table import TablePlugin
+from scoremode.entry_points import Plugins
 from scoremode.errors import EngineError, OptionError
-from scoremode.text.plugins import Plugins
+from scoremode.verbs.arguments import EngineArguments
 from scoremode.verbs.question import QUESTION
+from tests.engines import option_docs
 from tests.house import HOUSE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,8 +83,8 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
     assert flags.engine_options(parser.parse_args(["--sharpness", "5"])) == {"sharpness": 5}
     run = sm.ppl("table:uniform", text="any text", sharpness=5, fresh=True)  # type: ignore[call-arg]
     assert run.manifest["identity"]["settings"] == {"sharpness": 5}
-    assert "| `--sharpness N` | `sharpness` | how sharp |" in signature.docs_table("table")
-    assert "sharpness: int | None" in signature.source()
+    assert "| `--sharpness N` | `sharpness` | how sharp |" in option_docs.docs_table("table")
+    assert "sharpness: int | None" in option_docs.source()
     with pytest.raises(OptionError, match="--sharpness 0 is not above 0"):
         sm.ppl("table:uniform", text="any text", sharpness=0)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="sharpness is 'x', which is not a whole number"):
@@ -92,14 +93,14 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
 
 def test_the_type_of_all_arguments_is_up_to_date() -> None:
     """``make format`` writes it."""
-    assert signature.FILE.read_text() == signature.source()
+    assert option_docs.FILE.read_text() == option_docs.source()
     assert get_type_hints(EngineArguments).keys() == all_options().keys()
 
 
 def test_the_tables_in_the_docs_are_up_to_date() -> None:
     """``make format`` writes them."""
     page = (ROOT / "docs" / "engines.md").read_text()
-    assert signature.docs(page) == page
+    assert option_docs.docs(page) == page
     with_options = ["transformers", "vllm", "llamacpp", "exllamav3", "server"]
     assert re.findall(r"<!-- options of (\w+) -->", page) == with_options
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scoremode.engines.registry import choose
-from scoremode.engines.transformers import quantization
+from scoremode.engines.transformers import choices
 from scoremode.errors import ModelError
 
 ROOT = Path(__file__).parents[2]
@@ -25,15 +25,15 @@ def test_the_extra_is_named(
     folder = shutil.copytree(tiny, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
-    monkeypatch.setattr(quantization, "_is_installed", lambda _: False)
+    monkeypatch.setattr(choices, "_is_installed", lambda _: False)
     with pytest.raises(ModelError, match=package) as refused:
         choose(str(folder)).settings()
     assert "pip install '.[quantized]'" in refused.value.fix
-    monkeypatch.setattr(quantization, "_is_installed", lambda _: True)
+    monkeypatch.setattr(choices, "_is_installed", lambda _: True)
     choose(str(folder)).settings()
 
 
 def test_the_extra_brings_what_is_asked_for() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = {name for names in quantization.LIBRARIES.values() for name in names}
+    asked = {name for names in choices.LIBRARIES.values() for name in names}
     assert {name for name in asked if not any(one.startswith(name) for one in extras["quantized"])} == set()

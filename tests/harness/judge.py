@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.harness.encoding import PairEncoder
+from scoremode.harness.encoding import HarnessEncoder
 from scoremode.values import Ids
 
 PER_TOKEN = 5e-5
@@ -44,7 +44,7 @@ class Float64:
         return float(rows.gather(1, targets[:, None]).sum()), bool((best == targets).all())
 
 
-def check(lm: Any, theirs: Any, requests: list[Any], encoder: PairEncoder) -> None:
+def check(lm: Any, theirs: Any, requests: list[Any], encoder: HarnessEncoder) -> None:
     """Every answer of ours against both judges."""
     ours, harness = lm.loglikelihood(requests, disable_tqdm=True), theirs.loglikelihood(requests, disable_tqdm=True)
     definition = Float64(theirs.model)

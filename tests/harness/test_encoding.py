@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scoremode.errors import InputError, ModelError, OptionError
-from scoremode.harness.encoding import PairEncoder, rolling
+from scoremode.harness.encoding import HarnessEncoder, rolling
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test installs it")
@@ -45,19 +45,19 @@ def encoded_by_the_harness(lm: Any, pairs: list[tuple[str, str]]) -> list[tuple[
 def test_ids_are_those_of_the_harness(which: str, add_bos: bool | None, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(which)
     lm = harness_model(folder, add_bos_token=add_bos, max_length=100)
-    encoder = PairEncoder(HuggingFaceTokenizer.load(folder), max_length=100, add_bos=add_bos)
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(folder), max_length=100, add_bos=add_bos)
     ours = [encoder.pair(*pair).asked for pair in PAIRS]
     assert [(one.ids.tolist(), one.first) for one in ours] == encoded_by_the_harness(lm, PAIRS)
 
 
 def test_add_bos_puts_one_first_whatever_the_tokenizer_does(tiny: Path) -> None:
-    encoder = PairEncoder(HuggingFaceTokenizer.load(tiny), max_length=100, add_bos=True)
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100, add_bos=True)
     assert encoder.text("The fox").tolist() == [0, *encoder.text("The fox", special=False).tolist()]
     assert encoder.text("<s>The fox").tolist() == encoder.text("<s>The fox", special=False).tolist(), "not doubled"
 
 
 def test_a_context_that_does_not_fit_is_cut_on_its_left() -> None:
-    found = PairEncoder(ByteTokenizer(), max_length=4).pair("abcdef", "gh")
+    found = HarnessEncoder(ByteTokenizer(), max_length=4).pair("abcdef", "gh")
     assert bytes(found.asked.ids.tolist()) == b"defgh"
     assert (found.asked.first, found.truncated) == (3, 3)
 
@@ -65,7 +65,7 @@ def test_a_context_that_does_not_fit_is_cut_on_its_left() -> None:
 def test_a_token_over_the_border_is_seen(tiny: Path) -> None:
     """ "The qui" + "ck" is split by the harness in the middle of the word's tokens."""
     tokenizer = HuggingFaceTokenizer.load(tiny)
-    encoder = PairEncoder(tokenizer, max_length=100)
+    encoder = HarnessEncoder(tokenizer, max_length=100)
     text = "The quick brown fox"
     whole = tokenizer.encode(text, special=False)
     inside = next(i for i, (a, b) in enumerate(zip(whole.char_start, whole.char_end, strict=True)) if b - a > 2 and i)
@@ -77,7 +77,7 @@ def test_a_token_over_the_border_is_seen(tiny: Path) -> None:
 
 def test_only_spaces_are_a_text_without_context(tiny: Path) -> None:
     """The harness fails on these with an assertion, where the tokenizer adds no BOS."""
-    found = PairEncoder(HuggingFaceTokenizer.load(tiny), max_length=100).pair("  ", "fox").asked
+    found = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100).pair("  ", "fox").asked
     assert (found.ids[0], found.first) == (0, 1)
 
 
@@ -85,7 +85,7 @@ def test_texts_in_windows_are_those_of_the_harness(tiny_bos: Path) -> None:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
     lm = harness_model(tiny_bos, max_length=16)
-    encoder = PairEncoder(HuggingFaceTokenizer.load(tiny_bos), max_length=16)
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny_bos), max_length=16)
     for text in ("", "x", "The quick brown fox. " * 9, "<s>begins with it", "naïve 東京 " * 7):
         windows = get_rolling_token_windows(lm.tok_encode(text), lm.prefix_token_id, lm.max_length, 1)
         wanted = [(before + target, len(before)) for before, target in map(make_disjoint_window, windows)]
@@ -93,7 +93,7 @@ def test_texts_in_windows_are_those_of_the_harness(tiny_bos: Path) -> None:
 
 
 def test_the_last_context_is_encoded_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = PairEncoder(HuggingFaceTokenizer.load(tiny), max_length=100)
+    encoder = HarnessEncoder(HuggingFaceTokenizer.load(tiny), max_length=100)
     plain, texts = encoder.text, []
 
     def counted(text: str, **how: Any) -> Any:
@@ -116,15 +116,15 @@ def test_the_last_context_is_encoded_once(tiny: Path, monkeypatch: pytest.Monkey
 )
 def test_what_cannot_be_scored_is_refused(pair: tuple[str, str], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        PairEncoder(ByteTokenizer(), max_length=8).pair(*pair)
+        HarnessEncoder(ByteTokenizer(), max_length=8).pair(*pair)
 
 
 def test_no_prefix_token_is_an_error_only_where_it_is_needed() -> None:
-    encoder = PairEncoder(ByteTokenizer(), max_length=8)
+    encoder = HarnessEncoder(ByteTokenizer(), max_length=8)
     assert encoder.pair("a", "b").asked.first == 1
     with pytest.raises(ModelError, match="neither BOS nor EOS"):
         encoder.pair("", "b")
-    assert PairEncoder(ByteTokenizer(), max_length=8, prefix=7).pair("", "b").asked.ids.tolist() == [7, 98]
+    assert HarnessEncoder(ByteTokenizer(), max_length=8, prefix=7).pair("", "b").asked.ids.tolist() == [7, 98]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_no_prefix_token_is_an_error_only_where_it_is_needed() -> None:
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        PairEncoder(ByteTokenizer(), **{"max_length": 8, **settings})
+        HarnessEncoder(ByteTokenizer(), **{"max_length": 8, **settings})
 
 
 def test_given_ids_are_cut_in_the_same_way() -> None:
-    found = PairEncoder(ByteTokenizer(), max_length=2).ids(np.array([1, 2, 3]), np.array([4]))
+    found = HarnessEncoder(ByteTokenizer(), max_length=2).ids(np.array([1, 2, 3]), np.array([4]))
     assert (found.asked.ids.tolist(), found.asked.first, found.truncated) == ([2, 3, 4], 2, 1)

@@ -240,14 +240,14 @@ def test_answers_of_an_unknown_model_are_refused(tiny: Path, tmp_path: Path) -> 
 
 
 def test_a_damaged_owner_file_is_refused(tiny: Path, tmp_path: Path) -> None:
-    from scoremode.harness.answer_cache import claim, owner_file
+    from scoremode.harness.model import claim_cache, owner_file
 
     database = tmp_path / "answers.db"
-    claim(database, 0, {"model": "a"})
-    claim(database, 3, {"model": "a"})
+    claim_cache(database, 0, {"model": "a"})
+    claim_cache(database, 3, {"model": "a"})
     owner_file(database).write_text("{")
     with pytest.raises(RunError, match="damaged"):
-        claim(database, 3, {"model": "a"})
+        claim_cache(database, 3, {"model": "a"})
 
 
 # ── chats ────────────────────────────────────────────────────────────────────────────────────────────────────────────

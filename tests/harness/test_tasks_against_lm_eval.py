@@ -11,7 +11,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 import scoremode as sm
 from scoremode.harness.documents import build_documents
-from scoremode.harness.loading import Wanted, load_tasks, quiet_harness
+from scoremode.harness.loading import TaskSelection, load_tasks, quiet_harness
 from tests.harness.task_rows import own_definitions, rounded_copy, write_rows
 
 TASKS = ("arc_easy", "hellaswag", "winogrande", "lambada_openai")
@@ -83,7 +83,7 @@ def test_requests_are_those_of_lm_eval(shots: int, rows: Path, tmp_path: Path) -
     """The same few-shot examples, drawn with lm-eval's seed."""
     from lm_eval.tasks import TaskManager
 
-    loaded = load_tasks(Wanted(("arc_easy",), num_fewshot=shots, task_data=rows, limit=7))
+    loaded = load_tasks(TaskSelection(("arc_easy",), num_fewshot=shots, task_data=rows, limit=7))
     ours = [pair for document in build_documents(loaded, "arc_easy") for pair in document.pairs]
     folder = own_definitions(tmp_path, rows, {"own_arc": "arc_easy"})
     with quiet_harness():

@@ -12,18 +12,17 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 import scoremode as sm
+from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError
-from scoremode.harness import task_index
-from scoremode.harness.loading import Wanted, load_tasks
-from scoremode.store.cache import cache_folder
-from scoremode.store.entries import TASK_INDEX
+from scoremode.harness import loading
+from scoremode.harness.loading import TaskSelection, load_tasks
 from tests.harness.task_rows import write_rows
 
 GOOD = json.dumps({"question": "q?", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"})
 
 
 def load(folder: Path, name: str = "arc_easy", **more: Any) -> Any:
-    return load_tasks(Wanted((name,), task_data=folder, **more))
+    return load_tasks(TaskSelection((name,), task_data=folder, **more))
 
 
 def put(folder: Path, **files: str) -> Path:
@@ -157,21 +156,21 @@ def test_tags_and_patterns_stand_for_their_tasks(tmp_path: Path) -> None:
     assert load(tmp_path, "ai2_arc").top == ("arc_challenge", "arc_easy")
     assert load(tmp_path, "arc_eas?").top == ("arc_easy",)
     with pytest.raises(OptionError, match="given twice"):
-        load_tasks(Wanted(("arc_easy", "arc_eas[y]"), task_data=tmp_path))
+        load_tasks(TaskSelection(("arc_easy", "arc_eas[y]"), task_data=tmp_path))
 
 
 def test_the_remembered_index_is_that_of_lm_eval(tmp_path: Path) -> None:
     """And one that is damaged, or of another version, is made again."""
-    first = task_index.task_manager().task_index
+    first = loading.task_manager().task_index
     path = cache_folder() / TASK_INDEX
     stored = json.loads(path.read_text())
-    again = task_index.task_manager().task_index
+    again = loading.task_manager().task_index
     assert {name: (e.kind, e.yaml_path, e.tags) for name, e in first.items()} == {
         name: (e.kind, e.yaml_path, e.tags) for name, e in again.items()
     }
     assert len(again) > 10_000
     root = next(iter(e.yaml_path for e in again.values() if e.yaml_path)).parents[0]
-    assert task_index._remembered(path, "another", root) is None
+    assert loading._remembered(path, "another", root) is None
     damages: list[Any] = [
         {**stored, "entries": {"a": ["TASK", "../../x.yaml", []]}},
         {**stored, "entries": {"a": ["NO"]}},
@@ -180,4 +179,4 @@ def test_the_remembered_index_is_that_of_lm_eval(tmp_path: Path) -> None:
     for damage in damages:
         broken = tmp_path / "broken.json"
         broken.write_text(json.dumps(damage))
-        assert task_index._remembered(broken, stored["stamp"], root) is None
+        assert loading._remembered(broken, stored["stamp"], root) is None

@@ -19,9 +19,9 @@ from tests import forked
 pytest.importorskip("lm_eval", reason="lm-eval is not installed")
 
 import scoremode as sm
+from scoremode.cache.task_answers import AnswerFile, digest_of, opened_answers
+from scoremode.disk.folders import ANSWERS
 from scoremode.errors import InputError, RunError
-from scoremode.store.answers import AnswerFile, digest_of, opened_answers
-from scoremode.store.entries import ANSWERS
 from scoremode.verbs.likelihoods import likelihoods
 from tests.harness.task_rows import rounded_copy, write_rows
 from tests.makers import make_tiny_model
@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(int((~done).sum()))
         return likelihoods(engine, asked, groups, done, progress)
 
-    monkeypatch.setattr("scoremode.harness.scoring.likelihoods", counting)
+    monkeypatch.setattr("scoremode.harness.answering.likelihoods", counting)
     return counts
 
 

@@ -194,6 +194,7 @@ FLAGS = [
     (f"{ABC} --engine http://", "http://HOST:PORT"),
     (f"{ABC} --engine http://<escape>", "http://HOST:PORT"),
     (f"{ABC} --engine http://127.0.0.1:99999", "http://HOST:PORT"),
+    (f"{ABC} --engine http://a..b:8000", "http://HOST:PORT"),
     (f"{ABC} --engine http://127.0.0.1:port", "http://HOST:PORT"),
     (f"{ABC} --engine http://me:secret@127.0.0.1:1", "--api-key-env"),
     (f"{ABC} --engine http://127.0.0.1:1", "nothing answers"),

@@ -416,6 +416,8 @@ MODELS: dict[str, Damage] = {
     "tokenizer-binary": file_of(TOKENIZER, holding(bytes(range(256)))),
     "tokenizer-config-cut": file_of("tokenizer_config.json", halved),
     "tokenizer-more-ids": _more_ids,
+    "tokenizer-dropout": edited(TOKENIZER, "model", "dropout", to=0.1),
+    "tokenizer-length-text": edited("tokenizer_config.json", "model_max_length", to="x"),
     "template-broken": file_of("chat_template.jinja", holding("{% for m in %}")),
     "template-escapes": file_of("chat_template.jinja", holding("{{ ''.__class__.__mro__[1].__subclasses__() }}")),
     "other-vocabulary": _other_vocabulary,
@@ -431,8 +433,8 @@ def _entropy_of_1e300(folder: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from scoremode.store.files import file_sha256
-    from scoremode.store.sealed import sealed
+    from scoremode.disk.files import file_sha256
+    from scoremode.disk.manifests import sealed
 
     table = pq.read_table(folder / SCORES)
     where = table.schema.get_field_index("entropy")

@@ -12,12 +12,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import scoremode as sm
+from scoremode.disk import files
+from scoremode.disk.files import file_sha256
 from scoremode.errors import ModelError
 from scoremode.models import embedded
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import inspect, resolve
-from scoremode.store import cache
-from scoremode.store.files import file_sha256
 from scoremode.text.tokenizer import HuggingFaceTokenizer
 
 
@@ -172,8 +172,8 @@ def test_weights_changed_under_the_old_size_and_time_get_a_new_run(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always_read: int
 ) -> None:
     monkeypatch.setenv("SCOREMODE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "ALWAYS_READ", always_read)
-    monkeypatch.setattr(cache, "SETTLED", -1.0)
+    monkeypatch.setattr(files, "ALWAYS_READ", always_read)
+    monkeypatch.setattr(files, "SETTLED", -1.0)
     folder = shutil.copytree(tiny, tmp_path / "model")
     asked = {"text": "The dog and the fox", "context_length": 8}
     first = sm.ppl(str(folder), **asked)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.report.html.page import write
+from scoremode.report.html.page import render, write
 from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
@@ -235,4 +235,4 @@ if __name__ == "__main__":
     make = make_formats if "--formats" in sys.argv else make_demo
     counts = [int(word) for word in sys.argv[2:] if word.isdecimal()]
     comparisons, statistics = make(counts[0] if counts else 12_000)
-    print(write(sys.argv[1], comparisons, statistics))
+    print(write(sys.argv[1], render(comparisons, statistics)))

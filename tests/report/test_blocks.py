@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from scoremode.report.terminal.blocks import BlockTable, Column
-from scoremode.report.terminal.compare import comparison_table
+from scoremode.report.terminal.comparison_tables import comparison_table
+from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from tests.report.demo import make_demo, make_formats
 from tests.report.test_table import drawn
@@ -57,11 +57,11 @@ def test_short_names_still_differ(long_names: tuple[list[Comparison], list[dict[
 
 def test_names_that_only_differ_in_the_middle_are_told_apart() -> None:
     names = ["a" * 30 + str(i) + "b" * 30 for i in range(3)]
-    out = drawn([BlockTable(names, [Column("n", ["1", "2", "3"])])], width=30)
+    out = drawn([BlockTable(names, [TableColumn("n", ["1", "2", "3"])])], width=30)
     flat = out.replace("\n", "").replace(" ", "")
     for i in range(3):
         assert f"a{i}b" in flat
-    wide = drawn([BlockTable(names, [Column("n", ["1", "2", "3"])])], width=80)
+    wide = drawn([BlockTable(names, [TableColumn("n", ["1", "2", "3"])])], width=80)
     assert all(name in wide for name in names)
 
 
@@ -75,7 +75,7 @@ def test_a_table_that_fits_is_one_table() -> None:
 
 def test_wide_letters_count_twice() -> None:
     names = ["模型" * 20 + "甲", "模型" * 20 + "乙"]
-    out = drawn([BlockTable(names, [Column("n", ["123456789", "1"])])], width=40)
+    out = drawn([BlockTable(names, [TableColumn("n", ["123456789", "1"])])], width=40)
     assert max(map(cell_len, out.splitlines())) <= 40
     assert "123456789" in out
     assert "甲" in out

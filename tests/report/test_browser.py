@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.report.html.page import write
+from scoremode.report.html.page import render, write
 from tests.report.demo import FORMATS, make_baseline, make_comparison, make_demo, make_facts, make_formats, make_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -167,7 +167,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     comparisons, statistics = make_demo(5000)
-    return write(tmp_path_factory.mktemp("page") / "report.html", comparisons, statistics)
+    return write(tmp_path_factory.mktemp("page") / "report.html", render(comparisons, statistics))
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_long_first_choice_does_not_break_the_headers(browser: Browser, tmp_pa
     long = np.array(["Donaudampfschifffahrtsgesellschaft" * 3] * 300, dtype=object)
     candidate = replace(comparison.candidate, facts=replace(comparison.candidate.facts, top_text=long))
     browser.screen(1280)
-    browser.open(write(tmp_path / "r.html", [replace(comparison, candidate=candidate)], [statistics]))
+    browser.open(write(tmp_path / "r.html", render([replace(comparison, candidate=candidate)], [statistics])))
     browser.click("#worst")
     heights = browser.ask("[...document.querySelectorAll('#details thead th')].map(e => e.clientHeight)")
     assert max(heights) < 40, "one line"
@@ -353,7 +353,7 @@ def test_hostile_texts_are_only_text(browser: Browser, tmp_path: Path) -> None:
     logprob = make_baseline(len(words)).scores.logprob
     baseline = make_run(make_facts(words, [0] * len(words)), logprob, 1, model=name, corpus=HOSTILE[1])
     comparison, statistics = make_comparison(name, baseline, 2, command=HOSTILE)
-    path = write(tmp_path / "hostile.html", [comparison], [statistics])
+    path = write(tmp_path / "hostile.html", render([comparison], [statistics]))
     browser.screen(1280)
     browser.open(path)
     title = browser.ask("document.title")
@@ -382,7 +382,7 @@ def test_the_policy_refuses_a_script_that_got_in(browser: Browser, page: Path, t
 
 def test_a_hundred_thousand_tokens_stay_quick(browser: Browser, tmp_path: Path) -> None:
     comparisons, statistics = make_demo(100_000, ["Q4_K_M"])
-    path = write(tmp_path / "large.html", comparisons, statistics)
+    path = write(tmp_path / "large.html", render(comparisons, statistics))
     browser.screen(1280)
     begun = time.monotonic()
     browser.open(path)
@@ -400,7 +400,7 @@ def test_a_hundred_thousand_tokens_stay_quick(browser: Browser, tmp_path: Path) 
 
 
 def test_a_page_of_runs_alone(browser: Browser, tmp_path: Path) -> None:
-    path = write(tmp_path / "runs.html", [], [], runs=[make_baseline(3000)])
+    path = write(tmp_path / "runs.html", render([], [], runs=[make_baseline(3000)]))
     browser.screen(1280)
     browser.open(path)
     assert browser.ask("document.querySelectorAll('[data-measure]').length") == 0
@@ -414,7 +414,7 @@ def test_what_was_not_measured_is_said_and_never_drawn_as_a_number(browser: Brow
     full = make_baseline(300)
     scores = replace(full.scores, rank=None, top=None, top_logprob=None)
     bare = replace(full, scores=scores, facts=replace(full.facts, top_text=None))
-    path = write(tmp_path / "runs.html", [], [], runs=[bare])
+    path = write(tmp_path / "runs.html", render([], [], runs=[bare]))
     browser.screen(1280)
     browser.open(path)
     browser.press("n")
@@ -427,7 +427,7 @@ def test_what_was_not_measured_is_said_and_never_drawn_as_a_number(browser: Brow
 @pytest.fixture(scope="module")
 def formats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     comparisons, statistics = make_formats(1500)
-    return write(tmp_path_factory.mktemp("formats") / "report.html", comparisons, statistics)
+    return write(tmp_path_factory.mktemp("formats") / "report.html", render(comparisons, statistics))
 
 
 SHOWN = "[...document.querySelectorAll('#quality svg')].filter((e) => e.checkVisibility({checkVisibilityCSS: true}))"
@@ -442,9 +442,11 @@ def test_quality_against_size_has_a_mark_for_every_candidate(
     browser.screen(width)
     browser.open(formats)
     assert browser.ask("document.documentElement.scrollWidth") <= width
-    assert browser.ask("document.querySelector('.plane').scrollWidth <= document.querySelector('.plane').clientWidth")
+    assert browser.ask(
+        "document.querySelector('.large-chart').scrollWidth <= document.querySelector('.large-chart').clientWidth"
+    )
     for measure in ("kl_mean", "ppl_ratio", "same_top"):
-        browser.click(f"[for=plane-{measure}]")
+        browser.click(f"[for=size-{measure}]")
         assert browser.ask(f"{SHOWN}.filter((e) => e.classList.contains('{kind}')).length") == 1
         assert browser.ask(f"{POINTS}.length") == len(FORMATS)
         assert browser.ask(f"new Set({POINTS}.map((e) => e.querySelector('.dot').getAttribute('d'))).size") == 3
@@ -474,12 +476,12 @@ def test_the_switch_works_with_the_keyboard_and_without_a_script(browser: Browse
         browser.open(formats)
         shown = "document.querySelector('#quality svg.wide').checkVisibility()"
         assert browser.ask(shown), "KL is there without a script"
-        browser.click("[for=plane-ppl_ratio]")
+        browser.click("[for=size-ppl_ratio]")
         assert not browser.ask(shown)
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
     browser.open(formats)
-    browser.ask("document.getElementById('plane-kl_mean').focus()")
+    browser.ask("document.getElementById('size-kl_mean').focus()")
     browser.call("Input.dispatchKeyEvent", type="rawKeyDown", key="ArrowRight", windowsVirtualKeyCode=39)
     assert browser.ask("document.querySelector('.of-ppl_ratio').checkVisibility()")
     assert not browser.ask("document.querySelector('.of-kl_mean').checkVisibility()")
@@ -488,7 +490,7 @@ def test_the_switch_works_with_the_keyboard_and_without_a_script(browser: Browse
 def test_a_mark_tells_its_figures(browser: Browser, formats: Path) -> None:
     browser.screen(390)
     browser.open(formats)
-    said = "document.getElementById('plane-said').textContent"
+    said = "document.getElementById('size-said').textContent"
     assert "tap it" in browser.ask(said)
     browser.click("#quality .of-kl_mean .narrow .point:last-child .hit")
     assert browser.ask(said).startswith(f"{FORMATS[-1][0]}: 5.66 bits per weight, KL 0.0")

@@ -15,17 +15,15 @@ import numpy as np
 import pytest
 
 from scoremode.errors import InputError
-from scoremode.report.html import charts
-from scoremode.report.html.charts import escaped, visible
-from scoremode.report.html.frame import asset
-from scoremode.report.html.numbers import file_size, written
+from scoremode.report.html import drawing
 from scoremode.report.html.page import render, write
-from scoremode.report.html.provenance import commands_of
-from scoremode.report.html.runs import reading_order, run_name
+from scoremode.report.html.provenance import commands_of, run_name
+from scoremode.report.html.scored_text import column, page_data, reading_order
 from scoremode.report.html.series import Positions
-from scoremode.report.html.tables import comparisons_table
-from scoremode.report.html.text import column, page_data
+from scoremode.report.html.summary import comparisons_table
+from scoremode.report.html.templating import asset, escaped, visible
 from scoremode.report.notebook import comparison_html, run_html
+from scoremode.report.numbers import file_size, written
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.store.run import Run
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
@@ -351,11 +349,11 @@ def test_twenty_candidates_have_twenty_lines() -> None:
 
 
 def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison], list[Any]]) -> None:
-    path = write(tmp_path / "report.html", *demo)
+    path = write(tmp_path / "report.html", render(*demo))
     assert path.read_text() == render(*demo)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(InputError, match="there is no folder"):
-        write(tmp_path / "missing" / "report.html", *demo)
+        write(tmp_path / "missing" / "report.html", "a page")
 
 
 @pytest.mark.parametrize(
@@ -397,7 +395,7 @@ def test_commands_come_as_lines_or_as_arguments() -> None:
 def test_what_hides_is_made_visible_and_what_joins_is_kept() -> None:
     assert visible("a\0\x1b\u202e\ud800\ufeff") == "a␀␛⟨U+202E⟩⟨U+D800⟩⟨U+FEFF⟩"
     assert visible("👩\u200d🔬 नि\u200cष\t\n") == "👩\u200d🔬 नि\u200cष\t\n"
-    assert escaped('<a b="c">&') == "&lt;a b=&quot;c&quot;&gt;&amp;"
+    assert escaped('<a b="c">&') == "&lt;a b=&#34;c&#34;&gt;&amp;"
 
 
 def test_runs_are_named_by_what_tells_them_apart() -> None:
@@ -408,14 +406,14 @@ def test_runs_are_named_by_what_tells_them_apart() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 3e-7), (-0.02, 5), (1.0, 1.0), (0, 123_456), (1.0004, 1.0008)])
 def test_a_linear_axis_has_a_few_different_labels(low: float, high: float) -> None:
-    labels = [text for _, text in charts.linear(low, high, "x").marks()]
+    labels = [text for _, text in drawing.linear(low, high, "x").marks()]
     assert 2 <= len(labels) <= 12
     assert len(set(labels)) == len(labels)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1e-12, 100), (1e-3, 1e-2), (0.03, 0.09), (1e-8, 1)])
 def test_a_logarithmic_axis_has_a_few_different_labels(low: float, high: float) -> None:
-    labels = [text for _, text in charts.logarithmic(low, high, "x").marks()]
+    labels = [text for _, text in drawing.logarithmic(low, high, "x").marks()]
     assert 2 <= len(labels) <= 12
     assert len(set(labels)) == len(labels)
 

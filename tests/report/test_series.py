@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.report.html import charts, runs
+from scoremode.report.html import position_chart, scored_text
 from scoremode.report.html.page import render, write
-from scoremode.report.html.runs import distinct_tokens, reading_order, taken
+from scoremode.report.html.scored_text import distinct_tokens, reading_order, taken
 from scoremode.statistics import streams
 from scoremode.store.run import Run
 from scoremode.store.runs import load
@@ -27,6 +27,10 @@ def with_tokens(token: Ints) -> Run:
     return dataclasses.replace(run, facts=dataclasses.replace(run.facts, token=token))
 
 
+def written(page: Path, run: Run) -> None:
+    write(page, render([], [], runs=[run], text_targets=500))
+
+
 def test_the_page_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     comparisons, statistics = make_demo(700)
     pages: list[Callable[[], str]] = [
@@ -35,7 +39,7 @@ def test_the_page_does_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) 
     ]
     at_once = [page() for page in pages]
     in_blocks_of(13, monkeypatch)
-    monkeypatch.setattr(charts, "SUMS", 1)  # a pass for each point of a curve
+    monkeypatch.setattr(position_chart, "SUMS", 1)  # a pass for each point of a curve
     assert [page() for page in pages] == at_once
 
 
@@ -50,11 +54,11 @@ def test_the_order_of_reading_is_that_of_the_whole_column(limit: int, monkeypatc
         assert found.tolist() == getattr(run.facts, name)[expected].tolist()
 
 
-@pytest.mark.parametrize("most", [0, runs.MOST_BETWEEN])
+@pytest.mark.parametrize("most", [0, scored_text.MOST_BETWEEN])
 @pytest.mark.parametrize("token", [np.arange(50), np.arange(50) // 2 + 7, np.arange(50)[::-1] * 3])
 def test_distinct_tokens_are_counted(token: Ints, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     in_blocks_of(13, monkeypatch)
-    monkeypatch.setattr(runs, "MOST_BETWEEN", most)
+    monkeypatch.setattr(scored_text, "MOST_BETWEEN", most)
     assert distinct_tokens(with_tokens(token)) == len(set(token.tolist()))
 
 
@@ -68,5 +72,5 @@ def test_a_target_more_takes_hardly_more_memory(tmp_path: Path, monkeypatch: pyt
         folder, page = tmp_path / str(targets), tmp_path / f"{targets}.html"
         ppl("table:uniform", text="some text " * (targets // 10), context_length=256, stride=256, out=folder)
         run = load(folder)
-        found.append(peak_of(partial(write, page, [], [], runs=[run], text_targets=500)))
+        found.append(peak_of(partial(written, page, run)))
     assert (found[2] - found[1]) / (many - few) < 10

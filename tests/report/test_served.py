@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scoremode.report.modelcard import markdown
-from scoremode.report.served import LONGEST, Part, Served, in_groups, served, served_manifest
-from scoremode.report.terminal.compare import comparison_json
+from scoremode.report.model_card import markdown
+from scoremode.report.served import LONGEST, PartSize, ServedModel, in_groups, served, served_manifest
+from scoremode.report.terminal.comparison_tables import comparison_json
 from scoremode.report.text import middle_cut, without_common_start
 from scoremode.statistics.comparison import comparison_statistics
 from tests.report.demo import make_baseline, make_comparison, make_formats
@@ -28,15 +28,15 @@ def test_what_a_manifest_says() -> None:
         "sizes": SIZES,
     }
     its = served_manifest(said)
-    parts = (Part("body", 450, 800), Part("embedding", 100, 100))
-    assert its == Served("GGUF Q4_K_M", "vllm", "0.32.0", 5.0, 550, parts)
+    parts = (PartSize("body", 450, 800), PartSize("embedding", 100, 100))
+    assert its == ServedModel("GGUF Q4_K_M", "vllm", "0.32.0", 5.0, 550, parts)
     assert [part.bits_per_weight for part in its.parts] == [4.5, 8.0]
     assert (its.group, its.line) == ("GGUF · vllm", "GGUF Q4_K_M, vllm 0.32.0")
 
 
 def test_a_manifest_of_an_older_version_says_less() -> None:
     its = served_manifest({"engine": "transformers", "format": 2, "versions": {}})
-    assert its == Served("", "transformers", "", None, None)
+    assert its == ServedModel("", "transformers", "", None, None)
     assert (its.group, its.line) == ("transformers", "transformers")
     assert served_manifest({}).group == "not known"
 
@@ -88,7 +88,7 @@ def test_rows_are_grouped_and_sorted_by_bits() -> None:
     for members in groups.values():
         bits = [facts[i].bits_per_weight or 0 for i in members]
         assert bits == sorted(bits, reverse=True)
-    unknown = Served("GGUF Q1", "llamacpp", "", None, None)
+    unknown = ServedModel("GGUF Q1", "llamacpp", "", None, None)
     assert in_groups([unknown, *facts[:2]]) == {"GGUF · llamacpp": [1, 2, 0]}
 
 

@@ -11,13 +11,11 @@ import pytest
 from rich.console import Console
 
 import scoremode as sm
+from scoremode.report.numbers import with_error
 from scoremode.report.terminal.console import console, listing
-from scoremode.report.terminal.numbers import with_error
-from scoremode.report.terminal.plan import plan_table
-from scoremode.report.terminal.prob import sequence_table
-from scoremode.report.terminal.run import run_table
+from scoremode.report.terminal.run_tables import plan_table, run_table, sequence_table
 from scoremode.values import Estimate
-from scoremode.verbs.prob import SequenceScore, TokenScore
+from scoremode.verbs.prob.sequence import SequenceScore, TokenScore
 
 
 def drawn(parts: list[Any], width: int = 200) -> str:

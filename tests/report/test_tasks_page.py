@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
-from scoremode.harness.documents import Document
+from scoremode.harness.documents import TaskDocument
 from scoremode.harness.results import TaskPair, TasksComparison, softmax
 from scoremode.report.html.page import report
-from scoremode.report.html.recovery import Line, Mark, recovery_chart
-from scoremode.report.html.tasks import FLIPS_SHOWN, render_tasks
+from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
+from scoremode.report.html.tasks_page import FLIPS_SHOWN, render_tasks
+from scoremode.report.model_card import tasks_markdown, tasks_model_index
 from scoremode.report.notebook import tasks_html
-from scoremode.report.taskcard import tasks_markdown, tasks_model_index
 from scoremode.statistics.tasks import PairedTask
-from scoremode.store.answers import Answer
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
 FACTS = {"model": BAD, "engine": "table", "dtype": "float32", "head": "closed-form", "versions": {}}
@@ -30,7 +30,7 @@ def made(name: str = "q4", *, documents: int = 60, bad: str = BAD) -> TasksCompa
     """Documents with two choices each, whose answers are drawn."""
     rng = np.random.default_rng(2)
     asked = [
-        Document(i, ((bad, " yes"), (bad, f" no {bad}")), ("yes", f"no {bad}"), (0,), ()) for i in range(documents)
+        TaskDocument(i, ((bad, " yes"), (bad, f" no {bad}")), ("yes", f"no {bad}"), (0,), ()) for i in range(documents)
     ]
     base, cand = (-rng.exponential(2.0, (documents, 2)) for _ in range(2))
     right = [(side.argmax(1) == 0).astype(float) for side in (base, cand)]
@@ -85,17 +85,17 @@ def test_flips_are_listed_with_both_models_choices() -> None:
 
 def test_the_chart_draws_bounds_and_leaves_out_what_is_undefined() -> None:
     lines = [
-        Line("a", False, (Mark(0.98, 0.95, 1.01), Mark(None, None, None))),
-        Line("b", True, (Mark(1.2, None, None),) * 2),
+        Line("a", False, (Recovery(0.98, 0.95, 1.01), Recovery(None, None, None))),
+        Line("b", True, (Recovery(1.2, None, None),) * 2),
     ]
     chart = recovery_chart(lines, ["q4", "q3"])
     assert chart.count("<circle") == 2 * 3  # drawn wide and narrow
     assert "98.00%, 95%: 95.00% to 101.00%" in chart
-    assert recovery_chart([Line("a", False, (Mark(None, None, None),))], ["q4"]) == ""
+    assert recovery_chart([Line("a", False, (Recovery(None, None, None),))], ["q4"]) == ""
 
 
 def test_a_recovery_far_away_stays_inside_the_chart() -> None:
-    chart = recovery_chart([Line("a", False, (Mark(50.0, 0.0, 4e9),))], ["q4"])
+    chart = recovery_chart([Line("a", False, (Recovery(50.0, 0.0, 4e9),))], ["q4"])
     places = [float(x) for x in re.findall(r'cx="([\d.]+)"', chart)]
     assert all(0 <= x <= 760 for x in places)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from scoremode.service import slow_clients
-from scoremode.service.access import KEYS, Access, accepted_keys, digest_of, is_allowed
+from scoremode.service import access
+from scoremode.service.access import KEYS, Access, ConnectionWatch, accepted_keys, digest_of, is_allowed
 
 uvicorn = pytest.importorskip("uvicorn", reason="vLLM, which brings uvicorn, is not installed: make test installs it")
 QUICK = 0.6  # seconds that a client gets here, instead of a minute
@@ -61,7 +61,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, http=request.param, log_level="critical"))
     app.state.server, app.state.args = server, Namespace(api_key=["sk-one", "sk-two"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slow_clients, "SECONDS", QUICK)
+        patch.setattr(access, "SECONDS", QUICK)
         patch.delenv(KEYS, raising=False)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             running = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -262,8 +262,8 @@ def test_a_few_bytes_of_a_long_answer_are_no_progress() -> None:
         transport = Transport()
         connection = Connection()
         connection.transport = transport
-        watch = slow_clients.Watch([connection])
+        watch = ConnectionWatch([connection])
         for step in range(20):
             transport.unread = unread + 500 - step
-            watch.look(slow_clients.SECONDS / 12 * step)
+            watch.look(access.SECONDS / 12 * step)
         assert transport.aborted == is_let_go

@@ -51,10 +51,10 @@ def answers_to(asked: Asked) -> list[Answers]:
             Answers(
                 -random.random((rows, k)),
                 rank=random.integers(1, 1 << 62, (rows, k)),
-                entropy=random.random(rows),
-                top=random.integers(0, 1 << 30, rows).astype(np.int32),
-                top_logprob=-random.random(rows),
-                kl=random.random(rows),
+                entropy=random.random((rows,)),
+                top=random.integers(0, 1 << 30, (rows,)).astype(np.int32),
+                top_logprob=-random.random((rows,)),
+                kl=random.random((rows,)),
             )
         )
     return found
@@ -130,7 +130,7 @@ def test_bad_messages_are_refused_in_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["id_ends", "row_ends", "target_ends", "widths"])
-@pytest.mark.parametrize("wrong", [1 << 62, 1 << 30, -1, 0])
+@pytest.mark.parametrize("wrong", [1 << 62, 1 << 30, -1])
 def test_ends_that_do_not_fit_their_arrays(name: str, wrong: int) -> None:
     counts = getattr(PackedWindows.of(example().windows), name).copy()
     counts[0] = wrong
@@ -153,7 +153,7 @@ def test_any_flipped_bytes_are_a_request_or_a_refusal(flips: list[tuple[int, int
 
 @pytest.mark.parametrize("vocabulary", ["0", "-1", "true", "false", "3.0", "1e3", "null", '"3"', "[3]", "1" + "0" * 30])
 def test_a_vocabulary_is_a_number_from_1_on(vocabulary: str) -> None:
-    from scoremode.service.forms import asked_in_json
+    from scoremode.service.requests import asked_in_json
 
     with pytest.raises(InputError):
         asked_in_json(f'{{"windows": [{{"ids": [1, 2]}}], "vocabulary": {vocabulary}}}'.encode())

@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,22 +19,31 @@ import pytest
 
 from scoremode.engines.base import StoredHead
 from scoremode.engines.heads import FOLDER, LENGTH, HeadFile, head_parts
+from scoremode.engines.messages import answer_message
+from scoremode.engines.server.checks import SameServer
 from scoremode.engines.server.link import Link
-from scoremode.engines.server.service import SameService, find_service, is_service
+from scoremode.engines.server.served import ServerFacts, find_service, is_service
+from scoremode.engines.server.server_options import ServerOptions
+from scoremode.engines.server.service_engine import ServiceEngine, same_service
+from scoremode.engines.server.subject import ServedSubject
+from scoremode.engines.server.tokenizer import ComparedTokenizer
 from scoremode.errors import EngineError, InputError
+from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.scores.packing import MAGIC, START, VERSION
+from scoremode.scores.schema import BUILT_IN
 from scoremode.service.heads import Heads
-from scoremode.service.limits import AbsentError, BusyError, TooLargeError
+from scoremode.service.requests import AbsentError, Bodies, BusyError, TooLargeError
+from scoremode.text.tokenizer import ByteTokenizer
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test installs it")
 
 
 # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_turns_are_taken_in_order_and_given_back() -> None:
-    from scoremode.service.scoring import Flow
+    from scoremode.service.scorer import TokensInFlight
 
     async def play() -> tuple[list[int], int]:
-        flow, order, open_gate = Flow(10), list[int](), asyncio.Event()
+        flow, order, open_gate = TokensInFlight(10), list[int](), asyncio.Event()
 
         async def one(number: int, tokens: int) -> None:
             async with flow.of(tokens):
@@ -59,10 +69,10 @@ def test_turns_are_taken_in_order_and_given_back() -> None:
 
 
 def test_one_is_let_in_however_large_it_is() -> None:
-    from scoremode.service.scoring import Flow
+    from scoremode.service.scorer import TokensInFlight
 
     async def play() -> None:
-        flow = Flow(10)
+        flow = TokensInFlight(10)
         async with flow.of(1000):
             assert flow.used == 1000
 
@@ -165,12 +175,19 @@ class Says(BaseHTTPRequestHandler):
     """Says of itself whatever a test wants: no real server changes at will."""
 
     said: Any = ABOUT
+    answers: Any = None  # to the only window of a request
 
     def do_GET(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(json.dumps(type(self).said).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(answer_message("one", [type(self).answers], BUILT_IN))
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -185,11 +202,11 @@ def address() -> Iterator[str]:
     server.shutdown()
 
 
-def same(address: str) -> SameService:
+def same(address: str) -> SameServer:
     link = Link(address, None, timeout=5, patience=1)
     first = find_service(link)
     assert first is not None
-    return SameService(link, first)
+    return same_service(link, first)
 
 
 def test_a_server_that_was_started_again_as_it_was_is_accepted(address: str) -> None:
@@ -249,6 +266,25 @@ def test_other_servers_are_no_services(address: str) -> None:
     assert is_service("http://127.0.0.1:9") is None
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_service_that_gives_no_numbers_is_told_apart_from_a_model_here(address: str, wrong: float) -> None:
+    """``--dtype`` is an option of engines that load the model themselves."""
+    found = find_service(Link(address, None, timeout=5, patience=1))
+    assert found is not None
+    tokenizer: Any = ComparedTokenizer(ByteTokenizer(), Namespace(exists=False))  # type: ignore[arg-type]
+    subject = ServedSubject(
+        name="m", tokenizer=tokenizer, fingerprint="f", root=address, options=ServerOptions(), form=None,
+        served=ServerFacts("m", None, 20, None, None), service=found,
+    )  # fmt: skip
+    Says.answers = Answers(np.array([[wrong]]))
+    engine = ServiceEngine(subject, found, 1)
+    window = Window(np.array([1, 2], np.int32), np.array([0], np.int32), np.array([[2]], np.int32))
+    with pytest.raises(EngineError, match="gives NaN or infinity as a score; start the server in float32") as caught:
+        list(engine.score(WindowList((window,)), np.zeros(1, np.bool_)))
+    assert "--dtype" not in str(caught.value)
+    engine.close()
+
+
 # ── bad clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 class Sending:
     """A request whose body comes in chunks; with ``stalls``, nothing follows them."""
@@ -265,9 +301,7 @@ class Sending:
 
 
 def test_a_client_that_stalls_takes_no_room() -> None:
-    from scoremode.service import bodies
-
-    held = bodies.Bodies(100, 100)
+    held = Bodies(100, 100)
 
     async def stalls() -> None:
         async with held.of(Sending(b"x", declared=100, stalls=True)):
@@ -288,7 +322,6 @@ def test_a_client_that_stalls_takes_no_room() -> None:
 
 def test_too_many_windows_are_refused_before_they_are_made() -> None:
     from scoremode.engines.messages import Asked, TooManyError
-    from scoremode.plan.windows import Window
 
     none = np.zeros(0, np.int32)
     data = Asked((Window(none, none, np.zeros((0, 0), np.int32)),) * 5).to_bytes()

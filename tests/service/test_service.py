@@ -27,12 +27,12 @@ from scoremode.engines.registry import choose
 from scoremode.engines.server.service_engine import ServiceEngine
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.options import EngineArguments
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
+from scoremode.references.reader import Reference
 from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.reference import Reference
 from scoremode.verbs.question import prepare_question
 from tests.makers import make_small_llama, make_tokenizer
 from tests.service.conftest import KEY, ServedModel
@@ -84,7 +84,7 @@ def engine_of(served: ServedModel, *, alone: bool = False) -> ServiceEngine:
     subject = subject_of(served)
     assert subject.service is not None
     return (
-        ServiceEngine(subject, replace(subject.service, windows=1), 1)
+        ServiceEngine(subject, replace(subject.service, limits=replace(subject.service.limits, windows=1)), 1)
         if alone
         else ServiceEngine(subject, subject.service, None)
     )
@@ -270,7 +270,7 @@ JSON = "application/json"
 BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     "other magic": (SCORE, b"x" * 100, CONTENT_TYPE, 400, "not a message"),
     "later version": (SCORE, b"SCOREMOD\x09" + b"\0" * 90, CONTENT_TYPE, 400, "version 9"),
-    "cut": (SCORE, message(ONE)[:-8], CONTENT_TYPE, 400, "came with"),
+    "cut": (SCORE, message(ONE)[:-8], CONTENT_TYPE, 400, "truncated"),
     "no window": (SCORE, message(), CONTENT_TYPE, 400, "no window"),
     "JSON too large": (SCORE, b'{"windows": [' + b" " * (5 << 20) + b"]}", "application/json", 413, "bytes of JSON"),
     "too many windows": (SCORE, message(*[ONE] * 1025), CONTENT_TYPE, 413, "1025 windows"),
@@ -304,21 +304,21 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
         changed(message(ONE), against={"digest": "a" * 64, "dtype": ["float32"], "states": None}),
         CONTENT_TYPE,
         400,
-        "do not name a head",
+        "at `$.against.dtype`",
     ),
     "not JSON": (SCORE, b"{", JSON, 400, "not JSON"),
     "NaN": (SCORE, b'{"windows": [{"ids": [NaN]}]}', JSON, 400, "not JSON"),
-    "a float": (SCORE, b'{"windows": [{"ids": [1.5]}]}', JSON, 400, "whole numbers"),
-    "true": (SCORE, b'{"windows": [{"ids": [true, true]}]}', JSON, 400, "whole numbers"),
-    "no vocabulary": (SCORE, b'{"windows": [{"ids": [1, 2]}], "vocabulary": 0}', JSON, 400, "vocabulary is below 1"),
-    "a list": (SCORE, b"[1]", JSON, 400, "not a JSON object"),
-    "an unknown field": (SCORE, b'{"windows": [], "file": "/etc/passwd"}', JSON, 400, "no field 'file'"),
+    "a float": (SCORE, b'{"windows": [{"ids": [1.5]}]}', JSON, 400, "got `float` - at `$.windows[0].ids[0]`"),
+    "true": (SCORE, b'{"windows": [{"ids": [true, true]}]}', JSON, 400, "got `bool` - at `$.windows[0].ids[0]`"),
+    "no vocabulary": (SCORE, b'{"windows": [{"ids": [1, 2]}], "vocabulary": 0}', JSON, 400, ">= 1 - at `$.vocabulary`"),
+    "a list": (SCORE, b"[1]", JSON, 400, "Expected `object`, got `array`"),
+    "an unknown field": (SCORE, b'{"windows": [], "file": "/etc/passwd"}', JSON, 400, "unknown field `file`"),
     "uneven targets": (SCORE, b'{"windows": [{"ids": [1, 2], "targets": [[1], [1, 2]]}]}', JSON, 400, "one length"),
     "deep JSON": (SCORE, b"[" * 100_000, JSON, 400, "not JSON"),
     "another type": (SCORE, b"x", "application/x-pickle", 415, "Content-Type"),
-    "prob without targets": ("/v1/scoremode/prob", b'{"prompt": "a"}', JSON, 400, "not both"),
+    "prob without targets": ("/v1/scoremode/prob", b'{"prompt": "a"}', JSON, 400, "missing required field `targets`"),
     "an empty target": ("/v1/scoremode/prob", b'{"prompt": "a", "targets": [""]}', JSON, 400, "a target is empty"),
-    "no text": ("/v1/scoremode/prob", b'{"prompt": [1], "targets": "b"}', JSON, 400, "is not text"),
+    "no text": ("/v1/scoremode/prob", b'{"prompt": [1], "targets": "b"}', JSON, 400, "got `int` - at `$.prompt[0]`"),
     "unpaired": ("/v1/scoremode/prob", b'{"prompt": ["a", "b"], "targets": ["c"]}', JSON, 400, "do not pair up"),
     "long prompt": (
         "/v1/scoremode/prob", json.dumps({"prompt": TEXT, "targets": "b"}).encode(), JSON, 400, "more than the model",

@@ -17,9 +17,9 @@ from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.table.engine import TableEngine
 from scoremode.plan.windows import measured
+from scoremode.references.reader import Reference
 from scoremode.scores.journal import Journal, read_identity
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.reference import Reference
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.verbs.compare import of_runs
 from scoremode.verbs.question import Question
@@ -73,7 +73,7 @@ def test_a_journal_resumes_with_every_column(tmp_path: Path, name: str) -> None:
     journal = reopened(tmp_path, name)
     assert journal.done.tolist() == [i < WINDOWS for i in range(7)]
     assert journal.measured == BUILT_IN.names
-    engine, plan = TableEngine(LOGITS), journal.plan
+    engine, plan = TableEngine(LOGITS), asked().plan
     want = Want(against=stored_baseline()) if name.endswith("kl") else Want()
     for index, answers in engine.score(plan, journal.done.copy(), want):
         journal.add(index, answers, SECONDS)

@@ -18,11 +18,11 @@ import pytest
 
 import scoremode as sm
 from scoremode.cli.main import main
+from scoremode.disk.files import file_sha256
+from scoremode.disk.manifests import sealed
 from scoremode.errors import RunError
 from scoremode.store import run_format
-from scoremode.store.files import file_sha256
 from scoremode.store.runs import MANIFEST, SCORES
-from scoremode.store.sealed import sealed
 from scoremode.verbs.compare import compare
 from scoremode.verbs.question import QUESTION
 from scoremode.verbs.reference import reference

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.scores import mapped
 from scoremode.scores import parquet as columns
 from scoremode.statistics.comparison import comparison_statistics
 from scoremode.statistics.llamacpp import llamacpp_statistics
 from scoremode.store import runs
+from scoremode.values import mapped_column, release_pages
 from scoremode.verbs.compare import compare
 from scoremode.verbs.ppl import ppl
 
@@ -20,11 +20,11 @@ TEXT = "Thé quick brown fox jumps over the lazy dog. " * 30
 
 def test_a_mapped_column_has_the_values_and_keeps_them_when_its_pages_go() -> None:
     values = np.arange(100_000) * 0.5
-    found = mapped.mapped((values[i : i + 999] for i in range(0, len(values), 999)), len(values))
+    found = mapped_column((values[i : i + 999] for i in range(0, len(values), 999)), len(values))
     assert type(found) is np.ndarray
-    mapped.drop_pages(found)
+    release_pages(found)
     assert np.array_equal(found, values)
-    mapped.drop_pages(values)
+    release_pages(values)
     assert values[-1] == 49_999.5, "an array in memory stays"
     with pytest.raises(ValueError, match="read-only"):
         found[0] = 1.0
@@ -49,7 +49,7 @@ def test_no_room_for_the_file_is_no_error(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(columns, "LONG", 1)
-    monkeypatch.setattr(columns, "mapped", full)
+    monkeypatch.setattr(columns, "mapped_column", full)
     assert np.array_equal(runs.load(tmp_path / "r").scores.logprob, expected)
 
 

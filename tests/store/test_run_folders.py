@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import scoremode as sm
+from scoremode.disk.locks import Lock
 from scoremode.errors import RunError
+from scoremode.references.reader import Reference
 from scoremode.store import runs
-from scoremode.store.locks import Lock
-from scoremode.store.reference import Reference
 from scoremode.verbs.reference import reference
 from tests import forked
 
@@ -160,7 +160,7 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written_is_read(tmp_path: Pat
 KILLED = """
 import os, shutil, sys
 folder, template, *arguments = sys.argv[1:]
-from scoremode.store import reference_writer
+from scoremode.references import writer
 from scoremode.disk import records
 from scoremode.cli.main import main
 import pyarrow.parquet
@@ -182,7 +182,7 @@ def at_every_step(left, target):
         return call
     for name in ("unlink", "replace", "mkdir", "open"):
         setattr(os, name, counted(name, getattr(os, name)))
-    for owner, name in ((records.RecordFile, "append"), (reference_writer.StatesWriter, "flush")):
+    for owner, name in ((records.RecordFile, "append"), (writer.StatesWriter, "flush")):
         def called(*given, true=getattr(owner, name)):
             step()
             return true(*given)

@@ -7,8 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scoremode.text.batches import encode_many, ids_with_specials
-from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from scoremode.text.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    TextTokenizer,
+    encode_many,
+    ids_with_specials,
+)
 
 TEXTS = [
     "The quick brown fox",

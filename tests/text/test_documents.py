@@ -11,9 +11,18 @@ import pytest
 from scoremode.errors import OptionError
 from scoremode.plan.recipes import find_method
 from scoremode.text.corpus import Corpus, Layout, load
-from scoremode.text.documents import Arrangement, arrange, detokenised, document, notes_on, prepare, wikitext_pages
+from scoremode.text.documents import (
+    Arrangement,
+    Document,
+    RereadDocuments,
+    arranged,
+    detokenised,
+    notes_on,
+    wikitext_pages,
+)
+from scoremode.text.files import lines_of
 from scoremode.text.tokenizer import ByteTokenizer
-from scoremode.text.tokens import Document
+from scoremode.text.tokens import tokenize
 
 LINES = ["", " = Title = \n", "", " Some text . \n", " = Other = \n"]
 RAW = " \n = Title = \n \n Some text . \n = Other = \n"
@@ -24,7 +33,7 @@ def corpus_of(layout: Layout, *rows: str) -> Corpus:
 
 
 def texts(layout: Layout, arrangement: Arrangement, *rows: str) -> list[str]:
-    return [d.text for d in arrange(corpus_of(layout, *rows), arrangement)]
+    return [d.read() for d in arranged(corpus_of(layout, *rows), arrangement)]
 
 
 @pytest.mark.parametrize("arrangement", ["join-lines", "join-rows", "pages", "texts"])
@@ -50,7 +59,7 @@ def test_the_raw_file_of_lines_is_the_original_file() -> None:
 
 
 def test_lines_as_pages_begin_at_headings_of_one_sign() -> None:
-    assert [d.text for d in arrange(corpus_of("lines", *LINES), "pages")] == [
+    assert texts("lines", "pages", *LINES) == [
         detokenised(" = Title = \n \n Some text . "),
         detokenised(" = Other = \n"),
     ]
@@ -76,41 +85,47 @@ def test_documents_as_a_raw_file_are_joined_less_one_trailing_newline() -> None:
 # ── counts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_words_are_counted_with_the_empty_ends_as_lm_eval_does() -> None:
     """re.split on white space gives an empty piece at an end with white space; published numbers count those."""
-    assert document(" two words \n").source_words == 4
+    document = Document([" two wo", "rds \n"])
+    assert (document.read(), document.source_words) == (" two words \n", 4)
 
 
 def test_bytes_and_words_are_those_of_the_source() -> None:
-    assert document("ab", source="naïve source") == Document("ab", source_bytes=13, source_words=2)
+    document = Document(["ab"], source="naïve source")
+    assert (document.read(), document.source_bytes, document.source_words) == ("ab", 13, 2)
+
+
+def pages_of(raw: str) -> list[str]:
+    return list(wikitext_pages(lines_of([raw])))
 
 
 # ── WikiText-2 ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_deeper_headings_do_not_begin_a_page() -> None:
     raw = " = A = \n = = B = = \n text \n = = = C = = = \n"
-    assert wikitext_pages(raw) == [raw]
+    assert pages_of(raw) == [raw]
 
 
 def test_blank_text_before_the_first_heading_is_dropped() -> None:
-    assert wikitext_pages(" \n = A = \n text") == [" = A = \n text"]
+    assert pages_of(" \n = A = \n text") == [" = A = \n text"]
 
 
 def test_a_text_without_headings_is_one_page() -> None:
-    assert wikitext_pages("no heading\nhere") == ["no heading\nhere"]
+    assert pages_of("no heading\nhere") == ["no heading\nhere"]
 
 
 def test_the_pages_of_wikitext2_are_those_of_lm_eval(wikitext_file: Path, pages_file: Path) -> None:
     expected = [json.loads(line)["page"] for line in pages_file.read_text().splitlines()]
-    assert wikitext_pages(wikitext_file.read_text()) == expected
+    assert pages_of(wikitext_file.read_text()) == expected
 
 
 def test_the_detokenised_pages_have_the_recorded_hash(wikitext_file: Path) -> None:
     """Recorded from lm-evaluation-harness 0.4.13's wikitext task, version 2.0."""
-    pages = [d.text for d in arrange(load(f"wikitext2:{wikitext_file}"), "pages")]
+    pages = [d.read() for d in arranged(load(f"wikitext2:{wikitext_file}"), "pages")]
     digest = hashlib.sha256(json.dumps(pages).encode()).hexdigest()
     assert digest == "a47450211f6b24275a361ae88a7e2832c36d0c9e6f67dfe3cb288563bf18194a"
 
 
 def test_words_and_bytes_of_the_pages_are_those_of_lm_eval(wikitext_file: Path) -> None:
-    found = list(arrange(load(f"wikitext2:{wikitext_file}"), "pages"))
+    found = list(arranged(load(f"wikitext2:{wikitext_file}"), "pages"))
     totals = (len(found), sum(d.source_words for d in found), sum(d.source_bytes for d in found))
     assert totals == (62, 241_335, 1_290_527)
 
@@ -135,23 +150,23 @@ def test_wikitext_is_detokenised(page: str, prose: str) -> None:
     assert detokenised(page) == prose
 
 
-# ── prepare ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── documents and tokens ─────────────────────────────────────────────────────────────────────────────────────────────
 def test_tokens_belong_to_the_documents_given_beside_them() -> None:
-    documents, tokens = prepare(corpus_of("documents", "ab", "cde"), "join-lines", ByteTokenizer(), special=True)
-    assert [len(d.text) for d in documents] == [2, 3]
-    assert tokens.doc_starts.tolist() == [0, 2, 5]
+    documents = RereadDocuments(corpus_of("documents", "ab", "cde"), "join-lines", ByteTokenizer())
+    assert [d.read() for d in documents] == ["ab", "cde"]
+    assert tokenize(documents, ByteTokenizer(), special=True).doc_starts.tolist() == [0, 2, 5]
 
 
 def test_assistant_only_needs_a_chat() -> None:
     with pytest.raises(OptionError, match="--assistant-only"):
-        prepare(corpus_of("text", "ab"), "join-lines", ByteTokenizer(), special=True, assistant_only=True)
+        RereadDocuments(corpus_of("text", "ab"), "join-lines", ByteTokenizer(), assistant_only=True)
 
 
 def test_chat_rows_go_through_the_template(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hi"}]}) + "\n")
-    documents, _ = prepare(load(str(path)), "join-lines", ByteTokenizer(), special=True)
-    assert [d.text for d in documents] == ["user: Hi\n"]
+    documents = RereadDocuments(load(str(path)), "join-lines", ByteTokenizer())
+    assert [d.read() for d in documents] == ["user: Hi\n"]
 
 
 # ── several texts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,17 +181,20 @@ def wikitext_and_another(tmp_path: Path) -> tuple[Corpus, Corpus, Corpus]:
 def test_beside_another_text_wikitext_is_arranged_as_it_is_alone(tmp_path: Path, arrangement: Arrangement) -> None:
     """Its lines once became separate documents: each of them silently lost its context."""
     wiki, other, both = wikitext_and_another(tmp_path)
-    alone = [*arrange(wiki, arrangement), *arrange(other, arrangement)]
-    assert list(arrange(both, arrangement)) == alone
-    assert (len(list(arrange(both, "join-lines"))), both.layout) == (2, "mixed")
+
+    def read(corpus: Corpus) -> list[tuple[str, int, int, list[int]]]:
+        return [(d.read(), d.source_bytes, d.source_words, [*d.joined_at]) for d in arranged(corpus, arrangement)]
+
+    assert read(both) == read(wiki) + read(other)
+    assert (len(list(arranged(both, "join-lines"))), both.layout) == (2, "mixed")
 
 
 def test_recipes_that_join_rows_join_several_texts_too(tmp_path: Path) -> None:
     _, _, both = wikitext_and_another(tmp_path)
-    (joined,) = arrange(both, "join-rows")
-    assert joined.text == "\n\n".join([*LINES, "Another text.\n"])
-    (raw,) = arrange(both, "raw-file")
-    assert raw.text == f"{RAW}\n\nAnother text."
+    (joined,) = arranged(both, "join-rows")
+    assert joined.read() == "\n\n".join([*LINES, "Another text.\n"])
+    (raw,) = arranged(both, "raw-file")
+    assert raw.read() == f"{RAW}\n\nAnother text."
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scoremode.errors import CorpusError, ModelError, OptionError
 from scoremode.models.facts import resolve
 from scoremode.text.corpus import Message
-from scoremode.text.documents import document
+from scoremode.text.documents import Document, RereadDocuments, chat_document
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer, owned_characters
-from scoremode.text.tokens import Document, Tokens, chat_document, first_tokens, tokenize
+from scoremode.text.tokens import Tokens, first_tokens, tokenize
 
 SAMPLES = [
     "Once upon a time, there was a little girl named Lily.",
@@ -48,7 +48,7 @@ def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
 
 
 def tokens_of(tokenizer: TextTokenizer, *texts: str, special: bool = True) -> Tokens:
-    return tokenize([document(text) for text in texts], tokenizer, special=special)
+    return tokenize([Document([text]) for text in texts], tokenizer, special=special)
 
 
 # ── where tokens stand ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +158,7 @@ def test_tokens_cannot_be_written_to() -> None:
 
 
 def test_the_counts_of_the_source_travel_with_the_tokens() -> None:
-    tokens = tokenize([Document("ab", source_bytes=10, source_words=3)], ByteTokenizer(), special=True)
+    tokens = tokenize([Document(["ab"], source="one two ab")], ByteTokenizer(), special=True)
     assert (tokens.doc_bytes.tolist(), tokens.doc_words.tolist()) == ([10], [3])
 
 
@@ -259,11 +259,13 @@ CHAT: list[Message] = [
 
 def scored_text(found: Document) -> list[str]:
     assert found.scored_spans is not None
-    return [found.text[a:b] for a, b in found.scored_spans]
+    text = found.read()
+    return [text[a:b] for a, b in found.scored_spans]
 
 
 def test_a_chat_is_what_the_template_writes(bpe: HuggingFaceTokenizer) -> None:
-    assert chat_document(CHAT[:2], bpe, assistant_only=False).text == "<s>user: Hi there</s>\n<s>assistant: Hello</s>\n"
+    found = chat_document(CHAT[:2], bpe, assistant_only=False)
+    assert found.read() == "<s>user: Hi there</s>\n<s>assistant: Hello</s>\n"
 
 
 def test_all_tokens_of_a_chat_are_targets_by_default(bpe: HuggingFaceTokenizer) -> None:
@@ -278,7 +280,8 @@ def test_only_the_assistants_tokens_are_targets(bpe: HuggingFaceTokenizer) -> No
     found = chat_document(CHAT, bpe, assistant_only=True)
     tokens = tokenize([found], bpe, special=False)
     assert tokens.target_mask is not None
-    pieces = [found.text[a:b] for a, b in zip(tokens.char_start, tokens.char_end, strict=True)]
+    text = found.read()
+    pieces = [text[a:b] for a, b in zip(tokens.char_start, tokens.char_end, strict=True)]
     kept = "".join(piece for piece, wanted in zip(pieces, tokens.target_mask, strict=True) if wanted)
     assert kept.replace(" ", "") == "Hello</s>Seeyou</s>"
 
@@ -290,12 +293,11 @@ def test_smollm2_scores_the_assistants_words_and_its_end_of_turn() -> None:
 
 def test_the_tokens_of_a_template_are_not_given_a_second_bos(tiny_bos: Path, tmp_path: Path) -> None:
     from scoremode.text.corpus import load
-    from scoremode.text.documents import prepare
 
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": CHAT}) + "\n")
     tokenizer = HuggingFaceTokenizer.load(tiny_bos)
-    _, tokens = prepare(load(str(path)), "join-lines", tokenizer, special=True)
+    tokens = tokenize(RereadDocuments(load(str(path)), "join-lines", tokenizer), tokenizer, special=False)
     assert tokens.ids[:2].tolist().count(tokenizer.facts.bos) == 1
 
 
@@ -357,11 +359,11 @@ def test_parts_are_refused_where_the_template_would_print_or_drop_them(tiny: Pat
 def test_parts_are_read_where_the_template_takes_them(tiny: Path) -> None:
     tokenizer = HuggingFaceTokenizer.load(tiny)
     tokenizer.hf.chat_template = IN_PARTS
-    assert chat_document(PARTS, tokenizer, assistant_only=False).text == "user: Look at this"
+    assert chat_document(PARTS, tokenizer, assistant_only=False).read() == "user: Look at this"
 
 
 def test_bytes_take_parts() -> None:
-    assert chat_document(PARTS, ByteTokenizer(), assistant_only=False).text == "user: Look at this\n"
+    assert chat_document(PARTS, ByteTokenizer(), assistant_only=False).read() == "user: Look at this\n"
 
 
 # ── memory and loudness ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -391,7 +393,7 @@ def test_transformers_is_as_loud_afterwards_as_it_was(tiny: Path) -> None:
 def test_the_first_tokens_of_each_document_are_those_of_shorter_documents(limit: int) -> None:
     """With bytes, a shortened text is its first bytes: every column is that of the shortened texts."""
     texts = ["one two three", "", "ab", "déjà vu"]
-    cut, count = first_tokens(tokenize(map(document, texts), ByteTokenizer(), special=False), limit)
+    cut, count = first_tokens(tokenize([Document([text]) for text in texts], ByteTokenizer(), special=False), limit)
     assert count == sum(len(text.encode()) > limit for text in texts)
     for number, text in enumerate(texts):
         here = slice(*cut.doc_starts[number : number + 2])
@@ -400,13 +402,11 @@ def test_the_first_tokens_of_each_document_are_those_of_shorter_documents(limit:
 
 
 def test_a_document_that_was_joined_is_not_cut() -> None:
-    from dataclasses import replace
-
-    joined = replace(document("one two"), joined_at=(4,))
+    joined = Document(["one two"], joined_at=(4,))
     with pytest.raises(OptionError, match="joins all texts"):
         first_tokens(tokenize([joined], ByteTokenizer(), special=False), 3)
     with pytest.raises(OptionError, match="leaves no text"):
-        first_tokens(tokenize([document("one two")], ByteTokenizer(), special=False), 0)
+        first_tokens(tokenize([Document(["one two"])], ByteTokenizer(), special=False), 0)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -415,7 +415,7 @@ def test_white_space_is_what_regular_expressions_call_so() -> None:
     import re
     import sys
 
-    from scoremode.text.tokens import SPACES
+    from scoremode.text.documents import SPACES
 
     matched = [point for point in range(sys.maxunicode + 1) if re.match(r"\s", chr(point))]
     assert matched == np.flatnonzero(SPACES).tolist()
@@ -426,11 +426,12 @@ def test_words_are_counted_as_by_a_regular_expression(monkeypatch: pytest.Monkey
     """However the text is cut into blocks."""
     import re
 
-    from scoremode.text import tokens
+    from scoremode.text import documents, tokens
 
-    monkeypatch.setattr(tokens, "CHARACTERS", size)
+    monkeypatch.setattr(documents, "CHARACTERS", size)
     for text in ("", " ", "one", " one  two\n", "a\u2003b\x1fc", "日本 語\u3000です", "x" * 5 + "\t" * 5, "👩‍🔬 a\r\n"):
-        assert tokens.count_words(text) == 1 + len(re.findall(r"\s+", text)), repr(text)
-        encoding = ByteTokenizer().encode(text, special=False)
-        starts = tokens.word_starts_of(text, encoding)
+        counter = documents.WordCounter()
+        counter.add(text)
+        assert counter.count == 1 + len(re.findall(r"\s+", text)), repr(text)
+        starts = tokens.word_starts_in(text, ByteTokenizer().encode(text, special=False).char_end)
         assert int(starts.sum()) == len(re.findall(r"\S+", text)), repr(text)

@@ -19,12 +19,12 @@ from scoremode.engines.base import SCORES, Want
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import EngineError, InputError, MethodError, ModelError, OptionError, RunError
 from scoremode.plan.windows import Answers, measured
-from scoremode.report.modelcard import markdown
-from scoremode.report.terminal.compare import comparison_json
+from scoremode.references.kld import MAGIC, KldFile
+from scoremode.report.model_card import markdown
+from scoremode.report.terminal.comparison_tables import comparison_json
 from scoremode.report.text import model_notes
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.llamacpp import llamacpp_statistics
-from scoremode.store.kld import MAGIC, KldFile
 from scoremode.values import Floats
 from tests import forked
 from tests.kld_files import kl_longhand, log_p, random_logits, record, write_file
@@ -263,13 +263,13 @@ def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
-def test_a_foreign_folder_beside_the_file_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_foreign_folder_beside_the_file_is_left_alone(tmp_path: Path, fresh: bool) -> None:
     folder = tmp_path / ".x.kld.scoremode"
     sm.ppl("table:uniform", text=TEXT, out=folder)
-    (folder / "thesis.txt").write_text("mine")
     with pytest.raises(RunError, match="another run"):
-        sm.reference("table:uniform", kld=tmp_path / "x.kld", text=TEXT, context_length=CONTEXT)
-    assert (folder / "thesis.txt").read_text() == "mine"
+        sm.reference("table:uniform", kld=tmp_path / "x.kld", text=TEXT, context_length=CONTEXT, fresh=fresh)
+    assert sm.load(folder).scores.logprob.size
 
 
 def test_an_engine_without_distributions_is_told_so(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ SLOW = (
     OBEY_INTERRUPTS
     + """
 import time
-from scoremode.store.kld_writer import KldWriter
+from scoremode.references.kld import KldWriter
 write = KldWriter.write
 def slow(self, *given):
     write(self, *given)

@@ -16,7 +16,8 @@ from scoremode.errors import EngineError, ModelError
 from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.values import Bools
-from scoremode.verbs.likelihoods import Continuation, Likelihood, answered_once, likelihoods
+from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
+from scoremode.verbs.scoring import answered
 from tests.partial_engine import LOGITS, PartialEngine
 
 ASKED = [Continuation(np.array([1, 2, 3, 4], np.int32), 2), Continuation(np.array([1, 2, 9], np.int32), 2)]
@@ -96,7 +97,7 @@ class Faulty(TableEngine):
 def test_faults_of_engines_are_errors(fault: str, words: str, together: int) -> None:
     plan = plan_of_pairs([(one.ids, one.first) for one in ASKED], GROUPS)
     with pytest.raises(EngineError, match=words):
-        list(answered_once(Faulty(fault), plan, together=together))
+        list(answered(Faulty(fault), plan, together=together))
 
 
 def test_certain_is_the_most() -> None:

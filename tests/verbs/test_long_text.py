@@ -1,4 +1,4 @@
-"""A text that is read again gives the same run as one that is kept in memory: numbers, words and digests."""
+"""A long text, whose tokens are kept on disk, gives the same run as a short one: numbers, words and digests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pytest
 
 import scoremode as sm
 from scoremode.scores.columns import TargetFacts
-from scoremode.text import documents, pieces
-from scoremode.text.pieces import Sizes
-from scoremode.text.reading import Excerpts, ReadAgain
-from scoremode.text.tokens import Document, OpenDocument
+from scoremode.text import long_text
+from scoremode.text.long_text import Sizes
+from scoremode.verbs import question
 
 LINES = " \n = Title = \n \n Words über Flüße . \n = = Part = = \n \n More . \n = Other = \n \n End . \n"
 METHODS = ("sliding-once", "exl3-2025", "gptq", "hf-stride", "llamacpp")
@@ -47,8 +46,8 @@ def answer(corpus: Any, method: str, **more: Any) -> tuple[Mapping[str, Any], Ta
 def assert_same_answers(corpus: Any, method: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     manifest, facts = answer(corpus, method, **more)
     with monkeypatch.context() as changed:
-        changed.setattr(documents, "IN_MEMORY", 0)
-        changed.setattr(pieces, "Sizes", lambda: Sizes(300, 100, 16, 64))
+        changed.setattr(question, "STORED_FROM", 0)
+        changed.setattr(long_text, "Sizes", lambda: Sizes(300, 100, 24))
         again, facts_again = answer(corpus, method, **more)
     for name in ("identity", "tokens", "documents", "targets", "metrics", "notes", "plan_digest"):
         assert manifest.get(name) == again.get(name), name
@@ -72,21 +71,3 @@ def test_shortened_documents_samples_and_chats_are_the_same(
     assert_same_answers(corpora[name], "sliding-once", monkeypatch, document_tokens=7)
     if name == "chat":
         assert_same_answers(corpora[name], "sliding-once", monkeypatch, assistant_only=True)
-
-
-def test_places_are_read_in_any_order() -> None:
-    texts = ["first text", "", "the second, longer text", "x"]
-
-    def opened() -> Any:
-        return (OpenDocument([text[i : i + 3] for i in range(0, len(text), 3)]) for text in texts)
-
-    source = Excerpts(ReadAgain(opened, len(texts)))
-    for places in ([(0, 0, 5), (0, 4, 10), (2, 0, 3)], [(2, 1, 9), (2, 4, 6), (3, 0, 1)], [(3, 0, 1), (0, 2, 4)], []):
-        d, a, b = (np.array([place[i] for place in places], np.int64) for i in range(3))
-        assert source.at(d, a, b) == [texts[i][j:k] for i, j, k in places]
-    whole = ReadAgain(opened, len(texts))
-    assert [one.text for one in whole] == texts
-    assert (whole[-1].text, [one.text for one in whole[1:3]]) == ("x", texts[1:3])
-    assert isinstance(whole[0], Document)
-    with pytest.raises(IndexError):
-        whole[4]

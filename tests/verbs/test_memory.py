@@ -117,9 +117,9 @@ def test_blocks_say_what_the_whole_plan_says(plan: Plan, monkeypatch: pytest.Mon
 
 
 def test_tokens_do_not_depend_on_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scoremode.text.documents import document
+    from scoremode.text.documents import Document
 
-    texts = [document(text) for text in ("Thé 東京 👩‍🔬 words,  and\nmore ASCII words here", "", "second né")]
+    texts = [Document([text]) for text in ("Thé 東京 👩‍🔬 words,  and\nmore ASCII words here", "", "second né")]
     at_once = tokenize(texts, ByteTokenizer(), special=False)
     in_blocks_of(7, monkeypatch)
     again = tokenize(texts, ByteTokenizer(), special=False)

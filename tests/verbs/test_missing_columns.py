@@ -22,11 +22,10 @@ from scoremode.engines.base import Want
 from scoremode.errors import EngineError, RunError
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.report.html.page import render
-from scoremode.report.modelcard import markdown
+from scoremode.report.model_card import markdown
 from scoremode.report.notebook import comparison_html, run_html
-from scoremode.report.terminal.compare import comparison_table
-from scoremode.report.terminal.prob import sequence_table
-from scoremode.report.terminal.run import run_table
+from scoremode.report.terminal.comparison_tables import comparison_table
+from scoremode.report.terminal.run_tables import run_table, sequence_table
 from scoremode.scores.journal import COLUMNS_ARE
 from scoremode.scores.parquet import ColumnFile
 from scoremode.scores.schema import BUILT_IN
@@ -34,12 +33,12 @@ from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.gate import check, parse
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
 from scoremode.statistics.ranking import rank
-from scoremode.store.outputs import check_output
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.values import Bools
-from scoremode.verbs import prob_files
 from scoremode.verbs.compare import of_runs
-from scoremode.verbs.prob import SequenceProbability, SequenceScore
+from scoremode.verbs.outputs import check_output
+from scoremode.verbs.prob import many_pairs
+from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
 from tests.partial_engine import ALL, LOGITS, SUBSETS, PartialEngine, named
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 4
@@ -402,7 +401,7 @@ def test_ranks_of_tokens_are_null_where_they_were_not_measured(columns: tuple[st
     stored = json.loads(json.dumps(found.as_json()))
     assert [token["rank"] is None for token in stored["tokens"]] == ["rank" not in columns] * 2
     assert SequenceScore.from_json(stored) == found
-    prob_files.check_result(stored, "ab", "cd")
+    many_pairs.check_result(stored, "ab", "cd")
 
 
 def test_a_result_with_ranks_of_some_tokens_only_is_refused() -> None:
@@ -410,7 +409,7 @@ def test_a_result_with_ranks_of_some_tokens_only_is_refused() -> None:
     stored = found.as_json()
     stored["tokens"][0]["rank"] = None
     with pytest.raises(ValueError, match="ranks of some tokens only"):
-        prob_files.check_result(stored, "ab", "cd")
+        many_pairs.check_result(stored, "ab", "cd")
 
 
 def test_the_table_of_targets_has_no_rank_where_none_was_measured() -> None:
@@ -424,7 +423,7 @@ def test_the_table_of_targets_has_no_rank_where_none_was_measured() -> None:
 
 
 def test_results_without_ranks_resume_from_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prob_files, "CHUNK", 2)
+    monkeypatch.setattr(many_pairs, "CHUNK", 2)
     pairs = [(f"prompt {i}", f" target {i}") for i in range(5)]
     lm = SequenceProbability("table:uniform", engine=PartialEngine())
     score, asked = lm.score, []
@@ -438,8 +437,8 @@ def test_results_without_ranks_resume_from_their_file(tmp_path: Path, monkeypatc
     monkeypatch.setattr(lm, "score", interrupted)
     output = check_output(tmp_path / "results.jsonl", "--out")
     with pytest.raises(KeyboardInterrupt):
-        prob_files.score_to_file(lm, pairs, output)
-    assert prob_files.score_to_file(lm, pairs, output).count == 5
+        many_pairs.score_to_file(lm, pairs, output)
+    assert many_pairs.score_to_file(lm, pairs, output).count == 5
     assert len(asked) == 1 + 1 + 2, "the first chunk is not scored again"
     results = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     assert {token["rank"] for result in results for token in result["tokens"]} == {None}

@@ -14,7 +14,7 @@ from scoremode.engines.base import SCORES
 from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import ModelError, OptionError, RunError
 from scoremode.plan.windows import Answers, measured
-from scoremode.store.numerics import NUMERICS
+from scoremode.values import NUMERICS
 from scoremode.verbs.question import identify
 from tests.makers import ask
 

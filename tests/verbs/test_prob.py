@@ -22,8 +22,8 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.errors import BoundaryError, EngineError, InputError, ModelError, OptionError
 from scoremode.plan.windows import Answers, WindowSource, measured
 from scoremode.values import Bools
-from scoremode.verbs import prob
-from scoremode.verbs.prob import SequenceProbability, SequenceScore
+from scoremode.verbs.prob import sequence
+from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
 from tests.makers import VOCABULARY
 
 
@@ -332,7 +332,7 @@ def test_the_engine_is_stopped_when_scoring_fails(
     def failing(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prob, "_answers", failing)
+    monkeypatch.setattr(sequence, "_answers", failing)
     with pytest.raises(KeyboardInterrupt):
         sm.prob(str(tiny), prompt="The dog", targets=[" jumps"])
     assert started.stopped == [0]

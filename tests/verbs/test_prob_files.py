@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from scoremode.disk.locks import Lock
 from scoremode.disk.records import HEAD, RecordFile, read_record_header
 from scoremode.errors import RunError
-from scoremode.store.locks import Lock
-from scoremode.store.numerics import NUMERICS
-from scoremode.store.outputs import check_output
-from scoremode.verbs import prob_files
-from scoremode.verbs.prob import SequenceProbability
-from scoremode.verbs.prob_files import ResultFiles, Written, _seal, question, score_to_file
+from scoremode.values import NUMERICS
+from scoremode.verbs.outputs import check_output
+from scoremode.verbs.prob import many_pairs
+from scoremode.verbs.prob.many_pairs import ResultFiles, Written, _seal, question, score_to_file
+from scoremode.verbs.prob.sequence import SequenceProbability
 
 CHUNK, CHUNKS = 16, 4  # smaller chunks than usual, for speed
 PAIRS = [(f"prompt {i}", f" target {i}") for i in range(3 * CHUNK + 5)]
@@ -28,7 +28,7 @@ PAIRS = [(f"prompt {i}", f" target {i}") for i in range(3 * CHUNK + 5)]
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prob_files, "CHUNK", CHUNK)
+        patch.setattr(many_pairs, "CHUNK", CHUNK)
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.plan.windows import measured
-from scoremode.report.terminal.run import worst_table
+from scoremode.report.terminal.run_tables import worst_table
 from tests.gguf_files import gguf_of
 
 TEXT = "Once upon a time there was a naïve 東京 cat. Once upon a time it said: hi.\n\nThe end" * 3

@@ -8,33 +8,36 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
 
 from scoremode import __version__
-from scoremode.cli import signals, streams
-from scoremode.cli.parser import BAD_INPUT, Parser
+from scoremode.cli import logs, signals, streams
+from scoremode.cli.comparing_verbs import CompareVerb, ReportVerb, TasksVerb
+from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
+from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
+from scoremode.cli.parser import BAD_INPUT, Parser, Verb
+from scoremode.cli.prob import ProbVerb
+from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ReferenceVerb
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
-VERBS = {  # and what each is for, in the words of the help: docstrings are gone under python -OO
-    "ppl": "perplexity of a text by a named method",
-    "prob": "probability of targets after a prompt",
-    "compare": "what changed between a baseline and its candidates, with errors",
-    "tasks": "candidates against a baseline on tasks of lm-eval: recovery and flips, with errors",
-    "reference": "score a text with a baseline and keep its hidden states for comparisons",
-    "report": "runs and comparisons as one HTML page",
-    "plan": "a dry run, windows, targets, work and memory, with no weight loaded",
-    "noise": "how far scores move when only the engine's settings do",
-    "lm-eval": "lm-evaluation-harness's own command line, with its tasks scored by any engine here",
-    "serve": "load a model once, and answer many clients over HTTP",
-    "methods": "the named recipes, or one of them with its windows drawn",
-    "show": "a run that was kept with --out",
-    "cache": "what is kept in the cache folder; scoremode cache prune removes from it",
-    "engines": "what can turn a plan into scores here",
-    "doctor": "versions, devices, and a self-test of every engine that is installed",
+VERBS: dict[str, Verb] = {
+    "ppl": PplVerb(),
+    "prob": ProbVerb(),
+    "compare": CompareVerb(),
+    "tasks": TasksVerb(),
+    "reference": ReferenceVerb(),
+    "report": ReportVerb(),
+    "plan": PlanVerb(),
+    "noise": NoiseVerb(),
+    "lm-eval": LmEvalVerb(),
+    "serve": ServeVerb(),
+    "methods": MethodsVerb(),
+    "show": ShowVerb(),
+    "cache": CacheVerb(),
+    "engines": EnginesVerb(),
+    "doctor": DoctorVerb(),
 }
-PASSED_ON = ("lm-eval",)  # the flags of these are another program's
-TAKES_OTHERS = (*PASSED_ON, "serve")  # these have no --json, and flags that are not ours go to another program
+PASSED_ON = "lm-eval"  # its flags are another program's
+TAKES_OTHERS = (PASSED_ON, "serve")  # these have no --json, and flags that are not ours go to another program
 OUR_BUG = 70
 
 EXAMPLES = """examples:
@@ -57,32 +60,31 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
     # the column is as wide as the longest name here; argparse does not count the verbs themselves
     verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", prog="scoremode", parser_class=Parser)
-    for name, summary in VERBS.items():
-        module = _module(name)
-        verb = verbs.add_parser(name, help=summary, description=summary, epilog=getattr(module, "EPILOG", None))
-        verb.passes_on = getattr(module, "PASSES_ON", False)
-        module.add_arguments(verb)
-        verb.set_defaults(run=module.run)
+    for name, verb in VERBS.items():
+        its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog)
+        its.passes_on = verb.passes_on
+        verb.add_arguments(its)
+        if name != PASSED_ON:
+            logs.add_arguments(its)
+        its.set_defaults(run=verb.run)
     return parser
-
-
-def _module(verb: str) -> Any:
-    return import_module(f"scoremode.cli.{verb.replace('-', '_')}")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; the exit code."""
+    logs.install()
     try:
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
-    except (Exception, KeyboardInterrupt) as error:
-        if os.environ.get("SCOREMODE_DEBUG"):
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of a library in Rust, as tokenizers; not an Exception
+        if os.environ.get("SCOREMODE_DEBUG") or not (is_panic or isinstance(error, Exception | KeyboardInterrupt)):
             raise
         return _end_with(error)
     return code
 
 
-def _end_with(error: Exception | KeyboardInterrupt) -> int:
+def _end_with(error: BaseException) -> int:
     """Say what happened; the exit code."""
     stopped = signals.tell_if_stopped()
     if stopped is not None:
@@ -97,8 +99,8 @@ def _end_with(error: Exception | KeyboardInterrupt) -> int:
 
 
 def _run(given: list[str]) -> int:
-    if given and given[0] in PASSED_ON:
-        return int(_module(given[0]).pass_on(given[1:]))
+    if given and given[0] == "lm-eval":  # all of its flags are another program's
+        return run_lm_eval(given[1:])
     parser = build_parser()
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")
@@ -110,6 +112,9 @@ def _run(given: list[str]) -> int:
         parser.print_help()
         streams.check()
         return _complain("no command was given; type scoremode VERB, as in scoremode ppl MODEL --corpus wikitext2")
+    if parsed.verbose and parsed.quiet:
+        return _complain("--verbose and --quiet exclude each other; give one of them")
+    logs.install(verbose=parsed.verbose, quiet=parsed.quiet)
     return int(parsed.run(parsed) or 0)
 
 
@@ -128,18 +133,34 @@ def _explain(error: BaseException) -> tuple[str, int]:
             return signals.explain(error)
         case OSError():
             return _explain_os_error(error), BAD_INPUT
-        case MemoryError():
-            return "this machine's memory is used up; try a smaller --context-length or --num-samples", BAD_INPUT
     what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
+    cause = _cause_outside(error, what)
+    if cause is not None:
+        return cause, BAD_INPUT
     return f"this is a bug in scoremode ({what}); set SCOREMODE_DEBUG=1 to see where", OUR_BUG
 
 
+def _cause_outside(error: BaseException, what: str) -> str | None:
+    """The line for failures of libraries that input or the environment causes; None for our own bugs."""
+    if isinstance(error, MemoryError):
+        return "this machine's memory is used up; try a smaller --context-length or --num-samples"
+    if isinstance(error, RecursionError):
+        return "a file or folder is nested too deeply to be read; give one with fewer levels"
+    if "TORCH_LOGS" in os.environ and "Invalid log settings" in str(error):
+        return "torch does not know the value of TORCH_LOGS in the environment; correct or unset it"
+    if type(error).__name__ == "PanicException":
+        return f"a library failed ({what}); check the model's tokenizer.json and the text"
+    return None
+
+
 def _explain_os_error(error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if streams.is_output_failure(error):
         why = "the disk is full" if full else "it is closed" if error.errno == errno.EBADF else error.strerror
         return f"standard output could not be written: {why}; send it to a file or a terminal that takes it"
     if full:
         return "the disk is full; free some space and run the same command again to resume"
+    if error.errno == errno.EFBIG:
+        return "a file became larger than this process may write; raise that limit (ulimit -f) and run it again"
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}; check the path and its permissions"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from scoremode.errors import harmless, one_line
-from scoremode.places.uri import STORES
+from scoremode.remote.uri import STORES
 
 BAD_INPUT = 2
 MAY_BE_EMPTY = {"prompt", "target", "text", "fail_if"}  # a prompt may be empty; the verbs refuse the others themselves
@@ -25,6 +25,21 @@ TAKE_URIS = {
 STORED = re.compile(rf"({'|'.join(STORES)})://", re.IGNORECASE)
 WRITTEN = {"out", "report", "output"}
 LONGEST = 400  # characters of a complaint: an argument may be a whole book
+
+
+class Verb:
+    """A command of the command line: its words in the help, its flags, and its work."""
+
+    summary: str  # docstrings are gone under python -OO
+    epilog: str | None = None
+    passes_on = False  # are flags that are not ours those of another program?
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        raise NotImplementedError
+
+    def run(self, parsed: argparse.Namespace) -> int | None:
+        """Do the work and print the result; the exit code, if it is not 0."""
+        raise NotImplementedError
 
 
 class Once(argparse.Action):

@@ -1,4 +1,4 @@
-"""The flags of ``scoremode prob``, and what it prints."""
+"""The verb prob: its flags, and what it prints."""
 
 from __future__ import annotations
 
@@ -8,84 +8,79 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scoremode.cli import options
-from scoremode.cli.json_lists import print_json_list
+from scoremode.cli import flags
+from scoremode.cli.output import print_json_list, print_parts, progress_bar
+from scoremode.cli.parser import Verb
 from scoremode.errors import InputError, OptionError
 
 if TYPE_CHECKING:
-    from scoremode.store.outputs import Output
-    from scoremode.verbs.prob import SequenceProbability, SequenceScore
-    from scoremode.verbs.prob_pairs import Pairs
+    from scoremode.verbs.outputs import Output
+    from scoremode.verbs.prob.many_pairs import Pairs
+    from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore
     from scoremode.verbs.progress import Progress
 
 SECTION = 1 << 14
 """Pairs that are scored and printed together without --out: more would not fit into a bounded memory."""
 
-EPILOG = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
+class ProbVerb(Verb):
+    summary = "probability of targets after a prompt"
+    epilog = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
-    parser.add_argument("--prompt", help="what stands before")
-    parser.add_argument("--target", action="append", metavar="TEXT", help="what may follow; give it once for each")
-    parser.add_argument("--file", metavar="PAIRS.jsonl", help="pairs from a file")
-    parser.add_argument("--out", metavar="RESULTS.jsonl", help="write one result on each line; resumes after a kill")
-    parser.add_argument(
-        "--fresh", action="store_true", help="score again even if --out holds results, and replace them"
-    )
-    parser.add_argument(
-        "--leading-space",
-        default="as-given",
-        choices=("as-given", "add"),
-        help='score the target as it is, or " Paris" for "Paris" (default: as-given)',
-    )
-    parser.add_argument(
-        "--spanning",
-        default="constrain",
-        choices=("constrain", "refuse"),
-        help="what to do if a token spans the end of the prompt (default: constrain)",
-    )
-    parser.add_argument("--add-bos", action="store_true", help="put a BOS first if the tokenizer does not")
-    options.add_engine(parser)
-    options.add_replicas(parser)
-    options.add_json(parser)
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        asked = {
+            **flags.MODEL,
+            "--prompt PROMPT": "what stands before",
+            "--target TEXT …": "what may follow; give it once for each",
+            "--file PAIRS.jsonl": "pairs from a file",
+            "--out RESULTS.jsonl": "write one result on each line; resumes after a kill",
+            "--fresh": "score again even if --out holds results, and replace them",
+        }
+        flags.add(parser, asked)
+        for flag, choices, about in (
+            ("--leading-space", ("as-given", "add"), 'score the target as it is, or " Paris" for "Paris"'),
+            ("--spanning", ("constrain", "refuse"), "what to do if a token spans the end of the prompt"),
+        ):
+            words = f"{about} (default: {choices[0]})"
+            parser.add_argument(flag, default=choices[0], choices=choices, help=words)
+        flags.add(parser, {"--add-bos": "put a BOS first if the tokenizer does not"})
+        flags.add_engine(parser)
+        flags.add(parser, flags.JSON)
 
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.report.terminal.run_tables import sequence_table
+        from scoremode.verbs.prob.sequence import SequenceProbability
 
-def run(parsed: argparse.Namespace) -> None:
-    from scoremode.report.terminal.prob import sequence_table
-    from scoremode.verbs.prob import SequenceProbability
-
-    if parsed.fresh and parsed.out is None:
-        raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
-    pairs = _pairs(parsed)
-    output = _checked_output(parsed) if parsed.out is not None else None
-    with SequenceProbability(
-        parsed.model,
-        engine=parsed.engine,
-        tokenizer=parsed.tokenizer,
-        leading_space=parsed.leading_space,
-        spanning=parsed.spanning,
-        add_bos=parsed.add_bos,
-        **options.engine_options(parsed),
-    ) as lm:
-        if output is not None:
-            _score_into(output, lm, pairs, parsed)
-            return
-        scored = _scored(lm, pairs)
-        first = next(scored)  # one list, unless there are very many pairs: then nothing is printed before it is scored
-        sections = chain(iter([first]), scored)
-        del first
-        if parsed.json:
-            print_json_list(result.as_json() for results in sections for result in results)
-        else:
-            for results in sections:
-                options.print_parts(sequence_table(results))
+        if parsed.fresh and parsed.out is None:
+            raise OptionError("--fresh without --out has nothing to discard", fix="leave --fresh out")
+        pairs = _pairs(parsed)
+        output = _checked_output(parsed) if parsed.out is not None else None
+        with SequenceProbability(
+            parsed.model,
+            leading_space=parsed.leading_space,
+            spanning=parsed.spanning,
+            add_bos=parsed.add_bos,
+            **flags.model_arguments(parsed),
+        ) as lm:
+            if output is not None:
+                _score_into(output, lm, pairs, parsed)
+                return
+            scored = _scored(lm, pairs)
+            first = next(
+                scored
+            )  # one list, unless there are very many pairs: then nothing is printed before it is scored
+            sections = chain(iter([first]), scored)
+            del first
+            if parsed.json:
+                print_json_list(result.as_json() for results in sections for result in results)
+            else:
+                for results in sections:
+                    print_parts(sequence_table(results))
 
 
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
     """The results of all pairs, SECTION at a time. What cannot be scored is refused before the engine is started."""
-    from scoremode.cli.progress import progress_bar
-    from scoremode.verbs.prob_pairs import EncodedChunks
+    from scoremode.verbs.prob.many_pairs import EncodedChunks
 
     encoded, done = EncodedChunks(lm, pairs, SECTION), 0
     lm.open(encoded.longest)
@@ -104,9 +99,8 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
 
 
 def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: argparse.Namespace) -> None:
-    from scoremode.cli.progress import progress_bar
-    from scoremode.store.remote_outputs import worked_on_here
-    from scoremode.verbs.prob_files import read_results, score_to_file, score_to_stream
+    from scoremode.verbs.outputs import worked_on_here
+    from scoremode.verbs.prob.many_pairs import read_results, score_to_file, score_to_stream
 
     with progress_bar("scoring", "pairs") as progress, worked_on_here(output, fresh=parsed.fresh) as local:
         if output.is_stream:
@@ -120,8 +114,8 @@ def _score_into(output: Output, lm: SequenceProbability, pairs: Pairs, parsed: a
 
 
 def _checked_output(parsed: argparse.Namespace) -> Output:
-    from scoremode.places.uri import located
-    from scoremode.store.outputs import check_output
+    from scoremode.remote.uri import located
+    from scoremode.verbs.outputs import check_output
 
     output = check_output(parsed.out, "--out")
     if output.place is not None:
@@ -136,7 +130,7 @@ def _checked_output(parsed: argparse.Namespace) -> Output:
 
 
 def _pairs(parsed: argparse.Namespace) -> Pairs:
-    from scoremode.verbs.prob_pairs import PairFile
+    from scoremode.verbs.prob.many_pairs import PairFile
 
     if parsed.file and (parsed.prompt is not None or parsed.target):
         raise InputError("--file was given together with --prompt or --target", fix="give one or the other")
@@ -150,8 +144,8 @@ def _pairs(parsed: argparse.Namespace) -> Pairs:
 
 
 def _local(file: str) -> Path:
-    from scoremode.places.copies import copy_of_file
-    from scoremode.places.uri import Place, located
+    from scoremode.remote.copies import copy_of_file
+    from scoremode.remote.uri import Place, located
 
     where = located(file)
     return copy_of_file(where) if isinstance(where, Place) else where

@@ -1,6 +1,6 @@
 """One model as several replicas on a Ray cluster, behind the face of one engine.
 
-plan ──batches──▶ shards ──leases──▶ replica 1 … N (Ray actors, each with an engine) ──blocks──▶ answers, in any order
+plan ──batches──▶ ledger ──assignments──▶ replica 1 … N (Ray actors with an engine) ──blocks──▶ answers, in any order
 
 Ray is imported only when replicas are started.
 """

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.cluster.account import Account, Probe, say_on_standard_error
-from scoremode.cluster.crew import Crew
+from scoremode.cluster.dispatcher import Dispatcher
 from scoremode.cluster.ledger import Batches, Ledger
-from scoremode.cluster.parcels import Outline, Parcel, parcel_of
-from scoremode.cluster.replica import Spec
-from scoremode.cluster.scoring import Scoring
+from scoremode.cluster.ray_cluster import Cluster, require_ray
+from scoremode.cluster.replica import ReplicaSpec
+from scoremode.cluster.replica_log import Probe, ReplicaLog
+from scoremode.cluster.replica_pool import ReplicaPool
 from scoremode.cluster.spread import Spread, room_for
-from scoremode.cluster.starting import Cluster, require_ray
-from scoremode.cluster.wants import placed, placed_baseline
+from scoremode.cluster.transport import SentBaseline, SentWant, WindowLengths, WindowSubset, subset_of
 from scoremode.engines.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
@@ -30,7 +29,7 @@ from scoremode.values import Bools, Ints
 
 
 def check_spread(chosen: Chosen, spread: Spread) -> Chosen:
-    """Refuse what cannot be spread before a text is read; the engine with the options of one replica."""
+    """Refuses what cannot be spread before a text is read; returns the engine with the options of one replica."""
     if not chosen.plugin.able().replicas:
         raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
     require_ray()
@@ -38,15 +37,23 @@ def check_spread(chosen: Chosen, spread: Spread) -> Chosen:
     return replace(chosen, options=chosen.plugin.as_replica(chosen.options))
 
 
-def threads_of(spread: Spread) -> str | None:
-    """Threads of a replica: those of one process here, because the bits of a CPU's sums depend on them."""
-    given = os.environ.get("OMP_NUM_THREADS")
-    if given:
-        return given
-    if spread.cpus_per_replica is not None and spread.cpus_per_replica >= 1:
-        return str(int(spread.cpus_per_replica))
-    torch = sys.modules.get("torch")
-    return None if torch is None else str(torch.get_num_threads())
+def require_alone(spread: Spread | None) -> None:
+    """Refuses replicas where two models must run in one process, window by window."""
+    if spread is not None:
+        raise EngineError(
+            "replicas cannot run beside another open model",
+            fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
+        )
+
+
+def _environment(spread: Spread) -> dict[str, str]:
+    """Replicas have as many threads as one process here: the bits of a CPU's sums depend on their number."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if not threads and spread.cpus_per_replica is not None and spread.cpus_per_replica >= 1:
+        threads = str(int(spread.cpus_per_replica))
+    elif not threads and "torch" in sys.modules:
+        threads = str(sys.modules["torch"].get_num_threads())
+    return {"OMP_NUM_THREADS": threads} if threads else {}
 
 
 class ReplicatedEngine(Engine):
@@ -62,27 +69,21 @@ class ReplicatedEngine(Engine):
         tell: Callable[[str], None] | None = None,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """``tell`` gets what each replica does, four times a second; ``say`` what a user should see at once."""
-        self._batches: tuple[Any, Batches] | None = None  # of the source that was asked about last
-        self._probe: Parcel | None = None
+        """``tell`` gets the rates of the replicas, four times a second; ``say`` gets lines that a user should see."""
+        self._batches: tuple[Any, Batches] | None = None  # of the last source
+        self._probe: WindowSubset | None = None
         self._is_accounted = False
-        room, threads = room_for(spread, chosen.plugin, chosen.options), threads_of(spread)
-        environment = {} if threads is None else {"OMP_NUM_THREADS": threads}
-        self._crew: Crew | None = None
+        self._pool: ReplicaPool | None = None
+        room = room_for(spread, chosen.plugin, chosen.options)
         self._cluster = Cluster(spread, room)
         try:
-            self._account = Account(spread.replicas, self._cluster.address, say or say_on_standard_error)
-            spec = Spec.of(chosen, tokenizer, work)
-            self._crew = Crew(
-                self._cluster,
-                spec,
-                count=spread.replicas,
-                room=room,
-                environment=environment,
-                account=self._account,
-                tell=tell,
-            )
-            first = self.crew.wait_for_one().opened
+            self._log = ReplicaLog(spread.replicas, self._cluster.address)
+            if say is not None:
+                self._log.say = say
+            spec = ReplicaSpec.of(chosen, tokenizer, work)
+            self._pool = ReplicaPool(self._cluster, spec, room, _environment(spread), self._log)
+            self._pool.show = tell
+            first = self._pool.wait_for_one().opened
         except BaseException:
             self.close()
             raise
@@ -90,37 +91,30 @@ class ReplicatedEngine(Engine):
         self.facts, self.longest = first.facts, first.longest
 
     @property
-    def crew(self) -> Crew:
-        assert self._crew is not None, "closed"
-        return self._crew
+    def pool(self) -> ReplicaPool:
+        assert self._pool is not None, "closed"
+        return self._pool
 
     def wait_for_all(self, seconds: float = 300.0) -> int:
-        """Wait until every replica is open or left out; how many are open. Scoring needs no such wait."""
-        return self.crew.wait_for_all(seconds)
+        """Waits until every replica is ready or left out; returns how many are ready. Scoring needs no such wait."""
+        return self.pool.wait_for_all(seconds)
 
-    # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
         if done.all():
             return
         if self._is_accounted:
-            self._account.new_question()
+            self._log.new_question()
             self._is_accounted = False
-        asked = placed(want)
+        asked = SentWant.of(want)
         ledger = Ledger(self._batches_of(source), done)
-        probe = self._probe_of(source)
-        schema = self.facts.schema
-        scoring = Scoring(self.crew, source, ledger, want=asked, probe=probe, account=self._account, schema=schema)
-        yield from scoring.answers()
-        if want.against is not None:  # its kernel is chosen when the first divergence is asked for
-            self.facts = self.crew.ask("facts")
-
-    def _probe_of(self, source: WindowSource) -> Parcel:
-        """The window that every replica scores when it starts: the first of the longest of the first question."""
-        if self._probe is None:
+        if self._probe is None:  # every replica scores it when it starts: the first of the longest windows
             window = int(np.argmax(source.lengths))
-            self._probe = parcel_of(source, [np.array([window], np.int64)])
-            self._account.probe = Probe(window)
-        return self._probe
+            self._probe = subset_of(source, [np.array([window], np.int64)])
+            self._log.probe = Probe(window)
+        question = Dispatcher(self.pool, source, ledger, want=asked, probe=self._probe, schema=self.facts.schema)
+        yield from question.answers()
+        if want.against is not None:  # its kernel is chosen when the first divergence is requested
+            self.facts = self.pool.ask("facts")
 
     def _batches_of(self, source: WindowSource) -> Batches:
         if self._batches is not None and self._batches[0]() is source:
@@ -133,14 +127,14 @@ class ReplicatedEngine(Engine):
         return found
 
     def batches(self, source: WindowSource) -> list[Ints] | None:
-        """By the rule of the engine, which knows its model: a replica says."""
+        """Batches by the rule of the engine. A replica applies it, because it depends on the model."""
         prescribed = prescribed_batches(source)
         if prescribed is not None:
             return prescribed
-        sent: Parcel | Outline = Outline(np.asarray(source.lengths), source.vocabulary)
+        sent: WindowSubset | WindowLengths = WindowLengths(np.asarray(source.lengths), source.vocabulary)
         if source.prefix_group is not None:
-            sent = replace(parcel_of(source, [np.arange(len(source))]), batch_ends=None)
-        found: list[Ints] | None = self.crew.ask("batches", sent)
+            sent = replace(subset_of(source, [np.arange(len(source))]), batch_ends=None)
+        found: list[Ints] | None = self.pool.ask("batches", sent)
         return found
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
@@ -150,38 +144,28 @@ class ReplicatedEngine(Engine):
             found[windows] = not done[windows].all()
         return found
 
-    # ── what one replica answers for all ─────────────────────────────────────────────────────────────────────────────
     def stored_head(self) -> StoredHead:
-        found: StoredHead = self.crew.ask("stored_head")
+        found: StoredHead = self.pool.ask("stored_head")
         return found
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        # a reference that is being written to a URI cannot be read by others yet
-        unread = isinstance(baseline, StoredBaseline) and baseline.stored.read_elsewhere is not None
-        place, batches = None if unread else placed_baseline(baseline), self._batches_of(source)
+        # a reference that is being written to a URI cannot be read by other machines yet
+        unread = isinstance(baseline, StoredBaseline) and baseline.stored.read_remote is not None
+        place, batches = None if unread else SentBaseline.of(baseline), self._batches_of(source)
         wanted = [b for b in range(len(batches)) if not done[batches.windows(b)].all()]
-        parcel = parcel_of(source, [batches.windows(b) for b in wanted])
-        found: NoiseFloor = self.crew.ask("noise_floor", place, parcel, done[parcel.indices])
+        subset = subset_of(source, [batches.windows(b) for b in wanted])
+        found: NoiseFloor = self.pool.ask("noise_floor", place, subset, done[subset.indices])
         return found
 
     def account(self) -> dict[str, Any]:
         self._is_accounted = True
-        return {"replicas": self._account.as_json(), "notes": self._account.notes()}
+        return {"replicas": self._log.as_json(), "notes": self._log.notes()}
 
     def close(self) -> None:
-        """End the replicas, and Ray if it was started here."""
-        crew, self._crew = self._crew, None
+        """Ends the replicas, and Ray if it was started here."""
+        pool, self._pool = self._pool, None
         try:
-            if crew is not None:
-                crew.close()
+            if pool is not None:
+                pool.close()
         finally:
             self._cluster.close()
-
-
-def require_alone(spread: Spread | None) -> None:
-    """Refuse replicas where two models must run in one process, window by window."""
-    if spread is not None:
-        raise EngineError(
-            "replicas cannot run beside another open model",
-            fix='make a reference of the baseline first: baseline.reference("ref/", corpus=…)',
-        )

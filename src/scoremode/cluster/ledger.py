@@ -1,27 +1,28 @@
-"""Which windows are waiting, leased or answered. Knows nothing of Ray: every rule of who gets what is decided here.
+"""Which windows are waiting, assigned or answered. Knows nothing of Ray: what each replica gets is decided here.
 
-A source is cut into the batches of its engine, by the source alone. A lease is a run of whole batches. Whatever is lost
-goes back to the front of the queue; an answer counts once, whoever gives it first.
+The windows of a source are grouped into the batches of its engine, by a rule that depends on the source alone. A
+replica gets a run of whole batches. Batches of a lost replica go back to the front of the queue. The first answer to a
+window counts; later ones are dropped.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from scoremode.plan.windows import WindowSource
 from scoremode.values import Bools, Ints
 
-LEASE_SECONDS = 8.0  # of work: enough to keep an engine full that has many windows in flight
+ASSIGNED_SECONDS = 8.0  # of work: enough to keep an engine full that has many windows in flight
 LEAST_SECONDS = 0.5  # of work, towards the end
 FIRST_TOKENS = 2048  # of a replica whose rate is not known yet
-MOST_TOKENS = 1 << 20  # of a lease: 12 MB on their way
-GROWTH = 4  # the next lease may be this many times the last: a rate that was measured on little says little
-ALONE_AFTER = 2  # losses after which a batch is leased alone, to know which one it is
-MOST_LOSSES = 3  # replicas that may die of one batch
+MOST_TOKENS = 1 << 20  # of an assignment: 12 MB on their way
+GROWTH = 4  # the next assignment may be this many times the last: a rate measured on little work is uncertain
+ALONE_AFTER = 2  # deaths after which a batch is assigned alone, to know which batch it is
+MOST_DEATHS = 3  # replicas that may die of one batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +35,7 @@ class Batches:
 
     @staticmethod
     def of(source: WindowSource, found: Sequence[Ints] | None) -> Batches:
-        """``found`` None: each window alone, or with those that share its prompt."""
-        lengths = np.asarray(source.lengths)
+        """``found`` None: each window alone, or with the windows that share its prompt."""
         if found is not None:
             order = np.concatenate(found).astype(np.int64) if len(found) else np.zeros(0, np.int64)
             ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))
@@ -47,9 +47,7 @@ class Batches:
             edges = np.flatnonzero(np.diff(np.asarray(source.prefix_group)[order])) + 1
             ends = np.append(edges, len(order)).astype(np.int64)
         assert len(order) == len(source), "every window is in one batch"
-        running = np.concatenate([[0], np.cumsum(lengths[order])])
-        tokens = np.diff(running[np.concatenate([[0], ends])])
-        return Batches(order, ends, tokens.astype(np.int64))
+        return Batches(order, ends, _sums(np.asarray(source.lengths)[order], ends))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -58,9 +56,15 @@ class Batches:
         return self.order[(int(self.ends[batch - 1]) if batch else 0) : int(self.ends[batch])]
 
 
+def _sums(values: Ints, ends: Ints) -> Ints:
+    """The sum of each group of values; ``ends`` says where each group ends."""
+    running = np.concatenate([[0], np.cumsum(values)])
+    return np.diff(running[np.concatenate([[0], ends])]).astype(np.int64)
+
+
 @dataclass(slots=True)
 class Pace:
-    """How fast one replica is, and how large its last lease was."""
+    """How fast one replica is, and how large its last assignment was."""
 
     rate: float | None = None  # tokens per second
     last: int = 0  # tokens
@@ -70,46 +74,38 @@ class Pace:
         self.rate = found if self.rate is None else 0.5 * self.rate + 0.5 * found
 
 
-@dataclass(slots=True)
-class Losses:
-    """What happened to one batch."""
-
-    deaths: int = 0  # of replicas that were computing it
-    refused_by: set[str] = field(default_factory=set)  # replicas whose engine gave an error
-
-
 class Ledger:
     """The state of one question."""
 
     def __init__(self, batches: Batches, done: Bools) -> None:
         self.batches = batches
         self.done: Bools = done.copy()
-        missing = (~done[batches.order]).astype(np.int64)
-        running = np.concatenate([[0], np.cumsum(missing)])
-        self._missing: Ints = np.diff(running[np.concatenate([[0], batches.ends])])
+        self._missing = _sums((~done[batches.order]).astype(np.int64), batches.ends)  # windows of each batch
         self._batch_of: Ints = np.empty(len(done), np.int64)
         self._batch_of[batches.order] = np.repeat(np.arange(len(batches)), np.diff(batches.ends, prepend=0))
-        self._queue: deque[tuple[int, int]] = deque([(0, len(batches))] if len(batches) else [])
-        self._losses: dict[int, Losses] = {}
+        self._returned: deque[int] = deque()  # batches that were assigned before; they come first
+        self._fresh = 0  # the first batch that was never assigned
+        self.deaths: Counter[int] = Counter()  # of replicas that were computing a batch
+        self._refused_by: defaultdict[int, set[str]] = defaultdict(set)  # replicas whose engine failed on a batch
         self.left = int(self._missing.sum())  # windows without an answer
-        self.unleased = int(batches.tokens[self._missing > 0].sum())  # tokens that nobody has
-        self.dropped = 0  # answers that somebody had given before
+        self.unassigned = int(batches.tokens[self._missing > 0].sum())  # tokens
+        self.dropped = 0  # answers to windows that had one
 
     @property
     def finished(self) -> bool:
         return not self.left
 
-    def is_open(self, batch: int) -> bool:
-        return bool(self._missing[batch])
-
     def unfinished(self, batches: Iterable[int]) -> list[int]:
         return [batch for batch in batches if self._missing[batch]]
 
     def tokens(self, batches: Iterable[int]) -> int:
-        return int(sum(int(self.batches.tokens[batch]) for batch in batches))
+        return sum(int(self.batches.tokens[batch]) for batch in batches)
+
+    def missing_windows(self, batches: Iterable[int]) -> int:
+        return sum(int(self._missing[batch]) for batch in batches)
 
     def received(self, window: int) -> bool:
-        """Note an answer; False if there is one already."""
+        """Notes an answer; False if the window has one already."""
         if self.done[window]:
             self.dropped += 1
             return False
@@ -119,63 +115,59 @@ class Ledger:
         return True
 
     def take(self, pace: Pace, sharers: int) -> list[int]:
-        """Batches for a replica, in the order of the queue; none if nothing waits."""
+        """The next batches for a replica; none if no batch waits."""
         target = self._target(pace, sharers)
-        found: list[int] = []
+        taken: list[int] = []
         tokens = 0
-        while self._queue and (not found or tokens < target):
-            begin, end = self._queue.popleft()
-            while begin < end and (not found or tokens < target):
-                if not self._missing[begin]:
-                    begin += 1
-                    continue
-                alone = begin in self._losses and self._losses[begin].deaths >= ALONE_AFTER
-                if alone and found:
-                    break
-                found.append(begin)
-                tokens += int(self.batches.tokens[begin])
-                begin += 1
-                if alone:
-                    target = 0
-            if begin < end:
-                self._queue.appendleft((begin, end))
-                if found:
-                    break
-        self.unleased -= tokens
+        while (not taken or tokens < target) and (batch := self._first_waiting()) is not None:
+            alone = self.deaths[batch] >= ALONE_AFTER
+            if alone and taken:
+                break
+            if self._returned:
+                self._returned.popleft()
+            else:
+                self._fresh += 1
+            taken.append(batch)
+            tokens += int(self.batches.tokens[batch])
+            if alone:
+                break
+        self.unassigned -= tokens
         pace.last = tokens or pace.last
-        return found
+        return taken
+
+    def _first_waiting(self) -> int | None:
+        while self._returned and not self._missing[self._returned[0]]:
+            self._returned.popleft()
+        if self._returned:
+            return self._returned[0]
+        while self._fresh < len(self.batches) and not self._missing[self._fresh]:
+            self._fresh += 1
+        return self._fresh if self._fresh < len(self.batches) else None
 
     def _target(self, pace: Pace, sharers: int) -> float:
-        fair = self.unleased / (2 * max(1, sharers))  # ever smaller, so that all finish together
+        """How many tokens an assignment should have."""
+        fair = self.unassigned / (2 * max(1, sharers))  # ever smaller, so that all finish together
         if pace.rate is None:
             return min(FIRST_TOKENS, fair)
-        wanted = min(pace.rate * LEASE_SECONDS, GROWTH * max(1, pace.last), fair)
+        wanted = min(pace.rate * ASSIGNED_SECONDS, GROWTH * max(1, pace.last), fair)
         return min(MOST_TOKENS, max(wanted, pace.rate * LEAST_SECONDS))
 
     def give_back(self, batches: Sequence[int]) -> list[int]:
-        """Put what is unfinished back to the front; the batches that were."""
+        """Puts unfinished batches back to the front of the queue, and returns them."""
         left = self.unfinished(batches)
-        for batch in reversed(left):
-            if self._queue and self._queue[0][0] == batch + 1:
-                self._queue[0] = (batch, self._queue[0][1])
-            else:
-                self._queue.appendleft((batch, batch + 1))
-        self.unleased += self.tokens(left)
+        self._returned.extendleft(reversed(left))
+        self.unassigned += self.tokens(left)
         return left
 
     def died(self, batches: Sequence[int]) -> int | None:
-        """A replica died while it computed these; the batch that this happened to too often, if there is one."""
-        for batch in batches:
-            self._losses.setdefault(batch, Losses()).deaths += 1
-        if len(batches) == 1 and self._losses[batches[0]].deaths >= MOST_LOSSES:
+        """Notes that a replica died while it computed these; returns the batch that killed too many replicas."""
+        self.deaths.update(batches)
+        if len(batches) == 1 and self.deaths[batches[0]] >= MOST_DEATHS:
             return batches[0]
         return None
 
     def refused(self, batches: Sequence[int], replica: str) -> bool:
-        """An engine gave an error on these; did another one, too, on one of them?"""
-        again = False
+        """Notes that an engine failed on these batches; True if a second one failed on one of them."""
         for batch in batches:
-            losses = self._losses.setdefault(batch, Losses())
-            losses.refused_by.add(replica)
-            again |= len(losses.refused_by) > 1
-        return again
+            self._refused_by[batch].add(replica)
+        return any(len(self._refused_by[batch]) > 1 for batch in batches)

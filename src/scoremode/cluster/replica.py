@@ -1,22 +1,22 @@
-"""One replica: an engine inside a Ray actor. What it says is data; an error of the engine never ends the actor."""
+"""One replica: an engine inside a Ray actor. Its methods return errors as data: they never end the actor."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from scoremode import __version__
-from scoremode.cluster.parcels import Outline, Parcel
-from scoremode.cluster.wants import OpenBaselines, PlacedBaseline, PlacedWant, Refusal
+from scoremode.cluster.transport import OpenBaselines, Refusal, SentBaseline, SentWant, WindowLengths, WindowSubset
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
 from scoremode.engines.baseline import HeldBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
@@ -24,15 +24,18 @@ from scoremode.engines.registry import Chosen, choose, open_engine
 from scoremode.errors import EngineError
 from scoremode.scores.answers import check_shapes
 from scoremode.scores.packing import AnswerPacker, PackedAnswers
-from scoremode.store.redaction import without_secrets
 from scoremode.values import Bools, Floats, Ints
 
 BLOCK_BYTES, BLOCK_SECONDS = 4 << 20, 0.5  # a block is sent when it is this large or this old
-BLOCKS_PER_SECOND = 200  # that one driver should have to take, at most: each costs it a millisecond or two
+BLOCKS_PER_SECOND = 200  # that one driver should have to read, at most: each costs it a millisecond or two
+OTHER_FILES, OTHER_VERSION = "give every node the same files", "install the same version everywhere"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def block_seconds(replicas: int) -> float:
-    """How old a block may grow: with very many replicas longer, because the driver takes every block itself.
+    """How old a block may grow: older with very many replicas, because one driver reads every block.
 
     >>> block_seconds(8), block_seconds(1000)
     (0.5, 5.0)
@@ -41,8 +44,8 @@ def block_seconds(replicas: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """What a replica opens, and what the driver knows of it: a node that has anything else is left out."""
+class ReplicaSpec:
+    """What a replica opens, and what it must find on its node: a node with other files or libraries is left out."""
 
     model: str
     engine: str
@@ -51,13 +54,13 @@ class Spec:
     work: Work
     folder: str  # where the driver runs: relative paths start there
     fingerprint: str
-    vocabulary_of: str  # the tokenizer's fingerprint
-    settings: str  # as JSON
+    tokenizer_fingerprint: str
+    settings: Mapping[str, Any]
     versions: Mapping[str, str]
 
     @staticmethod
-    def of(chosen: Chosen, tokenizer: str | None, work: Work) -> Spec:
-        return Spec(
+    def of(chosen: Chosen, tokenizer: str | None, work: Work) -> ReplicaSpec:
+        return ReplicaSpec(
             model=chosen.subject.name,
             engine=chosen.plugin.called,
             options=chosen.options.given(),
@@ -65,18 +68,40 @@ class Spec:
             work=work,
             folder=os.getcwd(),
             fingerprint=chosen.subject.fingerprint,
-            vocabulary_of=chosen.subject.tokenizer.facts.fingerprint,
-            settings=_as_json(chosen.settings()),
-            versions=versions_here(chosen.plugin),
+            tokenizer_fingerprint=chosen.subject.tokenizer.facts.fingerprint,
+            settings=_plain_settings(chosen),
+            versions=_versions(chosen.plugin),
         )
 
+    def require_same(self, chosen: Chosen) -> None:
+        """Refuses a node that has other weights, another tokenizer, other libraries or other settings."""
+        host = socket.gethostname()
+        if chosen.subject.fingerprint != self.fingerprint:
+            raise EngineError(f"{host} has other weights in {self.model}", fix=OTHER_FILES)
+        if chosen.subject.tokenizer.facts.fingerprint != self.tokenizer_fingerprint:
+            raise EngineError(f"{host} has another tokenizer for {self.model}", fix=OTHER_FILES)
+        versions, settings = _versions(chosen.plugin), _plain_settings(chosen)
+        for name in _differing(versions, self.versions):
+            raise EngineError(
+                f"{host} has {name} {versions.get(name)} and the driver {self.versions.get(name)}", fix=OTHER_VERSION
+            )
+        names = _differing(settings, self.settings)[:3]
+        if names:
+            differences = [f"{name} {settings.get(name)} instead of {self.settings.get(name)}" for name in names]
+            raise EngineError(
+                f"the engine on {host} would be set up in another way: {', '.join(differences)}",
+                fix="give the options that both can use, as in --device cpu",
+            )
 
-def _as_json(settings: Mapping[str, Any]) -> str:
-    return json.dumps(without_secrets(dict(settings)), sort_keys=True, default=str)
+
+def _plain_settings(chosen: Chosen) -> dict[str, Any]:
+    """The settings of an engine as JSON gives them back, so that those of two machines can be compared."""
+    found: dict[str, Any] = json.loads(json.dumps(without_secrets(dict(chosen.settings())), default=str))
+    return found
 
 
-def versions_here(plugin: EnginePlugin) -> dict[str, str]:
-    """Of scoremode and of the libraries that an engine's numbers come from."""
+def _versions(plugin: EnginePlugin) -> dict[str, str]:
+    """Versions of scoremode and of the libraries that the engine's numbers come from."""
     found = {"scoremode": __version__}
     for package in plugin.packages:
         try:
@@ -86,6 +111,10 @@ def versions_here(plugin: EnginePlugin) -> dict[str, str]:
     return found
 
 
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A replica that is ready."""
@@ -93,66 +122,79 @@ class Opened:
     facts: EngineFacts
     longest: int | None
     host: str
-    node: str  # Ray's name of it
+    node: str  # its id in Ray
     pid: int
     seconds: float  # to open the engine
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last word of a lease."""
+    """The last item of an assignment."""
 
     seconds: float
 
 
+def _returns_errors(
+    method: Callable[Concatenate[Replica, P], T],
+) -> Callable[Concatenate[Replica, P], T | Refusal]:
+    """Lets a method return its error as a ``Refusal``."""
+
+    @functools.wraps(method)
+    def safe(self: Replica, /, *arguments: P.args, **named: P.kwargs) -> T | Refusal:
+        try:
+            return method(self, *arguments, **named)
+        except Exception as error:
+            return Refusal.of(error)
+
+    return safe
+
+
 class Replica:
-    """An engine that answers leases. Ray makes an actor of it."""
+    """An engine that scores assignments. Ray makes an actor of this class."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._baselines = OpenBaselines()
-
-    def where(self) -> str:
-        """The host; answered as soon as there is a process."""
-        return socket.gethostname()
-
-    def open(self, spec: Spec) -> Opened | Refusal:
-        began = time.perf_counter()
-        try:
-            if os.path.isdir(spec.folder):
-                os.chdir(spec.folder)
-            chosen = choose(spec.model, spec.engine, spec.options, spec.tokenizer)
-            _require_same(spec, chosen)
-            self._engine = open_engine(chosen, spec.work)
-        except Exception as error:
-            return Refusal.of(error)
-        seconds = time.perf_counter() - began
-        facts, longest = self._engine.facts, self._engine.longest
-        return Opened(facts, longest, socket.gethostname(), _node(), os.getpid(), seconds)
 
     @property
     def engine(self) -> Engine:
         assert self._engine is not None, "open comes first"
         return self._engine
 
-    def batches(self, source: Parcel | Outline) -> list[Ints] | Refusal | None:
+    def where(self) -> str:
+        """The host; answered as soon as the actor has a process."""
+        return socket.gethostname()
+
+    @_returns_errors
+    def open(self, spec: ReplicaSpec) -> Opened:
+        import ray
+
+        began = time.perf_counter()
+        if os.path.isdir(spec.folder):
+            os.chdir(spec.folder)
+        chosen = choose(spec.model, spec.engine, spec.options, spec.tokenizer)
+        spec.require_same(chosen)
+        self._engine = open_engine(chosen, spec.work)
+        seconds, node = time.perf_counter() - began, ray.get_runtime_context().get_node_id()
+        return Opened(self.engine.facts, self.engine.longest, socket.gethostname(), node, os.getpid(), seconds)
+
+    @_returns_errors
+    def batches(self, source: WindowSubset | WindowLengths) -> list[Ints] | None:
         """Which windows share a batch, by the engine's own rule."""
-        try:
-            return self.engine.batches(source)
-        except Exception as error:
-            return Refusal.of(error)
+        return self.engine.batches(source)
 
     def score(
-        self, parcel: Parcel, done: Bools, asked: PlacedWant, oldest: float = BLOCK_SECONDS
+        self, subset: WindowSubset, done: Bools, asked: SentWant, oldest: float = BLOCK_SECONDS
     ) -> Iterator[PackedAnswers | Finished | Refusal]:
-        """Answers of a lease, a few megabytes at a time, and a last word."""
+        """Answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
         began = sent = time.perf_counter()
         waiting = AnswerPacker(self.engine.facts.schema)
+        refusal: Refusal | None = None
         try:
-            want = self._baselines.want(asked, parcel)
-            for window, answers in self.engine.score(parcel, done, want):
-                # what cannot travel in columns is a fault of the engine, in the words that the driver would use
-                check_shapes(waiting.schema, parcel.window(window).targets.shape, int(parcel.indices[window]), answers)
+            want = self._baselines.want(asked, subset)
+            for window, answers in self.engine.score(subset, done, want):
+                # answers that do not fit into columns are a fault of the engine, in the words of the driver's own check
+                check_shapes(waiting.schema, subset.window(window).targets.shape, int(subset.indices[window]), answers)
                 if not waiting.fits(answers):
                     yield waiting.take()
                 waiting.add(window, answers)
@@ -160,79 +202,35 @@ class Replica:
                     yield waiting.take()
                     sent = time.perf_counter()
         except Exception as error:
-            if waiting.found:
-                yield waiting.take()
-            yield Refusal.of(error)
-            return
+            refusal = Refusal.of(error)
         if waiting.found:
             yield waiting.take()
-        yield Finished(time.perf_counter() - began)
+        yield refusal or Finished(time.perf_counter() - began)
 
-    def probe(self, parcel: Parcel) -> Floats | Refusal:
+    @_returns_errors
+    def probe(self, subset: WindowSubset) -> Floats:
         """The log-probabilities of one window."""
-        try:
-            ((_, answers),) = self.engine.score(parcel, np.zeros(len(parcel), np.bool_))
-            return answers.logprob
-        except Exception as error:
-            return Refusal.of(error)
+        ((_, answers),) = self.engine.score(subset, np.zeros(len(subset), np.bool_))
+        return answers.logprob
 
     def facts(self) -> EngineFacts:
-        """They may change: an engine checks the kernel of divergences when the first one is asked for."""
+        """Facts may change: an engine checks the kernel of divergences when the first one is requested."""
         return self.engine.facts
 
-    def stored_head(self) -> StoredHead | Refusal:
-        try:
-            return self.engine.stored_head()
-        except Exception as error:
-            return Refusal.of(error)
+    @_returns_errors
+    def stored_head(self) -> StoredHead:
+        return self.engine.stored_head()
 
-    def noise_floor(self, place: PlacedBaseline | None, parcel: Parcel, done: Bools) -> NoiseFloor | Refusal:
-        """Against a baseline; None: against states that this replica computes now, because none can be read here."""
-        try:
-            if place is None:
-                baseline: Any = HeldBaseline(self.engine, parcel, done)
-            else:
-                baseline = self._baselines.baseline(place, parcel)
-            return self.engine.noise_floor(baseline, parcel, done)
-        except Exception as error:
-            return Refusal.of(error)
+    @_returns_errors
+    def noise_floor(self, place: SentBaseline | None, subset: WindowSubset, done: Bools) -> NoiseFloor:
+        """Against a baseline; None: against states that this replica computes now, because it can read no others."""
+        if place is None:
+            baseline: Any = HeldBaseline(self.engine, subset, done)
+        else:
+            baseline = self._baselines.baseline(place, subset)
+        return self.engine.noise_floor(baseline, subset, done)
 
     def close(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
-
-
-def _node() -> str:
-    import ray
-
-    found: str = ray.get_runtime_context().get_node_id()
-    return found
-
-
-def _require_same(spec: Spec, chosen: Chosen) -> None:
-    """Refuse a node that has other weights, another tokenizer, other libraries or other settings than the driver."""
-    host = platform.node()
-    if chosen.subject.fingerprint != spec.fingerprint:
-        raise EngineError(f"{host} has other weights in {spec.model}", fix="give every node the same files")
-    if chosen.subject.tokenizer.facts.fingerprint != spec.vocabulary_of:
-        raise EngineError(f"{host} has another tokenizer for {spec.model}", fix="give every node the same files")
-    here = versions_here(chosen.plugin)
-    for name in sorted({*here, *spec.versions}):
-        if here.get(name) != spec.versions.get(name):
-            raise EngineError(
-                f"{host} has {name} {here.get(name)} and the driver {spec.versions.get(name)}",
-                fix="install the same version everywhere",
-            )
-    settings = _as_json(chosen.settings())
-    if settings != spec.settings:
-        raise EngineError(
-            f"the engine on {host} would be set up in another way: {_difference(spec.settings, settings)}",
-            fix="give the options that both can use, as in --device cpu",
-        )
-
-
-def _difference(driver: str, here: str) -> str:
-    one, other = json.loads(driver), json.loads(here)
-    names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-    return ", ".join(f"{name} {other.get(name)} instead of {one.get(name)}" for name in names[:3])

@@ -1,4 +1,4 @@
-"""What a user says of replicas: how many, on which cluster, with how many GPUs and CPUs each. Imports nothing heavy."""
+"""The arguments of replicas: how many, on which cluster, with how many GPUs and CPUs each. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Spread:
     cpus_per_replica: float | None = None
 
     def given(self) -> dict[str, Any]:
-        """What was said, by name."""
+        """The arguments that were given, by name."""
         return {name: value for name in SPREAD if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one replica takes of a cluster.
+    """The GPUs and CPUs that one replica needs.
 
     >>> Room(ranks=2, gpus=1.0, cpus=1.0, over_nodes=False).words
     '2 GPUs and 2 CPUs'
@@ -52,7 +52,7 @@ class Room:
     ranks: int  # processes of its engine
     gpus: float  # for each of them
     cpus: float
-    over_nodes: bool  # may they lie on several nodes?
+    over_nodes: bool  # may its processes lie on several nodes?
 
     @property
     def all_gpus(self) -> float:
@@ -69,7 +69,7 @@ class Room:
 
 
 def read_spread(given: Mapping[str, Any]) -> tuple[Spread | None, dict[str, Any]]:
-    """Replicas out of arguments by name, and the other arguments; None if none were asked for.
+    """Splits arguments by name into those of replicas (None: no replicas) and all others.
 
     >>> read_spread({"replicas": 2, "dtype": "float32"})
     (Spread(replicas=2, ray=None, gpus_per_replica=None, cpus_per_replica=None), {'dtype': 'float32'})
@@ -109,7 +109,7 @@ def _amount(flag: str, value: Any, least: float) -> float | None:
 
 
 def room_for(spread: Spread, plugin: EnginePlugin, options: Options) -> Room:
-    """What one replica takes; what cannot be is refused before Ray is started."""
+    """The resources of one replica; impossible ones are refused before Ray is started."""
     ranks = plugin.ranks(options)
     own = (1.0 if plugin.on_gpus(options) else 0.0) * ranks
     gpus = own if spread.gpus_per_replica is None else spread.gpus_per_replica

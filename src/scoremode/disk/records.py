@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import RunError, print_line
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 
 Buffer = bytes | memoryview
 

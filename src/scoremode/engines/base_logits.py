@@ -11,7 +11,7 @@ from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
 from scoremode.errors import EngineError
 from scoremode.models.subject import Subject
 from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.store.kld import Coarseness, KldFile, read_scores
+from scoremode.references.kld import Coarseness, KldFile, read_scores
 from scoremode.values import Bools, Ints, Raw
 
 NAME = "base-logits"

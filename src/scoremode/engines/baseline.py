@@ -16,7 +16,7 @@ from scoremode.engines.base import Engine, NoiseFloor, StoredHead, Want
 from scoremode.errors import EngineError
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.store.reference import Reference
+from scoremode.references.reader import Reference
 from scoremode.values import Bools, Ints, Raw
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
@@ -91,7 +91,7 @@ class StoredBaseline:
         self.offsets: Ints = offsets if plan is None else plan.target_offsets  # type: ignore[assignment]
         self.stored, self.dtype = stored, stored.dtype
         # a reference that is not all here cannot be opened by others
-        self.place = (str(stored.folder.resolve()), self.offsets) if stored.read_elsewhere is None else None
+        self.place = (str(stored.folder.resolve()), self.offsets) if stored.read_remote is None else None
         self.head = StoredHead(
             weight=stored.head_weight(),
             bias=stored.head_bias(),

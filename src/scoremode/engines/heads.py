@@ -17,8 +17,8 @@ import numpy as np
 from scoremode.engines.base import StoredHead
 from scoremode.engines.messages import StatesDtype
 from scoremode.errors import InputError
+from scoremode.references.format import RAW_DTYPES
 from scoremode.scores.packing import MAGIC, START, VERSION, require_version
-from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import Raw
 
 FOLDER = "SCOREMODE_SERVICE_FOLDER"  # where a service keeps what clients send; its workers read it there

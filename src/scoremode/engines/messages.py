@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from scoremode.errors import InputError
+from scoremode.references.format import RAW_DTYPES
 from scoremode.scores.answers import Answers, Window
 from scoremode.scores.packing import AGAIN, PackedAnswers, PackedWindows, from_message, to_message
 from scoremode.scores.schema import Schema
-from scoremode.store.reference_format import RAW_DTYPES
 from scoremode.values import Ids, Raw
 
 StatesDtype = Literal["float32", "float16", "bfloat16"]

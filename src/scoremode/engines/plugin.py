@@ -80,6 +80,19 @@ def require_docstrings(library: str) -> None:
         raise EngineError(words, fix="unset PYTHONOPTIMIZE, or set it to 1")
 
 
+def subject_of_checkpoint(model: str, options: Any, tokenizer: str | None) -> Subject:
+    """The subject of engines that load Hugging Face checkpoints. No weights are loaded."""
+    from scoremode.models.subject import checkpoint_subject
+
+    return checkpoint_subject(
+        model,
+        tokenizer=tokenizer,
+        trust_remote_code=bool(options.trust_remote_code),
+        revision=options.revision,
+        token=options.token,
+    )
+
+
 class EnginePlugin(ABC):
     """An engine before it is opened."""
 

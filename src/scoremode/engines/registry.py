@@ -12,12 +12,11 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from scoremode import engines
+from scoremode import engines, entry_points
 from scoremode.engines.options import KnownOption, Options
 from scoremode.engines.plugin import CONTRACT, EnginePlugin, Work
+from scoremode.entry_points import Plugins
 from scoremode.errors import EngineError, OptionError, did_you_mean
-from scoremode.text import plugins
-from scoremode.text.plugins import Plugins
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -30,7 +29,7 @@ GROUP = "scoremode.engines"
 def registry() -> Plugins:
     """Every engine that can be named here, and plug-ins that cannot be used."""
     ours = {plugin.name: plugin for plugin in _built_in()}
-    theirs = plugins.load(GROUP, ours, _accepted)
+    theirs = entry_points.load(GROUP, ours, _accepted)
     return Plugins({**ours, **theirs.found}, theirs.refused)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError, ScoremodeError
-from scoremode.harness.loading import Loaded, quiet_harness, seeded
-from scoremode.store.answers import Answer
+from scoremode.harness.loading import LoadedTasks, quiet_harness, reason_of, seeded
 from scoremode.values import Floats
 
 Render = Callable[..., str]
@@ -24,7 +24,7 @@ Render = Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Document:
+class TaskDocument:
     """One question of a task."""
 
     number: int  # in its split
@@ -39,7 +39,7 @@ class Document:
         return len({context for context, _ in self.pairs}) > 1
 
 
-def build_documents(loaded: Loaded, name: str, render: Render | None = None) -> list[Document]:
+def build_documents(loaded: LoadedTasks, name: str, render: Render | None = None) -> list[TaskDocument]:
     """The documents of a task, in the order of its split."""
     task = loaded.tasks[name]
     task.set_fewshot_seed(seed=1234)  # each call draws the same examples
@@ -58,10 +58,8 @@ def build_documents(loaded: Loaded, name: str, render: Render | None = None) -> 
     except ScoremodeError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
         raise InputError(
-            f"lm-eval cannot make questions of the task {name} ({reason})", fix="check the fields of its rows"
+            f"lm-eval cannot make questions of the task {name} ({reason_of(error)})", fix="check the fields of its rows"
         ) from None
 
 
@@ -70,7 +68,7 @@ def judges_itself(task: Any) -> bool:
     return callable(getattr(getattr(task, "config", None), "process_results", None))
 
 
-def _require_right_choices(task: Any, name: str, documents: Sequence[Document]) -> None:
+def _require_right_choices(task: Any, name: str, documents: Sequence[TaskDocument]) -> None:
     """Splits whose labels are hidden would be 0 % right under every model."""
     if documents and all(one.gold is None for one in documents) and not judges_itself(task):
         raise InputError(
@@ -78,7 +76,7 @@ def _require_right_choices(task: Any, name: str, documents: Sequence[Document]) 
         )
 
 
-def _document(task: Any, number: int, instances: list[Any]) -> Document:
+def _document(task: Any, number: int, instances: list[Any]) -> TaskDocument:
     instances.sort(key=lambda one: one.idx)
     pairs = tuple((str(one.args[0]), str(one.args[1])) for one in instances)
     doc = instances[0].doc
@@ -91,7 +89,7 @@ def _document(task: Any, number: int, instances: list[Any]) -> Document:
         if "" in choices:  # lm-eval would divide its log-probability by a length of 0
             which = choices.index("") + 1
             raise InputError(f"choice {which} of document {number} of {name} is empty", fix="correct its row")
-    return Document(number, pairs, choices, _gold(task, doc, choices), tuple(instances))
+    return TaskDocument(number, pairs, choices, _gold(task, doc, choices), tuple(instances))
 
 
 def _gold(task: Any, doc: Any, choices: Sequence[str]) -> tuple[int, ...] | None:
@@ -119,12 +117,16 @@ class TaskMetrics:
     aggregates: Mapping[str, float]  # every metric that is one number, as lm-eval prints it
 
 
-def metrics_of(task: Any, documents: Sequence[Document], answers: Sequence[Sequence[Answer]]) -> TaskMetrics:
+def metrics_of(task: Any, documents: Sequence[TaskDocument], answers: Sequence[Sequence[Answer]]) -> TaskMetrics:
     """The task's own metrics. ``answers[i]`` are those to document i, in the order of its pairs."""
+    from lm_eval.api.metrics import mean
+
     for document, its in zip(documents, answers, strict=True):
         for instance, (log_prob, greedy) in zip(document.instances, its, strict=True):
             instance.resps, instance.filtered_resps = [(log_prob, bool(greedy))], {}
     items: dict[str, list[Any]] = {}
+    means: dict[str, Floats] = {}
+    aggregates: dict[str, float] = {}
     with quiet_harness(), np.errstate(all="ignore"):
         task.apply_filters()
         for key in documents[0].instances[0].filtered_resps:
@@ -132,29 +134,14 @@ def metrics_of(task: Any, documents: Sequence[Document], answers: Sequence[Seque
                 results = [one.filtered_resps[key] for one in document.instances]
                 for metric, value in task.process_results(document.instances[0].doc, results).items():
                     items.setdefault(metric if key == "none" else f"{metric},{key}", []).append(value)
-        return TaskMetrics(_means(task, items, len(documents)), _aggregates(task, items))
-
-
-def _means(task: Any, items: Mapping[str, list[Any]], count: int) -> dict[str, Floats]:
-    """Metrics that are the mean of one number per document, and better when larger."""
-    from lm_eval.api.metrics import mean
-
-    how, better = task.aggregation(), task.higher_is_better()
-    found = {}
-    for name, values in items.items():
-        metric = name.split(",")[0]
-        numbers = all(isinstance(v, int | float | np.number | np.bool_) for v in values)
-        if how.get(metric, mean) is mean and better.get(metric) is True and len(values) == count and numbers:
-            found[name] = np.array(values, dtype=np.float64)
-    return found
-
-
-def _aggregates(task: Any, items: Mapping[str, list[Any]]) -> dict[str, float]:
-    from lm_eval.api.metrics import mean
-
-    how, found = task.aggregation(), {}
-    for name, values in items.items():
-        value = how.get(name.split(",")[0], mean)(values)
-        if isinstance(value, int | float | np.number):
-            found[name] = float(value)
-    return found
+        how, better = task.aggregation(), task.higher_is_better()
+        for name, values in items.items():
+            metric = name.split(",")[0]
+            aggregate = how.get(metric, mean)
+            value = aggregate(values)
+            if isinstance(value, int | float | np.number):
+                aggregates[name] = float(value)
+            are_numbers = all(isinstance(v, int | float | np.number | np.bool_) for v in values)
+            if aggregate is mean and better.get(metric) is True and len(values) == len(documents) and are_numbers:
+                means[name] = np.array(values, dtype=np.float64)
+    return TaskMetrics(means, aggregates)

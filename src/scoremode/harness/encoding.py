@@ -12,11 +12,14 @@ compared with the harness's; but it says so: ``spanning``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
-from scoremode.errors import InputError, ModelError, OptionError
+from scoremode.errors import InputError, ModelError, OptionError, print_line
 from scoremode.plan.recipes import rolling_spans
 from scoremode.text.corpus import is_text
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
@@ -33,11 +36,11 @@ class Encoded:
     truncated: int = 0  # tokens cut from the left, because the model's context is not longer
 
 
-class PairEncoder:
+class HarnessEncoder:
     """Encodes pairs and texts as the harness does, with any tokenizer.
 
     >>> from scoremode.text.tokenizer import ByteTokenizer
-    >>> found = PairEncoder(ByteTokenizer(), max_length=4).pair("abc ", "de")
+    >>> found = HarnessEncoder(ByteTokenizer(), max_length=4).pair("abc ", "de")
     >>> found.asked.ids.tolist(), found.asked.first, found.truncated
     ([98, 99, 32, 100, 101], 2, 1)
     """
@@ -95,6 +98,14 @@ class PairEncoder:
             return self.tokenizer.ids(text, special=special)
         return self.tokenizer.encode(text, special=special).ids
 
+    def pair_of_task(self, pair: tuple[str, str], task: str | None, document: int | None) -> Encoded:
+        """As ``pair``; a refusal names the document."""
+        try:
+            return self.pair(*pair)
+        except InputError as error:
+            where = f"document {document} of {task}: " if task else ""
+            raise InputError(where + error.message, fix=error.fix) from None
+
     def pair(self, context: str, continuation: str) -> Encoded:
         """A context and its continuation, ready to be scored."""
         stripped = context.rstrip()
@@ -146,7 +157,7 @@ class PairEncoder:
         return Encoded(Continuation(ids, len(ids) - len(target)), spanning, truncated)
 
 
-def rolling(encoder: PairEncoder, text: str) -> list[Continuation]:
+def rolling(encoder: HarnessEncoder, text: str) -> list[Continuation]:
     """A whole text in windows of full length, each token scored once: docs/methods/lm-eval-rolling.md draws them."""
     ids = encoder.text(text)
     found = []
@@ -162,3 +173,60 @@ def _shortened(text: str, most: int = 40, *, end: bool = False) -> str:
     if len(text) <= most:
         return repr(text)
     return repr("…" + text[-most:] if end else text[:most] + "…")
+
+
+# ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
+def hugging_face_tokenizer(tokenizer: Any) -> Any:
+    """The tokenizer of Transformers behind one of ours, which the harness asks for its templates; None if none is."""
+    return getattr(getattr(tokenizer, "local", tokenizer), "hf", None)
+
+
+def render(
+    tokenizer: TextTokenizer,
+    hugging_face: Any,
+    messages: list[dict[str, Any]],
+    open_turn: bool,
+    more: Mapping[str, Any],
+) -> str:
+    """The conversation with the beginning of an answer; without ``open_turn`` the last message is left open instead."""
+    if hugging_face is None:
+        if more:
+            raise OptionError(
+                f"{next(iter(more))}: this tokenizer's chat template takes no arguments", fix="leave it out"
+            )
+        return _opened(tokenizer.render_chat(messages, open_turn=open_turn), messages, open_turn)
+    if not hugging_face.chat_template:
+        raise ModelError("this model has no chat template", fix="leave --apply_chat_template out")
+    try:
+        return _with_transformers(hugging_face, messages, open_turn, more)
+    except Exception as error:  # templates raise their own errors, and Python's
+        others = [message for message in messages if message["role"] != "system"]
+        if len(others) == len(messages):
+            raise ModelError(f"the chat template refused a conversation ({error})", fix="check its roles") from None
+        _say_once("scoremode: this chat template takes no system message: it was left out")
+        return _with_transformers(hugging_face, others, open_turn, more)
+
+
+def _with_transformers(hugging_face: Any, messages: list[dict[str, Any]], open_turn: bool, more: Any) -> str:
+    return str(
+        hugging_face.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=open_turn, continue_final_message=not open_turn, **more
+        )
+    )
+
+
+def _opened(rendered: str, messages: list[dict[str, Any]], open_turn: bool) -> str:
+    """A conversation cut after its last message, where that is to be continued."""
+    if open_turn or not messages:
+        return rendered
+    last = str(messages[-1]["content"]).strip()
+    at = rendered.rfind(last)
+    if at < 0:
+        raise ModelError("the chat template does not show the last message as it is", fix="leave the prefix out")
+    with_spaces = str(messages[-1]["content"]).lstrip()
+    return rendered[: at + len(with_spaces if rendered.startswith(with_spaces, at) else last)]
+
+
+@cache
+def _say_once(line: str) -> None:
+    print_line(line)

@@ -2,25 +2,39 @@
 
 What no log-likelihood answers is refused before its data are loaded: tasks that generate text, that roll over whole
 texts (``scoremode ppl`` is for those), that need images or sound, or that run code.
+
+The index says in which file a task, a group or a tag is defined. Reading lm-eval's 14,000 files takes ten seconds, so
+the index is remembered in the cache folder. It is made again when lm-eval's version changes, or the name, size or time
+of any of its files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import fnmatch
+import hashlib
+import json
 import logging
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scoremode.errors import InputError, OptionError, ScoremodeError
+from scoremode.disk.files import write_atomically
+from scoremode.disk.folders import TASK_INDEX, cache_folder
+from scoremode.errors import InputError, OptionError, ScoremodeError, harmless
 from scoremode.harness.task_data import TaskData
-from scoremode.harness.task_index import known_names, lm_eval_version, task_manager
+from scoremode.strict_json import read_object
 from scoremode.verbs.progress import Progress, announce
 
+SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
+ALL_NAMES = "lm-eval ls tasks prints all names"
 SEEDS = {"python": 0, "numpy": 1234, "fewshot": 1234}  # those of lm-eval
 REFUSED = {
     "generate_until": ("generates text, which no log-likelihood answers", "name tasks of multiple choice"),
@@ -32,7 +46,7 @@ REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TaskSelection:
     """Which tasks, and how they are asked."""
 
     names: tuple[str, ...]
@@ -44,10 +58,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedTasks:
     """Tasks and groups, in lm-eval's own objects."""
 
-    wanted: Wanted
+    wanted: TaskSelection
     tasks: dict[str, Any]
     groups: dict[str, Any]
     top: tuple[str, ...]  # what was asked for, by name: tasks and groups
@@ -59,7 +73,7 @@ class Loaded:
         return int(self.tasks[name].get_config("num_fewshot") or 0)
 
 
-def load_tasks(wanted: Wanted, progress: Progress | None = None) -> Loaded:
+def load_tasks(wanted: TaskSelection, progress: Progress | None = None) -> LoadedTasks:
     """The tasks with their data. No model is needed for that."""
     data = None if wanted.task_data is None else TaskData(wanted.task_data)
     lm_eval_version()  # refuses if it is not installed
@@ -81,7 +95,7 @@ def load_tasks(wanted: Wanted, progress: Progress | None = None) -> Loaded:
             raise InputError(f"{name} is written in Python and loads its own data", fix="leave it out of --tasks")
     notes = [*(data.notes if data else ()), *_set_shots(tasks, wanted.num_fewshot)]
     files = data.files if data else {}
-    return Loaded(wanted, tasks, groups, _top(names, manager, tasks, groups), notes, files, lm_eval_version())
+    return LoadedTasks(wanted, tasks, groups, _top(names, manager, tasks, groups), notes, files, lm_eval_version())
 
 
 def _top(names: Sequence[str], manager: Any, tasks: dict[str, Any], groups: dict[str, Any]) -> tuple[str, ...]:
@@ -156,9 +170,8 @@ def _own_download(data: TaskData | None, num_fewshot: int | None) -> Iterator[li
         try:
             original(task, safe, **more)
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error) else ''}"
             raise InputError(
-                f"the data of the task {name} could not be loaded ({reason})",
+                f"the data of the task {name} could not be loaded ({reason_of(error)})",
                 fix="check the network, or give local files with --task-data DIR",
             ) from None
 
@@ -170,12 +183,17 @@ def _own_download(data: TaskData | None, num_fewshot: int | None) -> Iterator[li
 
 
 def _unusable(error: Exception, begun: Sequence[str]) -> InputError:
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+    reason = reason_of(error)
     if isinstance(error, ValueError) and "Duplicate task" in reason:
-        return OptionError(lines[0], fix="ask for each task once: alone, or in one group")
+        return OptionError(reason.removeprefix("ValueError: "), fix="ask for each task once: alone, or in one group")
     name = f"the task {begun[-1]}" if begun else "a task"
     return InputError(f"lm-eval cannot make {name} of its data ({reason})", fix="check the fields of its rows")
+
+
+def reason_of(error: Exception) -> str:
+    """The kind of an error of another library, and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
 
 @contextlib.contextmanager
@@ -208,3 +226,115 @@ def seeded() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+# ── names of tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
+def lm_eval_version() -> str:
+    """As installed; InputError if it is not."""
+    try:
+        return version("lm_eval")
+    except PackageNotFoundError:
+        raise InputError(
+            "tasks are defined by lm-evaluation-harness, which is not installed", fix="pip install '.[lm-eval]'"
+        ) from None
+
+
+def task_manager(include: Sequence[Path] = (), progress: Progress | None = None) -> Any:
+    """lm-eval's own manager, with all of its tasks and those in the folders of ``include``, which go first."""
+    lm_eval_version()
+    from lm_eval.tasks import TaskManager
+
+    for folder in include:
+        if not folder.is_dir():
+            raise InputError(f"--include-path {folder} is not a folder", fix="name a folder with YAML files of tasks")
+    manager = TaskManager(include_path=[str(folder) for folder in include] or None, include_defaults=False)
+    for name, entry in _own_entries(progress).items():
+        manager.task_index.setdefault(name, entry)
+    return manager
+
+
+def known_names(manager: Any, wanted: Sequence[str]) -> list[str]:
+    """Names as lm-eval knows them, patterns such as ``mmlu_*`` replaced by what they match; files stay as they are."""
+    found: list[str] = []
+    for name in wanted:
+        if name in manager.task_index or (name.endswith(".yaml") and Path(name).is_file()):
+            matches = [name]
+        elif any(sign in name for sign in "*?["):
+            matches = fnmatch.filter(sorted(manager.task_index), name)
+        else:
+            matches = []
+        if not matches:
+            near = difflib.get_close_matches(name, manager.task_index, n=3, cutoff=0.6)
+            fix = f"did you mean {' or '.join(map(harmless, near))}?" if near else ALL_NAMES
+            raise InputError(f"lm-eval has no task '{name}'", fix=fix)
+        found += matches
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice is not None:
+        raise OptionError(f"the task {twice} is given twice", fix="give it once")
+    return found
+
+
+# ── the index ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def _own_entries(progress: Progress | None) -> dict[str, Any]:
+    import lm_eval.tasks
+
+    root = Path(lm_eval.tasks.__file__).parent
+    stamp = _stamp(root)
+    path = cache_folder() / TASK_INDEX
+    found = _remembered(path, stamp, root)
+    if found is None:
+        announce(progress, "reading the names of lm-eval's tasks, once per version")
+        found = lm_eval.tasks.TaskManager().task_index
+        with contextlib.suppress(OSError):  # without a writable cache they are read again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps({"stamp": stamp, "entries": _as_json(found, root)}).encode())
+    return found
+
+
+def _stamp(root: Path) -> str:
+    """Everything about lm-eval's task files that is cheap to read."""
+    found = hashlib.sha256(f"{lm_eval_version()}|{root}".encode())
+    for line in _files(str(root)):
+        found.update(line.encode("utf-8", "surrogateescape"))
+    return found.hexdigest()
+
+
+def _files(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as inside:
+        entries = sorted(inside, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_dir():
+            yield from _files(entry.path) if entry.name not in SKIPPED else ()
+        elif entry.name.endswith(".yaml"):
+            stat = entry.stat()
+            yield f"{entry.path}|{stat.st_size}|{stat.st_mtime_ns}\n"
+
+
+def _as_json(found: dict[str, Any], root: Path) -> dict[str, Any]:
+    return {
+        name: [
+            entry.kind.name,
+            None if entry.yaml_path is None else os.path.relpath(entry.yaml_path, root),
+            sorted(entry.tags),
+        ]
+        for name, entry in found.items()
+    }
+
+
+def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
+    """The remembered index; None if it is another one, or not as it was written."""
+    from lm_eval.tasks._index import Entry, Kind
+
+    try:
+        stored = read_object(path)
+        if stored.get("stamp") != stamp:
+            return None
+        found = {}
+        for name, (kind, file, tags) in stored["entries"].items():
+            if file is not None and ".." in Path(file).parts:
+                return None
+            yaml = None if file is None else root / file
+            found[name] = Entry(name=name, kind=Kind[kind], yaml_path=yaml, tags=set(tags))
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,14 +1,15 @@
 """A model of lm-evaluation-harness on any engine of scoremode.
 
 requests ─▶ chunks of whole documents ─▶ encoding.py ─▶ likelihoods ─▶ (log-likelihood, greedy?) for the harness
-                                                             └──────▶ kept.py: the score of every token
+                                                             └──────▶ token_scores.py: the score of every token
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,24 @@ import numpy as np
 from lm_eval.api.model import TemplateLM
 from tqdm import tqdm
 
+from scoremode.disk.files import write_atomically
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, print_line
-from scoremode.harness import answer_cache, arguments
-from scoremode.harness.chat import hugging_face_tokenizer, render
-from scoremode.harness.encoding import Encoded, PairEncoder, rolling
-from scoremode.harness.kept import Folder, Scored, Writer
-from scoremode.harness.tally import Tally
+from scoremode.errors import EngineError, InputError, ModelError, OptionError, RunError, print_line
+from scoremode.harness import model_arguments
+from scoremode.harness.encoding import Encoded, HarnessEncoder, hugging_face_tokenizer, render, rolling
+from scoremode.harness.token_scores import ScoredRequest, Tally, TokenScoreFolder
 from scoremode.harness.writing import write_texts
-from scoremode.store.redaction import without_secrets
+from scoremode.strict_json import parse, read_object
 from scoremode.values import Ints
 from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
 from scoremode.verbs.question import library_versions, numbers_version
 from scoremode.verbs.rows import Words
 
 CHUNK = 2048  # requests that are encoded and scored at a time, and the rest of the last one's document
+CACHE_KIND = "scoremode answers for lm-eval"
 OPEN: WeakSet[ScoremodeLM] = WeakSet()
 """Models that were made, so that a command line can close them."""
 
@@ -56,22 +58,23 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         device: str | None = None,
         **given: Any,
     ) -> None:
-        """``given``: the fields of ``harness.arguments.Settings``, and every option of the engine by its name."""
+        """``given``: the fields of ``model_arguments.AdapterSettings``, and every option of the engine by its name."""
         super().__init__()
         del max_batch_size
-        _note_batch_size(batch_size)
+        if batch_size is not None and str(batch_size) not in ("1", "auto"):
+            print_line(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens")
         chosen = None if device == _usual_device() else device
-        self.held, self.settings = arguments.read({"pretrained": pretrained, **given}, chosen)
+        self.held, self.settings = model_arguments.read({"pretrained": pretrained, **given}, chosen)
         self.subject = self.held.subject
         self.max_length = self._choose_max_length()
-        self.encoder = PairEncoder(
+        self.encoder = HarnessEncoder(
             self.subject.tokenizer,
             max_length=self.max_length,
             add_bos=self.settings.add_bos_token,
             prefix=self.settings.prefix_token_id,
         )
         self.tokenizer = hugging_face_tokenizer(self.subject.tokenizer)
-        self.folder = Folder(Path(self.settings.out)) if self.settings.out is not None else None
+        self.folder = TokenScoreFolder(Path(self.settings.out)) if self.settings.out is not None else None
         self.tally = Tally()
         self._facts: Any = None  # of the engine, once it was open
         OPEN.add(self)
@@ -89,34 +92,32 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         self._refuse_thinking(requests)
         _refuse_empty(requests)
         answers: list[tuple[float, bool]] = []
-        with self._call() as writer, _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+        with self._call() as keep, _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
             for chunk in chunks_of_documents(requests):
-                encoded = [self._encode(request) for request in chunk]
+                encoded = [self.encoder.pair_of_task(r.args, r.task_name, r.doc_id) for r in chunk]
                 found = self._score([one.asked for one in encoded], _groups(chunk, encoded), bar)
+                scored = [ScoredRequest(r, [(e.asked, f)], e) for r, e, f in zip(chunk, encoded, found, strict=True)]
                 for request, own, likelihood in zip(chunk, encoded, found, strict=True):
                     answers.append((likelihood.log_prob, self._greedy(likelihood)))
                     self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
                     self.tally.add(request, own)
-                if writer is not None:
-                    triples = zip(chunk, encoded, found, strict=True)
-                    writer.add([Scored.pair(self.tally.next_number(), *triple) for triple in triples])
+                keep(scored)
         self.tally.tell()
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each text, in windows as long as the model's context."""
         answers: list[float] = []
-        with self._call() as writer, _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
+        with self._call() as keep, _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
             for part in self._texts(requests):
                 windows = [window for _, own in part for window in own]
                 found = iter(self._score(windows, np.arange(len(windows))))
-                scored = [(request, [(w, next(found)) for w in own]) for request, own in part]
-                for request, own_scored in scored:
-                    answers.append(math.fsum(likelihood.log_prob for _, likelihood in own_scored))
-                    self.cache_hook.add_partial("loglikelihood_rolling", request.args, answers[-1])
+                scored = [ScoredRequest(request, [(w, next(found)) for w in own]) for request, own in part]
+                for one in scored:
+                    answers.append(math.fsum(likelihood.log_prob for _, likelihood in one.windows))
+                    self.cache_hook.add_partial("loglikelihood_rolling", one.request.args, answers[-1])
                     bar.update(1)
-                if writer is not None:
-                    writer.add([Scored.text(self.tally.next_number(), *one) for one in scored])
+                keep(scored)
         return answers
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -172,13 +173,6 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
             )
         return bool(greedy)
 
-    def _encode(self, request: Any) -> Encoded:
-        try:
-            return self.encoder.pair(*request.args)
-        except InputError as error:
-            where = f"document {request.doc_id} of {request.task_name}: " if request.task_name else ""
-            raise InputError(where + error.message, fix=error.fix) from None
-
     def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
         """Texts in windows, as many at a time as make a chunk."""
         part: list[tuple[Any, list[Continuation]]] = []
@@ -194,19 +188,25 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
 
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
-    def _call(self) -> Iterator[Writer | None]:
-        """One call of the harness. A model that may change meanwhile is looked at anew by the next one."""
-        kept = nullcontext() if self.folder is None else self.folder.call(Words(self.subject.tokenizer))
+    def _call(self) -> Iterator[Callable[[Sequence[ScoredRequest]], None]]:
+        """One call of the harness, as a function that keeps the scores of requests.
+
+        A model that may change meanwhile is looked at anew by the next call.
+        """
         try:
-            with kept as writer:
-                yield writer
+            if self.folder is None:
+                yield lambda _: None
+            else:
+                with self.folder.call(Words(self.subject.tokenizer)) as keep:
+                    yield keep
         finally:
             if self.held.plugin.opens_for_each_question:
                 self.held.close()
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for kept answers to be this model's; known before anything is loaded."""
-        ours = {"max_length": self.max_length, **_settings(self.settings)}
+        names = ("add_bos_token", "prefix_token_id", "greedy")
+        ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
         return {
             "model": self.subject.fingerprint,
             "tokenizer": self.subject.tokenizer.facts.fingerprint,
@@ -220,24 +220,17 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         """The harness's ``--use_cache``: taken only if its answers are this model's."""
         database = getattr(cache_hook, "dbdict", None)
         if database is not None:
-            answer_cache.claim(Path(database.filename), len(database), self.identity())
+            claim_cache(Path(database.filename), len(database), self.identity())
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
         """For the harness's results: which model, engine and settings, and what happened to requests."""
         facts, subject = self._facts, self.subject
-        opened = (
-            {}
-            if facts is None
-            else {
-                "dtype": facts.dtype,
-                "device": facts.device,
-                "head": facts.head,
-                "vocabulary": facts.vocabulary,
-                "engine_settings": without_secrets(facts.settings),
-                "notes": [*facts.notes, *subject.notes],
-            }
-        )
+        opened: dict[str, Any] = {}
+        if facts is not None:
+            opened = {name: getattr(facts, name) for name in ("dtype", "device", "head", "vocabulary")}
+            opened["engine_settings"] = without_secrets(facts.settings)
+            opened["notes"] = [*facts.notes, *subject.notes]
         info = {
             **self.identity(),
             "name": subject.name,
@@ -352,10 +345,6 @@ def _refuse_empty(requests: Sequence[Any]) -> None:
             raise InputError(f"{where} has an empty continuation", fix="correct the task: a continuation needs a token")
 
 
-def _settings(settings: arguments.Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in ("add_bos_token", "prefix_token_id", "greedy")}
-
-
 def _usual_device() -> Any:
     """The device that the harness's command line names if the user names none: engines choose better themselves."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
@@ -363,10 +352,41 @@ def _usual_device() -> Any:
     return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
 
 
-def _note_batch_size(batch_size: int | str | None) -> None:
-    if batch_size is not None and str(batch_size) not in ("1", "auto"):
-        print_line(f"scoremode: batch_size {batch_size} is not used: engines fill batches by tokens")
-
-
 def _bar(total: int, what: str, disabled: bool) -> Any:
     return tqdm(total=total, desc=f"Running {what} requests", disable=disabled or not total)
+
+
+# ── the cache of answers ─────────────────────────────────────────────────────────────────────────────────────────────
+def owner_file(database: Path) -> Path:
+    """The file that says whose answers a database holds."""
+    return database.with_name(database.name + ".scoremode.json")
+
+
+def claim_cache(database: Path, answers: int, identity: Mapping[str, Any]) -> None:
+    """Make the harness's cache of answers this model's if it is empty; refuse answers of another or unknown model.
+
+    Its keys are the texts of a request, not the model: one file used for two models gives the first one's answers for
+    both. So a file beside it says whose answers they are.
+    """
+    owner = owner_file(database)
+    wanted = dict(parse(json.dumps(identity)))  # tuples are lists there, and must compare equal
+    if not owner.exists():
+        if answers:
+            raise RunError(
+                f"{database} holds {answers} answers of a model that is not known", fix="give another --use_cache"
+            )
+        write_atomically(owner, json.dumps({"for": CACHE_KIND, "identity": wanted}, indent=1).encode() + b"\n")
+        return
+    try:
+        found = read_object(owner)
+    except ValueError:
+        found = {}
+    known = found.get("identity")
+    if found.get("for") != CACHE_KIND or not isinstance(known, dict):
+        raise RunError(f"{owner} is damaged or is not a file of scoremode", fix="give another --use_cache")
+    differing = sorted(name for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name))
+    if differing:
+        raise RunError(
+            f"{database} holds answers of another model or other settings (it differs in: {', '.join(differing)})",
+            fix="give another --use_cache",
+        )

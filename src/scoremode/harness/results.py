@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
-from scoremode.harness.documents import Document, TaskMetrics, metrics_of
-from scoremode.harness.loading import Loaded
-from scoremode.harness.scoring import ModelAnswers, TaskDocuments, require_greedy
+from scoremode.harness.answering import ModelAnswers, TaskDocuments, require_greedy
+from scoremode.harness.documents import TaskDocument, TaskMetrics, metrics_of
+from scoremode.harness.loading import LoadedTasks
 from scoremode.statistics.tasks import PairedTask, Parts, row_statistics
-from scoremode.store.answers import Answer
-from scoremode.values import Bools, Floats
+from scoremode.values import Floats
 
 ALL = "all"  # the name of the row over everything
 PREFERRED = ("acc_norm", "acc")  # the metric that recovery is about, if a task has it
@@ -27,7 +27,7 @@ class TaskPair:
     """One task under both models."""
 
     paired: PairedTask
-    documents: Sequence[Document]
+    documents: Sequence[TaskDocument]
     baseline: Sequence[Sequence[Answer]]  # one list per document
     candidate: Sequence[Sequence[Answer]]
     shots: int
@@ -53,7 +53,7 @@ class Flip:
     """A document that one model has right and the other wrong."""
 
     task: str
-    document: Document
+    document: TaskDocument
     gained: bool
     baseline: tuple[float, ...]  # log-probabilities of the choices
     candidate: tuple[float, ...]
@@ -116,23 +116,23 @@ class TasksComparison:
 
 def _flips(task: TaskPair) -> Iterator[Flip]:
     base, cand = task.paired.metrics[task.paired.metric]
+    per_character = task.paired.metric == "acc_norm"
     for i in np.flatnonzero((base != cand) & np.isin(base, (0, 1)) & np.isin(cand, (0, 1))).tolist():
         document = task.documents[i]
-        count = len(document.choices) or 1
-        sides = [tuple(log_prob for log_prob, _ in side[i][:count]) for side in (task.baseline, task.candidate)]
-        per_character = task.paired.metric == "acc_norm"
-        chosen = [_choice(document, side, per_character=per_character) for side in sides]
+        before, after = (_log_probs(document, side[i]) for side in (task.baseline, task.candidate))
+        first, second = (_choice(document, side, per_character=per_character) for side in (before, after))
+        chosen = (first, second) if document.choices else (None, None)
         gained = bool(cand[i] > base[i])
-        yield Flip(task.name, document, gained, sides[0], sides[1], (chosen[0], chosen[1]), per_character)
+        yield Flip(task.name, document, gained, tuple(before.tolist()), tuple(after.tolist()), chosen, per_character)
 
 
 def _strength(flip: Flip) -> float:
     """By how many nats the right answer's lead over the best other one moved."""
-    right = list(flip.document.gold or ())
-    several = flip.document.choices and right and not _all_right(flip.document)
+    document = flip.document
+    several = document.choices and document.gold and not _all_right(document)
     with np.errstate(invalid="ignore"):
         before, after = (
-            _margin(np.array(side), right) if several else side[0] for side in (flip.baseline, flip.candidate)
+            _margin(document, np.array(side)) if several else side[0] for side in (flip.baseline, flip.candidate)
         )
         moved = abs(after - before)
     return math.inf if math.isnan(moved) else moved
@@ -140,7 +140,7 @@ def _strength(flip: Flip) -> float:
 
 # ── made of answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 def pair_tasks(
-    loaded: Loaded, documents: TaskDocuments, sides: tuple[ModelAnswers, ModelAnswers], metric: str | None
+    loaded: LoadedTasks, documents: TaskDocuments, sides: tuple[ModelAnswers, ModelAnswers], metric: str | None
 ) -> tuple[TaskPair, ...]:
     """Every task under both models, measured by lm-eval's own code."""
     found = []
@@ -165,7 +165,7 @@ def main_metric(name: str, known: Sequence[str], wanted: str | None) -> str:
 
 def _paired(
     name: str,
-    documents: Sequence[Document],
+    documents: Sequence[TaskDocument],
     metrics: tuple[TaskMetrics, TaskMetrics],
     answers: tuple[Sequence[Sequence[Answer]], Sequence[Sequence[Answer]]],
     wanted: str | None,
@@ -173,61 +173,56 @@ def _paired(
     base, cand = metrics
     shared = {key: (base.per_document[key], cand.per_document[key]) for key in base.per_document}
     metric = main_metric(name, list(shared), wanted)
-    sides = [_Choices.of(documents, side) for side in answers]
+    sides = [[_log_probs(document, its) for document, its in zip(documents, side, strict=True)] for side in answers]
+    are_known = all(document.gold is not None for document in documents)
+    have_choices = all(document.choices for document in documents)
+    have_wrong_choices = are_known and have_choices and not any(_all_right(document) for document in documents)
+
+    def both(measure: Callable[[TaskDocument, Floats], float]) -> tuple[Floats, Floats]:
+        """A number for each document, under the baseline and under the candidate."""
+        first, second = (np.array([measure(*one) for one in zip(documents, side, strict=True)]) for side in sides)
+        return first, second
+
     with np.errstate(invalid="ignore"):
+        chosen = both(partial(_choice, per_character=metric == "acc_norm")) if have_choices else None
         return PairedTask(
             name,
             metric,
             shared,
-            gold=_both(sides, "gold"),
-            margin=_both(sides, "margin"),
-            margin_norm=_both(sides, "margin_norm"),
-            kl=_divergence(documents, answers),
-            changed=_changed(documents, answers, per_character=metric == "acc_norm"),
+            gold=both(lambda document, found: float(found[list(document.gold or ())].max())) if are_known else None,
+            margin=both(_margin) if have_wrong_choices else None,
+            margin_norm=both(lambda one, found: _margin(one, found / _lengths(one))) if have_wrong_choices else None,
+            kl=np.array([_divergence(*pair) for pair in zip(*sides, strict=True)]) if have_choices else None,
+            changed=None if chosen is None else chosen[0] != chosen[1],
             lm_eval={key: (base.aggregates[key], cand.aggregates[key]) for key in base.aggregates},
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Choices:
-    """What one model gives the right answer, per document; None if that is not known of all."""
-
-    gold: Floats | None
-    margin: Floats | None
-    margin_norm: Floats | None
-
-    @staticmethod
-    def of(documents: Sequence[Document], answers: Sequence[Sequence[Answer]]) -> _Choices:
-        if any(document.gold is None for document in documents):
-            return _Choices(None, None, None)
-        gold, margin, norm = [], [], []
-        several = all(document.choices and not _all_right(document) for document in documents)
-        for document, its in zip(documents, answers, strict=True):
-            values = np.array([log_prob for log_prob, _ in its[: len(document.choices) or 1]])
-            right = list(document.gold or ())
-            gold.append(float(values[right].max()))
-            if several:
-                lengths = np.array([len(choice) for choice in document.choices], dtype=np.float64)
-                margin.append(_margin(values, right))
-                norm.append(_margin(values / lengths, right))
-        return _Choices(np.array(gold), np.array(margin) if several else None, np.array(norm) if several else None)
+def _log_probs(document: TaskDocument, answers: Sequence[Answer]) -> Floats:
+    """Of the choices, or of the only continuation. Some tasks ask for more than that."""
+    return np.array([log_prob for log_prob, _ in answers[: len(document.choices) or 1]], dtype=np.float64)
 
 
-def _all_right(document: Document) -> bool:
+def _lengths(document: TaskDocument) -> Floats:
+    return np.array([len(choice) for choice in document.choices], dtype=np.float64)
+
+
+def _all_right(document: TaskDocument) -> bool:
     return set(document.gold or ()) >= set(range(len(document.choices)))
 
 
-def _margin(values: Floats, right: list[int]) -> float:
-    others = np.delete(values, right)
-    return float(values[right].max() - others.max())
+def _margin(document: TaskDocument, log_probs: Floats) -> float:
+    """By how much the best right choice leads before the best wrong one."""
+    right = list(document.gold or ())
+    return float(log_probs[right].max() - np.delete(log_probs, right).max())
 
 
-def _both(sides: Sequence[_Choices], name: str) -> tuple[Floats, Floats] | None:
-    base, cand = (getattr(side, name) for side in sides)
-    return None if base is None or cand is None else (base, cand)
+def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -> int:
+    """The number of the likeliest choice."""
+    return int((log_probs / _lengths(document) if per_character and document.choices else log_probs).argmax())
 
 
-def softmax(log_probs: Sequence[float]) -> Floats:
+def softmax(log_probs: Sequence[float] | Floats) -> Floats:
     """Probabilities over the choices, which sum to 1; NaN if all of them have probability zero.
 
     >>> softmax([math.log(0.1), math.log(0.3)]).round(6).tolist()
@@ -242,51 +237,16 @@ def softmax(log_probs: Sequence[float]) -> Floats:
     return found
 
 
-def _divergence(
-    documents: Sequence[Document], answers: tuple[Sequence[Sequence[Answer]], Sequence[Sequence[Answer]]]
-) -> Floats | None:
-    """KL(baseline‖candidate) over the choices of each document."""
-    if not all(document.choices for document in documents):
-        return None
-    found = []
-    for document, *its in zip(documents, *answers, strict=True):
-        p, q = (softmax([lp for lp, _ in one[: len(document.choices)]]) for one in its)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            terms = np.where(p > 0, p * (np.log(p) - np.log(q)), np.where(np.isnan(p), np.nan, 0.0))
-        found.append(max(0.0, float(terms.sum())) if not np.isnan(terms).any() else math.nan)
-    return np.array(found)
-
-
-def _choice(document: Document, log_probs: Sequence[float], *, per_character: bool) -> int | None:
-    if not document.choices:
-        return None
-    values = np.array(log_probs[: len(document.choices)])
-    if per_character:
-        values = values / np.array([len(choice) for choice in document.choices])
-    return int(values.argmax())
-
-
-def _changed(
-    documents: Sequence[Document],
-    answers: tuple[Sequence[Sequence[Answer]], Sequence[Sequence[Answer]]],
-    *,
-    per_character: bool,
-) -> Bools | None:
-    """Is another choice the likeliest? None where there is only one continuation."""
-    if not all(document.choices for document in documents):
-        return None
-    sides = [
-        [
-            _choice(document, [lp for lp, _ in its], per_character=per_character)
-            for document, its in zip(documents, side, strict=True)
-        ]
-        for side in answers
-    ]
-    return np.array([a != b for a, b in zip(*sides, strict=True)], dtype=np.bool_)
+def _divergence(baseline: Floats, candidate: Floats) -> float:
+    """KL(baseline‖candidate) over the choices of a document; NaN if one of them gives no choice a probability."""
+    p, q = softmax(baseline), softmax(candidate)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(p > 0, p * (np.log(p) - np.log(q)), np.where(np.isnan(p), np.nan, 0.0))
+    return max(0.0, float(terms.sum())) if not np.isnan(terms).any() else math.nan
 
 
 # ── groups ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def groups_of(loaded: Loaded, sizes: Mapping[str, int]) -> tuple[TaskGroup, ...]:
+def groups_of(loaded: LoadedTasks, sizes: Mapping[str, int]) -> tuple[TaskGroup, ...]:
     """Groups with the weights of their tasks, by lm-eval's definition where it has one."""
     return tuple(_group(group, sizes) for group in loaded.groups.values())
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import file_sha256
 from scoremode.errors import InputError, harmless
-from scoremode.store.files import file_sha256
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 
 ROWS = 'as in {"question": "…", "answer": "…"}'
 

@@ -2,7 +2,7 @@
 
 tasks ──lm-eval──▶ documents ──any engine──▶ log-likelihoods ──lm-eval──▶ right or wrong ──▶ paired statistics
 
-One model is open at a time, the baseline first. Answers are kept per document (scoring.py).
+One model is open at a time, the baseline first. Answers are kept per document (answering.py).
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.arguments import require_flag, whole_number
-from scoremode.engines.arguments import EngineArguments
 from scoremode.errors import InputError, OptionError, did_you_mean
-from scoremode.harness.chat import hugging_face_tokenizer, render
+from scoremode.harness.answering import ModelAnswers, TaskDocuments, answer_documents
 from scoremode.harness.documents import Render, build_documents, judges_itself
-from scoremode.harness.loading import SEEDS, Loaded, Wanted, load_tasks
+from scoremode.harness.encoding import hugging_face_tokenizer, render
+from scoremode.harness.loading import SEEDS, LoadedTasks, TaskSelection, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
-from scoremode.harness.scoring import ModelAnswers, TaskDocuments, answer_documents
-from scoremode.places.uri import Place, local_path
+from scoremode.references.kld import is_kld
+from scoremode.remote.uri import Place, local_path
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
 from scoremode.text.tokenizer import TextTokenizer
-from scoremode.verbs.arguments import ModelArguments, spelled_out
+from scoremode.verbs.arguments import EngineArguments, ModelArguments, spelled_out
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import split_arguments
@@ -90,19 +89,19 @@ def tasks(
     loaded = load_tasks(asked, progress)
     _require_rows(loaded, rows)
     _require_metric(loaded, metric)
-    work = _Work(loaded, folders, metric)
+    work = _TaskWork(loaded, folders, metric)
     first = work.answers(models[0], "baseline")
-    return [work.comparison(models[0], first, held, work.answers(held, held.subject.name)) for held in models[1:]]
+    return [work.comparison(models[0], first, held) for held in models[1:]]
 
 
-def _require_rows(loaded: Loaded, rows: Sequence[str]) -> None:
+def _require_rows(loaded: LoadedTasks, rows: Sequence[str]) -> None:
     known = [*loaded.tasks, *loaded.groups]
     for name in rows:
         if name not in known:
             raise OptionError(f"the task '{name}' is not asked here", fix=did_you_mean(name, known))
 
 
-def _require_metric(loaded: Loaded, metric: str | None) -> None:
+def _require_metric(loaded: LoadedTasks, metric: str | None) -> None:
     """A metric that only some tasks have is noted for the others; one that no task has is a mistake."""
     known = sorted({name for task in loaded.tasks.values() for name in task.aggregation()})
     if metric is not None and metric.split(",")[0] not in known:  # lm-eval writes a filter after a comma
@@ -118,7 +117,7 @@ def _checked(
     chat_template: bool,
     task_data: str | Path | None,
     include: str | Path | Sequence[str | Path],
-) -> Wanted:
+) -> TaskSelection:
     """Arguments by their types; what cannot be is refused before lm-eval is imported."""
     if not candidates:
         raise InputError("there is no candidate", fix="name a model after the baseline")
@@ -136,19 +135,19 @@ def _checked(
         raise OptionError(f"--limit {most} leaves no document", fix="give 1 or more")
     folders = [include] if isinstance(include, str | Path) else include
     data = Path(task_data) if task_data is not None else None
-    return Wanted(tuple(listed), shots, most, chat_template, data, tuple(Path(folder) for folder in folders))
+    return TaskSelection(tuple(listed), shots, most, chat_template, data, tuple(Path(folder) for folder in folders))
 
 
 @dataclass(slots=True)
-class _Work:
+class _TaskWork:
     """Tasks that are loaded, and the documents that were made of them last."""
 
-    loaded: Loaded
+    loaded: LoadedTasks
     folders: Folders
     metric: str | None
     documents: TaskDocuments | None = None
 
-    def answers(self, model: LazyModel, folder: str) -> tuple[TaskDocuments, ModelAnswers]:
+    def answers(self, model: LazyModel, folder: str) -> ModelAnswers:
         progress = self.folders.progress
         with closing(model) as held:
             announce(progress, f"making questions for {held.subject.name}")
@@ -157,22 +156,16 @@ class _Work:
                 self.documents = {name: build_documents(self.loaded, name, write) for name in self.loaded.tasks}
             out = self.folders.folder(folder)
             assert not isinstance(out, Place), "refused before"
-            found = answer_documents(held, self.documents, out=out, fresh=self.folders.fresh, progress=progress)
-        return self.documents, found
+            return answer_documents(held, self.documents, out=out, fresh=self.folders.fresh, progress=progress)
 
-    def comparison(
-        self,
-        baseline: LazyModel,
-        first: tuple[TaskDocuments, ModelAnswers],
-        candidate: LazyModel,
-        second: tuple[TaskDocuments, ModelAnswers],
-    ) -> TasksComparison:
-        documents, answers = second
+    def comparison(self, baseline: LazyModel, first: ModelAnswers, candidate: LazyModel) -> TasksComparison:
+        second = self.answers(candidate, candidate.subject.name)
+        assert self.documents is not None, "made for the candidate"
         names = [short(held.subject.name) for held in (baseline, candidate)]
-        found = pair_tasks(self.loaded, documents, (first[1], answers), self.metric)
+        found = pair_tasks(self.loaded, self.documents, (first, second), self.metric)
         sizes = {task.name: task.paired.documents for task in found}
         notes = _notes(self.loaded, self.metric, found)
-        for name, side in zip(names, (first[1], answers), strict=True):
+        for name, side in zip(names, (first, second), strict=True):
             notes += [f"{name}: {note}" for note in side.notes]
         return TasksComparison(
             name=names[1],
@@ -180,8 +173,8 @@ class _Work:
             tasks=found,
             groups=groups_of(self.loaded, sizes),
             top=self.loaded.top,
-            baseline=first[1].facts,
-            candidate=answers.facts,
+            baseline=first.facts,
+            candidate=second.facts,
             settings=_settings(self.loaded, self.metric),
             notes=tuple(dict.fromkeys(notes)),
             manifest={},
@@ -195,7 +188,7 @@ def _renderer(tokenizer: TextTokenizer) -> Render:
     return write
 
 
-def _settings(loaded: Loaded, metric: str | None) -> dict[str, Any]:
+def _settings(loaded: LoadedTasks, metric: str | None) -> dict[str, Any]:
     wanted = loaded.wanted
     return {
         "tasks": list(wanted.names),
@@ -209,7 +202,7 @@ def _settings(loaded: Loaded, metric: str | None) -> dict[str, Any]:
     }
 
 
-def _notes(loaded: Loaded, metric: str | None, found: Sequence[Any]) -> list[str]:
+def _notes(loaded: LoadedTasks, metric: str | None, found: Sequence[Any]) -> list[str]:
     """What a reader must know of the tasks."""
     notes = list(loaded.notes)
     if loaded.wanted.limit is not None:

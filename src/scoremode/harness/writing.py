@@ -15,18 +15,18 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from scoremode.engines.generation import Generator, Sampling
 from scoremode.engines.plugin import Work
 from scoremode.errors import EngineError, InputError, print_line
-from scoremode.harness.encoding import PairEncoder
+from scoremode.harness.encoding import HarnessEncoder
 from scoremode.values import Ids
 from scoremode.verbs.model import LazyModel
 
 CHUNK = 1024  # requests whose prompts are held as ids at a time
 
 
-class Model(Protocol):
+class GeneratingModel(Protocol):
     """What is needed of the harness's model."""
 
     held: LazyModel
-    encoder: PairEncoder
+    encoder: HarnessEncoder
     max_length: int | None
     cache_hook: Any
 
@@ -39,7 +39,7 @@ class Model(Protocol):
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
 
-def write_texts(lm: Model, requests: Sequence[Any], bar: Any) -> list[str]:
+def write_texts(lm: GeneratingModel, requests: Sequence[Any], bar: Any) -> list[str]:
     """The text that follows each context. Requests with equal settings are written together."""
     texts: list[str | None] = [None] * len(requests)
     alike: dict[str, list[int]] = {}
@@ -59,7 +59,7 @@ def write_texts(lm: Model, requests: Sequence[Any], bar: Any) -> list[str]:
     return [text for text in texts if text is not None]
 
 
-def sampling(lm: Model, given: Any) -> Sampling:
+def sampling(lm: GeneratingModel, given: Any) -> Sampling:
     """How a request is written, from its keywords."""
     if not isinstance(given, dict):
         raise InputError(f"generation_kwargs are {type(given).__name__}, not a mapping", fix="correct the task")
@@ -78,12 +78,12 @@ def sampling(lm: Model, given: Any) -> Sampling:
     return Sampling(most, tuple(stop for stop in until if stop), temperature if samples else 0.0, known)
 
 
-def _longest(lm: Model, requests: Sequence[Any], how: Sampling) -> int:
+def _longest(lm: GeneratingModel, requests: Sequence[Any], how: Sampling) -> int:
     """Tokens of the longest prompt with its answer."""
     return how.max_tokens + max(len(_prompt(lm, request.args[0], how.max_tokens)[0]) for request in requests)
 
 
-def _write(lm: Model, generator: Generator, contexts: list[str], how: Sampling, bar: Any) -> list[str]:
+def _write(lm: GeneratingModel, generator: Generator, contexts: list[str], how: Sampling, bar: Any) -> list[str]:
     prompts = [_prompt(lm, context, how.max_tokens) for context in contexts]
     cut = sum(lost > 0 for _, lost in prompts)
     if cut:
@@ -101,7 +101,7 @@ def _write(lm: Model, generator: Generator, contexts: list[str], how: Sampling, 
     return [text for text in found if text is not None]
 
 
-def _prompt(lm: Model, context: str, most: int) -> tuple[Ids, int]:
+def _prompt(lm: GeneratingModel, context: str, most: int) -> tuple[Ids, int]:
     """A context as ids, and how many were cut from its left."""
     ids = lm.encoder.text(context)
     if not len(ids):

@@ -11,10 +11,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from scoremode.cache.entries import hold_model
+from scoremode.disk.files import file_sha256
+from scoremode.disk.folders import cache_folder
 from scoremode.errors import ModelError
-from scoremode.store.cache import cache_folder, hold_model
-from scoremode.store.files import file_sha256
-from scoremode.text.tokenizer import quiet_transformers
+from scoremode.text.tokenizer_file import quiet_transformers
 
 EMBEDDED = "smollm2-135m"
 

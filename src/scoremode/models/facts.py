@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.errors import ModelError, OptionError, did_you_mean
 from scoremode.models.embedded import EMBEDDED, embedded_model
 from scoremode.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
 from scoremode.models.sizes import ModelSizes
-from scoremode.store.cache import remembered_sha256
-from scoremode.text.json_files import read_object
+from scoremode.strict_json import read_object
 
 FINGERPRINTED = (".json", ".jinja", ".model", ".txt", ".py")  # besides the weights
 

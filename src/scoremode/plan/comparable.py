@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from scoremode.errors import harmless
-from scoremode.text.reading import Excerpts
-from scoremode.text.tokens import Document, Tokens
+from scoremode.errors import InputError, harmless
+from scoremode.text.documents import RereadDocuments
+from scoremode.text.tokens import Tokens
 from scoremode.values import Ids, Ints
 
 NEAR = 24  # characters that are shown where two tokenizers part
@@ -66,7 +67,7 @@ def _other_text(baseline: ComparableFacts, candidate: ComparableFacts) -> bool:
     return None not in texts and texts[0] != texts[1]
 
 
-def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, documents: Sequence[Document]) -> str | None:
+def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, documents: RereadDocuments) -> str | None:
     """Where the candidate's ids differ from the baseline's, in words; None if they do not.
 
     ``known`` are indices in the stream at which the baseline's ``ids`` are known, ``count`` is the length of its whole
@@ -84,9 +85,9 @@ def first_difference(known: Ints, ids: Ids, count: int, tokens: Tokens, document
     if at >= len(tokens):
         return f"the candidate's end early, {totals}"
     document = int(np.searchsorted(tokens.doc_starts, at, side="right")) - 1
-    begin = tokens.char_start_of(np.array([at]))
-    end = np.minimum(begin + NEAR, int(tokens.char_end[tokens.doc_starts[document + 1] - 1]))
-    character, (near,) = int(begin[0]), Excerpts(documents).at(np.array([document]), begin, end)
+    character = int(tokens.char_start_of(np.array([at]))[0])
+    end = min(character + NEAR, int(tokens.char_end[tokens.doc_starts[document + 1] - 1]))
+    near = documents.excerpt(document, character, end)
     place = f"character {character:,}" + (f" of document {document + 1:,}" if tokens.documents > 1 else "")
     return f"they give other ids from {place} on, at {near!r}; {totals}"
 
@@ -103,3 +104,37 @@ def _plan_difference(baseline: ComparableFacts, candidate: ComparableFacts) -> s
         if theirs.get(name) != mine.get(name)
     ]
     return ", ".join(differing) or "different windows or texts"
+
+
+# ── against a reference ──────────────────────────────────────────────────────────────────────────────────────────────
+def require_comparable(reference: Mapping[str, Any], candidate: ComparableFacts, where: Where | None = None) -> None:
+    """Raise InputError if a candidate cannot be compared with a reference, whose manifest is given.
+
+    The reason names settings and texts that differ, if they are known; ``where`` says where the ids of two tokenizers
+    differ.
+    """
+    baseline = ComparableFacts(
+        reference["tokenizer"],
+        reference["vocabulary"],
+        reference["plan_digest"],
+        reference["method"],
+        reference.get("method_settings"),
+        reference.get("corpus_sha256"),
+    )
+    found = difference(baseline, candidate, where)
+    if found is None:
+        return
+    corpus = shlex.quote(harmless(reference["corpus"])) if reference.get("corpus") else "…"
+    again = f"scoremode ppl CANDIDATE --corpus {corpus} --method {harmless(str(baseline.method))}"
+    for name in ("context_length", "stride", "max_windows"):
+        value = (baseline.settings or {}).get(name)
+        if type(value) is int:
+            again += f" --{name.replace('_', '-')} {value}"
+    fixes = {
+        "tokenizer": f"feed both with one: {again} --tokenizer FOLDER; or compare bits per byte",
+        "vocabulary": f"make a reference of a model with {candidate.vocabulary} ids: "
+        f"scoremode reference MODEL --corpus {corpus} --out ref/",
+        "text": f"score the same text: {again}",
+        "plan": f"use the reference's settings: {again}",
+    }
+    raise InputError(found.reason, fix=fixes[found.kind])

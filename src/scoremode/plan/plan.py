@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scoremode.plan.windows import Window
-from scoremode.values import BLOCK, Bools, Floats, Ids, Ints, in_parts, let_go
+from scoremode.values import BLOCK, Bools, Floats, Ids, Ints, in_parts, release_pages
 
 Average = Literal["token", "window", "document"]
 """How scores become one perplexity: mean over all targets, weighted window means, or arithmetic mean over documents."""
@@ -182,7 +182,7 @@ class Plan:
             token = self._tokens_of(slice(at, stop))
             window = np.repeat(np.arange(at, stop, dtype=np.int64), self.target_counts[at:stop])
             yield TargetBlock(int(offsets[at]), int(offsets[stop]), window, token, self._documents_of(token))
-            let_go(self.ids)
+            release_pages(self.ids)
             at = stop
 
     @cached_property
@@ -212,7 +212,7 @@ class Plan:
 
     def window(self, index: int) -> Window:
         if index % LET_GO_EVERY == 0:
-            let_go(self.ids)  # a plan of many windows would fill the memory with ids that were fed
+            release_pages(self.ids)  # a plan of many windows would fill the memory with ids that were fed
         start, lead = int(self.start[index]), int(self.lead[index])
         body = self.ids[start : int(self.stop[index])]
         ids = body if lead < 0 else np.concatenate([np.array([lead], dtype=np.int32), body])

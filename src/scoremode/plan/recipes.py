@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scoremode import entry_points
 from scoremode.arguments import require_text
+from scoremode.entry_points import Plugins
 from scoremode.errors import CorpusError, MethodError, did_you_mean
 from scoremode.plan.plan import Average
-from scoremode.text import plugins
 from scoremode.text.documents import Arrangement
-from scoremode.text.plugins import Plugins
 from scoremode.text.tokens import Tokens
 from scoremode.values import Bools, Floats, Ids, Ints
 
@@ -334,7 +334,7 @@ def find_method(name: str) -> Method:
 @cache
 def methods() -> Plugins:
     """The built-in methods, those of other packages (entry points "scoremode.methods"), and the refused ones."""
-    theirs = plugins.load("scoremode.methods", METHODS, _accepted)
+    theirs = entry_points.load("scoremode.methods", METHODS, _accepted)
     return Plugins({**METHODS, **theirs.found}, theirs.refused)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from scoremode.report.text import middle_cut
 from scoremode.statistics.comparison import Comparison
-from scoremode.store.run import Run
 
 PARTS = ("body", "embedding", "head")
 MOST_BITS = 1024.0  # per weight; a manifest that says more is wrong
@@ -16,7 +15,7 @@ LONGEST = 60  # characters of a format or an engine; the provenance shows them i
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartSize:
     """The stored size of one part of a model."""
 
     name: str
@@ -29,7 +28,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """What is known of a model's format, engine and size; '' and None stand for what is not known."""
 
     format: str
@@ -37,13 +36,13 @@ class Served:
     version: str
     bits_per_weight: float | None
     stored_bytes: int | None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PartSize, ...] = ()
 
     @property
     def group(self) -> str:
         """The kind of format, without its size, and the engine: what rows and marks are grouped by.
 
-        >>> Served("GGUF Q4_K_M", "table", "1.0", 4.85, None).group
+        >>> ServedModel("GGUF Q4_K_M", "table", "1.0", 4.85, None).group
         'GGUF · table'
         """
         return " · ".join(word for word in (self.format.partition(" ")[0], self.engine) if word) or "not known"
@@ -69,22 +68,18 @@ class Served:
         }
 
 
-def served(comparison: Comparison) -> Served:
+def served(comparison: Comparison) -> ServedModel:
     """The candidate as it was served. What its comparison says goes before what its run says."""
     its = comparison.manifest
     own = {"weight_bytes": its["bytes"]} if its.get("bytes") is not None else {}
     return served_manifest({**comparison.candidate.manifest, **its, **own})
 
 
-def served_run(run: Run) -> Served:
-    return served_manifest(run.manifest)
-
-
-def served_manifest(m: Mapping[str, Any]) -> Served:
+def served_manifest(m: Mapping[str, Any]) -> ServedModel:
     bits = m.get("bits_per_weight")
     known = isinstance(bits, int | float) and not isinstance(bits, bool) and 0 < bits <= MOST_BITS
     stored = _count(m.get("weight_bytes"))
-    return Served(
+    return ServedModel(
         middle_cut(_words(m.get("model_format")), LONGEST),
         middle_cut(_words(m.get("engine")), LONGEST),
         middle_cut(engine_version(m), LONGEST),
@@ -111,7 +106,7 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 62 else None
 
 
-def _parts(sizes: Any) -> list[Part]:
+def _parts(sizes: Any) -> list[PartSize]:
     found = []
     for name in PARTS if isinstance(sizes, Mapping) else ():
         entry = sizes.get(name)
@@ -119,15 +114,14 @@ def _parts(sizes: Any) -> list[Part]:
             continue
         stored, weights = _count(entry.get("bytes")), _count(entry.get("weights"))
         if stored is not None and weights:
-            found.append(Part(name, stored, weights))
+            found.append(PartSize(name, stored, weights))
     return found
 
 
-def in_groups(facts: Sequence[Served]) -> dict[str, list[int]]:
+def in_groups(facts: Sequence[ServedModel]) -> dict[str, list[int]]:
     """Indices by group, groups in the order in which they appear; inside, from most bits per weight to fewest.
 
-    >>> q4, other, q8 = (Served(*of, None) for of in (("Q4", "", "", 4.8), ("W4", "", "", 4.0), ("Q4", "", "", 8.5)))
-    >>> in_groups([q4, other, q8])
+    >>> in_groups([ServedModel(name, "", "", bits, None) for name, bits in (("Q4", 4.8), ("W4", 4.0), ("Q4", 8.5))])
     {'Q4': [2, 0], 'W4': [1]}
     """
     found: dict[str, list[int]] = {}

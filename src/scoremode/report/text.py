@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,13 @@ def counted(number: int, plural: str) -> str:
     return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Names in a title: ``a, b and c``; only how many there are, if they are more than three."""
+    if len(names) > 3:
+        return f"{len(names)} candidates"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def shown(text: str) -> str:
     """Text on one line, without control characters that a terminal would interpret."""
     return harmless("".join(VISIBLE.get(c, c) for c in text))
@@ -36,17 +44,11 @@ def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> st
     """
     if measure(text) <= width:
         return text
-    head, tail = len(text), 0
-    while head + tail and measure(text[:head] + "…" + text[len(text) - tail :]) > width:
-        head, tail = _shorter(head, tail, len(text))
-    return f"{text[:head]}…{text[len(text) - tail :]}" if width > 0 else ""
-
-
-def _shorter(head: int, tail: int, length: int) -> tuple[int, int]:
-    """One character less, with both ends of about the same length."""
-    if tail == 0 and head == length:
-        return (length - 1) - (length - 1) // 2, (length - 1) // 2
-    return (head - 1, tail) if head > tail else (head, tail - 1)
+    for kept in range(len(text) - 1, -1, -1):
+        shorter = f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
+        if measure(shorter) <= width:
+            return shorter
+    return ""
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
@@ -55,12 +57,7 @@ def without_common_start(names: Sequence[str]) -> list[str]:
     >>> without_common_start(["Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-Q8_0.gguf", "Qwen3-4B-exl3"])
     ['Q4_K_M.gguf', 'Q8_0.gguf', 'exl3']
     """
-    same = 0
-    for characters in zip(*names, strict=False):
-        if len(set(characters)) > 1 or len(names) < 2:
-            break
-        same += 1
-    start = names[0][:same] if names else ""
+    start = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 - characters are meant
     cut = max(start.rfind(sign) for sign in "-_/ :·") + 1
     return [name[cut:] for name in names] if all(len(name) > cut for name in names) else list(names)
 

@@ -33,7 +33,7 @@ from scoremode.scores.answers import FAULT, Answers
 from scoremode.scores.columns import Scores
 from scoremode.scores.packing import flat_columns
 from scoremode.scores.schema import BUILT_IN, KL, Array, Column, Schema, contradiction, joined_names
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 from scoremode.values import Bools, Floats, Ints
 
 FORMAT = 2
@@ -47,6 +47,9 @@ class PlannedTargets(Protocol):
     """What a journal must know of a plan."""
 
     def __len__(self) -> int: ...  # windows
+
+    @property
+    def targets(self) -> int: ...  # of all windows
 
     @property
     def target_counts(self) -> Ints: ...  # (windows,)

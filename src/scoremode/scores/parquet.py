@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from scoremode.errors import RunError, harmless
 from scoremode.scores.columns import CodedTexts, Scores, TargetFacts
-from scoremode.scores.mapped import LONG, mapped
 from scoremode.scores.schema import BUILT_IN, FACTS, KL, Schema
-from scoremode.values import BLOCK, Floats
+from scoremode.values import BLOCK, LONG, Floats, mapped_column
 
 NEAR = 64  # columns of row groups that ``value`` keeps
 TEXTS = frozenset(column.name for column in FACTS if column.dtype == "text")
@@ -200,7 +199,7 @@ class ColumnFile:
         """A whole column; one that is long and holds numbers lies in a temporary file. None: it was not measured."""
         if self.rows >= LONG and name not in self.not_measured and name not in TEXTS:
             with suppress(OSError):  # no room for the file: then in memory
-                return mapped((part for (part,) in self._batches([name])), self.rows)
+                return mapped_column((part for (part,) in self._batches([name])), self.rows)
         parts = [part for (part,) in self._batches([name])]
         return None if name in self.not_measured else _joined(parts)
 

@@ -223,7 +223,7 @@ class Schema:
             except msgspec.ValidationError as wrong:
                 raise _misdeclared(column, str(wrong)) from None
             if checked.name in taken or checked.dtype == "text":
-                raise _misdeclared(column, "the name is taken" if checked.name in taken else "it is not a number")
+                raise _misdeclared(column, "it is not a number" if checked.dtype == "text" else "the name is taken")
             taken.add(checked.name)
             label = f"mean {checked.name.replace('_', ' ')}" + (f" ({checked.unit})" if checked.unit else "")
             mean = Metric(f"mean_{checked.name}", label)
@@ -303,5 +303,5 @@ def _misdeclared(column: object, why: str) -> EngineError:
 BUILT_IN = Schema(_declared(ScoreColumns))
 """The columns that every engine may give."""
 
-RESERVED = frozenset({*(column.name for column in FACTS), KL.name, "states", "records", "more", "nll"})
+RESERVED = frozenset({*(column.name for column in FACTS), KL.name, "states", "records", "more", "nll", ""})
 """Names that a declared column may not have."""

@@ -1,16 +1,198 @@
-"""How vLLM finds the routes: an endpoint plugin from 0.26 on, a middleware before. Both are vLLM's own ways."""
+"""The routes under /v1/scoremode, and how vLLM finds them: an endpoint plugin from 0.26 on, a middleware before.
+
+Both are vLLM's own ways. This file is loaded only inside vLLM's front end.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
-from scoremode.errors import ScoremodeError
-from scoremode.service.routes import Service
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
+from scoremode import __version__
+from scoremode.engines.messages import Asked, TooManyError, answer_message
+from scoremode.engines.vllm import support
+from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
+from scoremode.scores.packing import CONTENT_TYPE, VERSION
+from scoremode.service.heads import Heads
+from scoremode.service.prob_route import EXAMPLE, ProbForm, ProbScorer
+from scoremode.service.requests import (
+    AbsentError,
+    Bodies,
+    BusyError,
+    TooLargeError,
+    answers_in_json,
+    asked_in_json,
+    declared_length,
+    read_form,
+)
+from scoremode.service.scorer import Scorer
+
+ROOT = "/v1/scoremode"
+INSTANCE = "SCOREMODE_SERVICE_INSTANCE"  # the same for all front ends of one server
+GONE = 499  # the client closed its connection; nobody reads this
+STATUSES: dict[type[BaseException], int] = {
+    TooLargeError: 413,
+    TooManyError: 413,
+    BusyError: 503,
+    AbsentError: 404,
+    EngineError: 500,
+}
 logger = logging.getLogger("vllm.scoremode")
 
+Handler = Callable[[Request], Awaitable[Response]]
 
+
+class ScoreService:
+    """Everything behind the routes. Until ``start`` has finished, they answer 503."""
+
+    def __init__(self) -> None:
+        self.instance = os.environ.setdefault(INSTANCE, uuid.uuid4().hex)
+        self._scorer: Scorer | None = None
+
+    async def start(self, client: Any, names: list[str]) -> None:
+        """Make ready: the self-test must pass."""
+        scorer = Scorer(client)
+        parallel = client.vllm_config.parallel_config
+        one_machine = getattr(parallel, "nnodes", 1) == 1 and parallel.distributed_executor_backend != "ray"
+        self.diverges = one_machine  # workers elsewhere do not see the folder with the heads
+        self.heads = Heads(scorer.limits.heads_bytes)
+        self.bodies = Bodies(scorer.limits.body_bytes, scorer.limits.held_bytes)
+        try:
+            await scorer.start()
+        except EngineError as error:  # its remedy is another engine, and a server has only this one
+            raise EngineError(
+                error.message, fix="try --head as-served, and please report the model and the version"
+            ) from None
+        self.prober = ProbScorer(scorer, names[0])
+        self._scorer = scorer
+        logger.info("scoremode: the self-test passed; ready at %s", ROOT)
+
+    @property
+    def scorer(self) -> Scorer:
+        if self._scorer is None:
+            raise BusyError("the service is starting", fix="try again in a moment")
+        return self._scorer
+
+    def attach(self, app: Any) -> None:
+        """Add the routes to vLLM's application."""
+        app.add_route(ROOT, self._answering(self.about), methods=["GET"])
+        app.add_route(f"{ROOT}/score", self._answering(self.score), methods=["POST"])
+        app.add_route(f"{ROOT}/tokens", self._answering(self.tokens), methods=["GET"])
+        app.add_route(f"{ROOT}/prob", self._answering(self.prob), methods=["POST"])
+        app.add_route(f"{ROOT}/heads/{{digest}}", self._answering(self.has_head), methods=["GET"])
+        app.add_route(f"{ROOT}/heads/{{digest}}", self._answering(self.put_head), methods=["PUT"])
+
+    def _answering(self, route: Handler) -> Handler:
+        """A route whose refusals become one line with a status that says whose fault it is."""
+
+        async def handler(request: Request) -> Response:
+            try:
+                _ = self.scorer  # every route waits for the self-test
+                return await route(request)
+            except Exception as raised:
+                error: BaseException = raised
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                if isinstance(error, ClientDisconnect):
+                    return Response(status_code=GONE)
+                if isinstance(error, ScoremodeError):
+                    return _refusal(STATUSES.get(type(error), 400), error)
+                logger.error("scoremode: a request failed", exc_info=error)
+                words = f"the server failed ({type(error).__name__}: {one_line(str(error))[:200]})"
+                return _refusal(500, EngineError(words))
+
+        return handler
+
+    # ── routes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    async def about(self, request: Request) -> Response:
+        """What a client must know before it asks."""
+        scorer = self.scorer
+        facts, config = scorer.facts, scorer.client.vllm_config
+        settings = {**facts.settings, **support.kernel_switches()}
+        settings["data_parallel_size"] = int(config.parallel_config.data_parallel_size)
+        return JSONResponse(
+            {
+                "scoremode": __version__,
+                "messages": VERSION,
+                "instance": self.instance,
+                "dtype": facts.dtype,
+                "device": facts.device,
+                "head": facts.head,
+                "vocabulary": facts.vocabulary,
+                "max_model_len": facts.context_length,
+                "batch_tokens": scorer.batch_tokens,
+                "divergence": self.diverges,
+                "versions": facts.versions,
+                "settings": settings,
+                "notes": list(facts.notes),
+                "probe": scorer.probe,
+                "limits": asdict(scorer.limits),
+                "columns": msgspec.to_builtins(facts.columns),
+            }
+        )
+
+    async def score(self, request: Request) -> Response:
+        scorer, kind = self.scorer, _content_type(request)
+        if kind not in (CONTENT_TYPE, "application/json"):
+            return _refusal(415, InputError(f"this is not {CONTENT_TYPE} or JSON", fix="set Content-Type"))
+        async with self.bodies.of(request) as body:
+            in_json = kind == "application/json"
+            asked = asked_in_json(body) if in_json else Asked.from_bytes(body, scorer.limits.windows)
+            with self.heads.using(asked.against.digest) if asked.against else nullcontext() as head:
+                if asked.against and head is not None:
+                    self._check_states(asked, head.header.width)
+                answers = await while_connected(request, scorer.score(asked))
+        if in_json:
+            return JSONResponse(answers_in_json(answers))
+        data = answer_message(self.instance, answers, scorer.facts.schema)
+        return Response(data, media_type=CONTENT_TYPE)
+
+    def _check_states(self, asked: Asked, width: int) -> None:
+        assert asked.against is not None
+        if not self.diverges:
+            raise InputError("a server on several machines gives no divergence", fix="use one machine")
+        if any(states.shape[1] != width for states in asked.against.states):
+            raise InputError(
+                f"the baseline's states are not {width} wide, as its head is", fix="send both of one model"
+            )
+
+    async def prob(self, request: Request) -> Response:
+        if _content_type(request) != "application/json":
+            return _refusal(415, InputError("this is not JSON", fix="set Content-Type to application/json"))
+        async with self.bodies.of(request) as body:
+            return JSONResponse(await while_connected(request, self.prober.answer(read_form(body, ProbForm, EXAMPLE))))
+
+    async def tokens(self, request: Request) -> Response:
+        """The text of every token, for clients that have no tokenizer."""
+        return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
+
+    async def has_head(self, request: Request) -> Response:
+        digest = request.path_params["digest"]
+        if not self.heads.has(digest):
+            raise AbsentError("this head is not here", fix="send it with PUT")
+        return JSONResponse({"head": digest})
+
+    async def put_head(self, request: Request) -> Response:
+        scorer, digest, declared = self.scorer, request.path_params["digest"], declared_length(request)
+        if not self.diverges:
+            raise InputError("a server on several machines gives no divergence", fix="use one machine")
+        if declared is None:
+            return _refusal(411, InputError("the length of this head is not declared", fix="send Content-Length"))
+        await self.heads.put(digest, request.stream(), declared, scorer.room.vocabulary)
+        return JSONResponse({"head": digest})
+
+
+# ── how vLLM finds them ──────────────────────────────────────────────────────────────────────────────────────────────
 class ScoreEndpoint:
     """The object behind the entry point ``vllm.endpoint_plugins``."""
 
@@ -18,7 +200,7 @@ class ScoreEndpoint:
     required_tasks = ("token_classify",)
 
     def __init__(self) -> None:
-        self.service = Service()
+        self.service = ScoreService()
 
     def attach_router(self, app: Any) -> None:
         self.service.attach(app)
@@ -36,7 +218,7 @@ class ScoreMiddleware:
     """
 
     def __init__(self, app: Any) -> None:
-        self.app, self.service = app, Service()
+        self.app, self.service = app, ScoreService()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -56,3 +238,34 @@ class ScoreMiddleware:
 def names_of(args: Any) -> list[str]:
     """The names that the model is served under."""
     return list(getattr(args, "served_model_name", None) or [args.model])
+
+
+# ── answers ───────────────────────────────────────────────────────────────────────────────────────────────
+def _refusal(status: int, error: ScoremodeError) -> Response:
+    body = {"error": {"message": str(error), "type": type(error).__name__.removesuffix("Error"), "code": status}}
+    return JSONResponse(body, status_code=status, headers={"Retry-After": "1"} if status == 503 else None)
+
+
+def _content_type(request: Request) -> str:
+    return str(request.headers.get("content-type", "")).split(";")[0].strip().lower()
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of the work; if the client vanishes first, the work is cancelled and vLLM forgets its requests."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_gone(request: Request) -> None:
+    """The body has been read, so the next message is that the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

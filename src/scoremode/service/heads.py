@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scoremode.engines.heads import DIGEST, FOLDER, HeadFile
 from scoremode.errors import InputError
-from scoremode.service.limits import AbsentError, BusyError, TooLargeError
+from scoremode.service.requests import AbsentError, BusyError, TooLargeError
 
 PREFIX = "scoremode-service-"
 RECENT = 60.0  # seconds: a head that was used so lately is not removed
@@ -27,19 +27,12 @@ def make_folder() -> Path:
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         pid = old.name.removeprefix(PREFIX).split("-")[0]
         with suppress(OSError):
-            if pid.isdigit() and old.stat().st_uid == os.getuid() and not _runs(int(pid)):
-                shutil.rmtree(old, ignore_errors=True)
+            if pid.isdigit() and old.stat().st_uid == os.getuid():
+                try:
+                    os.kill(int(pid), 0)
+                except ProcessLookupError:
+                    shutil.rmtree(old, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 class Heads:
@@ -85,17 +78,9 @@ class Heads:
         if declared > self.most:
             raise TooLargeError(f"a head of {declared} bytes is more than the {self.most} kept here", fix="send none")
         self._make_room(declared + self._coming)
-        self._coming += declared  # others that come at the same time do not get the same room
-        try:
-            await self._receive(digest, path, body, declared, vocabulary)
-        finally:
-            self._coming -= declared
-
-    async def _receive(
-        self, digest: str, path: Path, body: AsyncIterator[bytes], declared: int, vocabulary: int
-    ) -> None:
         handle, name = tempfile.mkstemp(suffix=PARTIAL, dir=self.folder)
         partial = Path(name)
+        self._coming += declared  # others that come at the same time do not get the same room
         try:
             found, size = hashlib.sha256(), 0
             with os.fdopen(handle, "wb") as file:
@@ -114,6 +99,7 @@ class Heads:
                 )
             partial.replace(path)
         finally:
+            self._coming -= declared
             partial.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:

@@ -13,18 +13,19 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from scoremode.disk.manifests import command_without_secrets
 from scoremode.engines.heads import FOLDER
+from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import guard, plugin, support
-from scoremode.engines.vllm.options import EngineArguments
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
-from scoremode.service import heads, limits
+from scoremode.service import heads, requests
 from scoremode.service.access import KEYS, digest_of
-from scoremode.store.redaction import command_without_secrets
 
 MIDDLEWARE = "scoremode.service.endpoint.ScoreMiddleware"
 ACCESS = "scoremode.service.access.Access"
@@ -64,10 +65,10 @@ class ServiceOptions:
 
     def limits(self) -> dict[str, int]:
         given = {
-            "body_bytes": None if self.body_mib is None else self.body_mib * limits.MIB,
-            "held_bytes": None if self.body_mib is None else 4 * self.body_mib * limits.MIB,
+            "body_bytes": None if self.body_mib is None else self.body_mib * requests.MIB,
+            "held_bytes": None if self.body_mib is None else 4 * self.body_mib * requests.MIB,
             "windows": self.windows,
-            "heads_bytes": None if self.heads_mib is None else self.heads_mib * limits.MIB,
+            "heads_bytes": None if self.heads_mib is None else self.heads_mib * requests.MIB,
         }
         for name, value in given.items():
             if value is not None and value <= 0:
@@ -207,21 +208,22 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
     pooler = {"task": "token_classify", "seq_pooling_type": "LAST", "tok_pooling_type": "ALL"}
     settings = {"exact": options.head == "exact", "head_bytes": 0, "head_kernel": options.head_kernel}
     words = ["--runner", "pooling", "--convert", "embed", "--pooler-config", json.dumps(pooler)]
-    words += ["--additional-config", json.dumps({KEY: settings, limits.KEY: options.limits()})]
+    words += ["--additional-config", json.dumps({KEY: settings, requests.KEY: options.limits()})]
     words += ["--hf-overrides", json.dumps({"head_dtype": "model", **_overrides(given)})]
     if given.get("dtype") in (None, "auto"):
         words += ["--dtype", choose_dtype(model, on_cpu, trusted)]
-    if not {"enable_prefix_caching", "no_enable_prefix_caching"} & given.keys():
-        words.append("--enable-prefix-caching")
-    if not {"enable_chunked_prefill", "no_enable_chunked_prefill"} & given.keys():
-        words.append("--enable-chunked-prefill")
     if "max_num_batched_tokens" not in given:
         words += _batch_tokens(given)
-    stages = int(given.get("pipeline_parallel_size") or 1)
-    if on_cpu and stages == 1 and "no_enforce_eager" not in given and "enforce_eager" not in given:
-        words.append("--enforce-eager")
-    if not on_cpu and can_plan_ahead(dict(given)) and not {"async_scheduling", "no_async_scheduling"} & given.keys():
-        words.append("--async-scheduling")
+    switches = {
+        "enable-prefix-caching": True,
+        "enable-chunked-prefill": True,
+        "enforce-eager": on_cpu and int(given.get("pipeline_parallel_size") or 1) == 1,
+        "async-scheduling": not on_cpu and can_plan_ahead(dict(given)),
+    }
+    for name, is_wanted in switches.items():
+        own = name.replace("-", "_")
+        if is_wanted and not {own, f"no_{own}"} & given.keys():
+            words.append(f"--{name}")
     return words
 
 
@@ -287,7 +289,7 @@ def become(made: Command) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
     folder: Path = heads.make_folder()
     own = {
-        guard.PARENT: guard.identity(os.getpid()) or "",  # it stays when the process becomes another program
+        guard.PARENT: identity(os.getpid()) or "",  # it stays when the process becomes another program
         FOLDER: str(folder),
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }

@@ -61,11 +61,23 @@ class Statistic:
     label: str = ""  # heading in the tables of the report; "": it is not in them
     column: TerminalColumn | None = None
     card: str = ""  # heading in the table of a model card
-    chart: tuple[str, str] | None = None  # drawn against size: the name on the switch, and the label of the axis
+    choice: str = ""  # on the switch of the chart against size; "": it is not drawn there
+    axis: str = ""  # the label of that chart's axis
 
     @property
     def fields(self) -> tuple[str, ...]:
         return error_fields(self.name) if self.has_error else (self.name,)
+
+    @property
+    def factor(self) -> float:
+        """By which a value is multiplied where it is shown."""
+        return 100.0 if self.percent else 1.0
+
+    def cost(self, value: float) -> float:
+        """The value as a number of which less is better."""
+        if self.better == "one":
+            return abs(math.log(value)) if value > 0 else math.inf
+        return -value if self.better == "high" else value
 
     def compute(self, means: PairedMeans) -> dict[str, Any]:
         """Its fields; None for a value that does not exist, is infinite or is undefined."""
@@ -242,7 +254,8 @@ STATISTICS: tuple[Statistic, ...] = (
         label="PPL ratio",
         column=TerminalColumn("ratio", 4, with_error=True),
         card="ratio",
-        chart=("Perplexity ratio", "perplexity ratio"),
+        choice="Perplexity ratio",
+        axis="perplexity ratio",
     ),
     Statistic(
         name="log_ppl_ratio",
@@ -264,7 +277,8 @@ STATISTICS: tuple[Statistic, ...] = (
         label="KL mean",
         column=TerminalColumn("KL mean", 5, with_error=True),
         card="KL mean (nats)",
-        chart=("KL", "mean KL, nats per token"),
+        choice="KL",
+        axis="mean KL, nats per token",
     ),
     _plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
     *map(_kl_quantile, KL_QUANTILES),
@@ -299,7 +313,8 @@ STATISTICS: tuple[Statistic, ...] = (
         label="Same top",
         column=TerminalColumn("same top", 2),
         card="same top",
-        chart=("Same top", "same first choice, % of tokens"),
+        choice="Same top",
+        axis="same first choice, % of tokens",
     ),
     Statistic(
         name="worse",

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from scoremode.plan.windows import measured
-from scoremode.scores.mapped import dropped
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.streams import StreamedSum, array_blocks, empty_column, order_statistics
-from scoremode.values import Floats
+from scoremode.values import Floats, release_read_blocks
 
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
@@ -41,7 +40,7 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
             delta_p[begin : begin + len(change)] = change
             begin += len(change)
             equal += int((measured(block.base_top) == measured(block.cand_top)).sum()) if c.has_top else 0
-            dropped((delta_p,), number)
+            release_read_blocks((delta_p,), number)
         found = _perplexity(sums["candidate"], sums["baseline"], products)
         if c.kl is not None:
             found |= {"kld_mean": sums["kl"].mean, "kld_mean_error": sums["kl"].error}

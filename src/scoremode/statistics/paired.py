@@ -14,12 +14,11 @@ import numpy as np
 
 from scoremode.errors import RunError
 from scoremode.plan.recipes import methods
-from scoremode.scores.mapped import dropped
 from scoremode.statistics.estimate import GroupSums
 from scoremode.statistics.groups import distinct
 from scoremode.statistics.streams import array_blocks, empty_column, quantiles
 from scoremode.store.run import Run
-from scoremode.values import Bools, Estimate, Floats, Ids, Ints
+from scoremode.values import Bools, Estimate, Floats, Ids, Ints, release_read_blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +87,7 @@ class PairedRuns:
                 self._require_numbers(name, values)
             yield PairedBlock(base, cand, base_top, cand_top, kl, weight, self.groups[here])
             begin = here.stop
-            dropped((self.kl, self.weight, self.groups), number)
+            release_read_blocks((self.kl, self.weight, self.groups), number)
 
     def _require_numbers(self, name: str, values: Floats | None) -> None:
         if values is not None and np.isnan(values).any():
@@ -140,7 +139,7 @@ class PairedMeans:
                 self.zeros[0] += int(np.isneginf(block.base).sum())
                 self.zeros[1] += int(np.isneginf(block.cand).sum())
                 self.infinite += 0 if block.kl is None else int(np.isinf(block.kl).sum())
-                dropped((delta_p,), number)
+                release_read_blocks((delta_p,), number)
         self._sums |= others
         self.delta_p = delta_p if columns else self.delta_p
 

@@ -45,7 +45,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
                 more.setdefault(metric.name, GroupSums(groups.count)).add(index, values, ones)
         if texts:
             texts.add(block, loss)
-        tokens.let_go()
+        tokens.release_pages()
     mean = nll.estimate()
     return {
         "perplexity": texts.estimate() if texts else exponential(mean),

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.scores.mapped import dropped
-from scoremode.values import BLOCK, Floats
+from scoremode.values import BLOCK, Floats, release_read_blocks
 
 Blocks = Callable[[], Iterable[Floats]]
 """A column: every call reads it from the beginning, block by block."""
@@ -31,7 +30,7 @@ def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     """An array in blocks; the pages of a mapped one are given back on the way."""
     for number, begin in enumerate(range(0, len(array), BLOCK)):
         yield array[begin : begin + BLOCK]
-        dropped((array,), number)
+        release_read_blocks((array,), number)
 
 
 def empty_column(n: int) -> Floats:
@@ -98,7 +97,7 @@ def order_statistics(blocks: Iterable[Floats], n: int, places: Collection[int]) 
     for number, block in enumerate(blocks):
         values[begin : begin + len(block)] = block + 0.0 if n > MOST else block  # no zeros of two signs in a file
         begin += len(block)
-        dropped((values,), number)
+        release_read_blocks((values,), number)
     values.partition(wanted)
     return {place: float(values[place]) for place in wanted}
 

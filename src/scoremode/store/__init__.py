@@ -1,1 +1,1 @@
-"""Everything that is stored on disk: atomic files, locks, journals, runs, references, the cache."""
+"""Runs on disk: their folders, manifests and columns, on this machine and behind URIs."""

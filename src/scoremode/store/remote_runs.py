@@ -1,15 +1,17 @@
-"""Runs in a folder elsewhere, behind a URI: scored in a work folder here, sent while they are scored.
+"""Runs and references in a folder elsewhere, behind a URI: made in a work folder here, sent while they are scored.
 
-URI/writer-….json     who is writing (leases.py)
-URI/partial/WRITER/…  while scoring: the journal, in pieces (segments.py)
+URI/writer-….json     which process is writing (remote/lease.py)
+URI/partial/WRITER/…  while scoring: the journal, in pieces (remote/writer.py)
+URI/states-….safetensors, URI/partial.rows, URI/partial.reference.json
+                      of an unfinished reference: complete shards, and notes that are sent after each of them
 URI/scores.parquet    one row per target
 URI/manifest.json     written last: if it is there, the run is complete
 
-The work folder lies in the cache and is named after the URI; it is an ordinary run folder (runs.py) with a note that
-says who wrote it. Another machine has none: it makes one from the pieces. Files are sent in this order: pieces,
-columns, manifest; then the pieces are removed. With --fresh, a new journal is sent; then the old run's manifest is
-removed, then its columns, then a reference's files. So after a kill the folder elsewhere always contains a complete
-run, or pieces of the run that is being scored.
+The work folder lies in the cache and is named after the URI; it is an ordinary run folder (runs.py). Another machine
+has none: it makes one from the pieces. Files are sent in this order: pieces, columns, manifest; then the pieces are
+removed. With --fresh, a new journal is sent; then the old run's manifest is removed, then its columns, then a
+reference's files. So after a kill the folder elsewhere always contains a complete run, or pieces of the run that is
+being scored.
 """
 
 from __future__ import annotations
@@ -19,48 +21,39 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from scoremode.cache.eviction import cache_limit
+from scoremode.disk.files import file_sha256
+from scoremode.disk.folders import (
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    PARTIAL,
+    PLACE,
+    REFERENCE,
+    ROWS,
+    SCORES,
+    cache_folder,
+    is_reference_file,
+    shard_name,
+)
+from scoremode.disk.records import LONGEST_HEADER
 from scoremode.errors import InputError, RunError, StorageError, harmless
-from scoremode.places.objects import Objects, patience
-from scoremode.places.uri import SERVERS, Place
+from scoremode.references.format import ShardLayout, read_partial
+from scoremode.references.reader import is_shard_complete, row_records
+from scoremode.remote.lease import FLAG
+from scoremode.remote.objects import Objects, patience
+from scoremode.remote.uri import SERVERS, Place
+from scoremode.remote.writer import FIRST_CONTACT, PARTIAL_FOLDER, RemoteWriter, SentJournals
 from scoremode.scores import journal
 from scoremode.store import runs
-from scoremode.store.cache import cache_folder, cache_limit
-from scoremode.store.entries import LOCK, PLACE
-from scoremode.store.leases import FLAG, Lease
-from scoremode.store.locks import Lock
-from scoremode.store.mirror import Mirror
-from scoremode.store.reference_format import PARTIAL, REFERENCE, ROWS, is_own_name
-from scoremode.store.reference_writer import Elsewhere
-from scoremode.store.remote_copies import check_files, copy_folder, read_manifests
-from scoremode.store.remote_note import Note
-from scoremode.store.remote_reference import SentShards, fetch_unfinished
+from scoremode.store.remote_copies import copy_folder, files_in, present_files, read_manifests
 from scoremode.store.run import Run
-from scoremode.store.run_format import JOURNAL, MANIFEST, SCORES
-from scoremode.store.segments import (
-    PARTIAL_FOLDER,
-    Chain,
-    Sender,
-    cut_to_sound,
-    fetch_chain,
-    first_line_of,
-    length_of,
-    longest,
-    read_chains,
-    whole_until,
-)
-from scoremode.text.json_files import parse
+from scoremode.strict_json import parse
 
-FIRST_CONTACT = 10.0  # seconds for which the first requests are tried again
-SHORTLY = 2.0  # seconds for which the last ones are, of a process that is interrupted
-NOTED = "what was scored is kept on this machine: run the same command again to send it"
-
-
-def work_folder(place: Place, kind: str) -> Path:
-    """The folder of this machine in which a run for that place is made."""
-    return cache_folder() / kind / hashlib.sha256(f"work for {place}".encode()).hexdigest()[:20]
+LARGEST_NOTES = 1 << 30
+STAYS = "what was scored is kept on this machine: run the same command again to send it"
 
 
 @contextmanager
@@ -71,78 +64,188 @@ def claimed_at(
     if place.scheme in SERVERS:
         raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
     cache_limit()  # raises if the limit is invalid, before anything is scored
-    objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
-    found = _existing_run(objects, identity, fresh=fresh)  # raises before anything is written
-    claim = (
-        FinishedElsewhere(place, identity, found)
-        if found is not None
-        else _take(objects, identity, fresh=fresh, kind=kind)
-    )
+    claim = RemoteClaim(place, identity, fresh=fresh, kind=kind)
     try:
+        claim.take()
         yield claim
     finally:
         claim.release()
 
 
-class FinishedElsewhere(runs.Claim):
-    """The finished run of a folder elsewhere."""
+class RemoteClaim(runs.Claim):
+    """A folder elsewhere for one run: its finished run, or else the right to write there, and the work folder here."""
 
-    def __init__(self, place: Place, identity: dict[str, Any], finished: Run) -> None:
-        super().__init__(work_folder(place, "runs"), identity, finished)
+    shard_bytes = 1 << 28  # smaller than in a local folder: a lost machine loses the rows of unfinished shards
+
+    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool, kind: str) -> None:
+        work = hashlib.sha256(f"work for {place}".encode()).hexdigest()[:20]
+        super().__init__(cache_folder() / kind / work, identity, None, fresh=fresh)
         self.place = place
+        self._objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
+        self._writer: RemoteWriter | None = None
+        self._old_files: set[str] = set()  # that are replaced by this run's
+        self._has_begun = self._is_complete = False
+
+    @property
+    def writer(self) -> RemoteWriter:
+        assert self._writer is not None, "the folder is not taken"
+        return self._writer
+
+    def take(self) -> None:
+        """Find the finished run, or take the folder; RunError if it has other content or another writer."""
+        self.finished = self._existing_run()  # raises before anything is written
+        if self.finished is not None:
+            return
+        self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
+        self._writer = RemoteWriter(self.place, self.folder, sent_with_shards=(ROWS, PARTIAL))
+        self.finished = self._existing_run()  # again, because it may have changed before the lease
+        if self.finished is None:
+            self.finished = self._prepare()
+        if self.finished is not None:
+            self.release()
+
+    def _existing_run(self) -> Run | None:
+        """The finished run elsewhere; None if this run may be scored there; RunError if it may not."""
+        place, objects = self.place, self._objects
+        names = {found.name for found in objects.listed() if not found.name.startswith(".")}
+        if not names:
+            itself = objects.look()
+            if itself is not None and not itself.is_folder:
+                raise RunError(f"{place} is a file", fix="give a folder to --out")
+            return None
+        begun = None
+        if PARTIAL_FOLDER in names:
+            begun = _identity_in(SentJournals(objects).first_line(most=LONGEST_HEADER))
+        known = _identity_in(read_manifests(objects).get(MANIFEST, b"")) if MANIFEST in names else None
+        others = {name for name in names if not FLAG.fullmatch(name) and name != PARTIAL_FOLDER}
+        if begun is None and known is None and others:
+            foreign = sorted(name for name in others if name not in (MANIFEST, SCORES) and not is_reference_file(name))
+            name = foreign[0] if foreign else min(others)
+            raise RunError(
+                f"{place} is not a run: it contains {harmless(name)}", fix="give a new or empty folder to --out"
+            )
+        if self._fresh:
+            return None
+        if MANIFEST in names:
+            try:
+                runs.require_same(place, known or {}, self.identity)
+                return replace(runs.load(place), cached=True)
+            except RunError:
+                if begun != self.identity:
+                    raise
+                return None  # a process with --fresh was killed before it removed the old run
+        if begun is not None:
+            runs.require_same(place, begun, self.identity)
+        return None
+
+    def _prepare(self) -> Run | None:
+        """Bring the work folder up to date; the run if it was scored here and only has to be sent."""
+        writer, path = self.writer, self.folder / JOURNAL
+        self._old_files = {found.name for found in self._objects.listed() if not found.is_folder}
+        if writer.is_outdated:
+            self._clear()
+        writer.keep_sent(self._old_files)
+        if self._fresh:
+            return None
+        if (self.folder / MANIFEST).exists():
+            with suppress(RunError):
+                found = runs.finished_in(self.folder, self.identity)
+                if all((self.folder / name).exists() or writer.sent.get(name) == sha for name, sha in self._files()):
+                    return self.kept(found)
+            self._clear()
+        if writer.is_ahead_of(path):
+            self._clear()
+            writer.fetch_journal(path)
+            fetch_unfinished(writer)
+        return None
+
+    def _clear(self) -> None:
+        """Remove a run from the work folder."""
+        self.writer.keep_sent(())
+        for path in list(self.folder.iterdir()):
+            if path.name not in (LOCK, PLACE):
+                path.unlink()
+
+    def begin(self) -> None:
+        """Take over the folder for this run: send what is scored so far, then remove what it replaces."""
+        if self._has_begun:
+            return
+        self._has_begun, writer, path, fresh = True, self.writer, self.folder / JOURNAL, self._fresh
+        is_same = not fresh and journal.inspect_journal(path).identity == self.identity
+        super().begin()
+        if not is_same:
+            writer.keep_sent(())
+        writer.send_journal(path, resumes=is_same)
+        own = sorted(name for name in self._old_files if is_reference_file(name) and name != REFERENCE)
+        replaced = (MANIFEST, SCORES, REFERENCE, *(own if fresh else ()))  # the manifest first
+        writer.remove(*(name for name in replaced if name in self._old_files))
+        writer.remove_journals(of_others=True)
+
+    def shards_go_to(self) -> RemoteWriter:
+        return self.writer
 
     def check_reference(self) -> None:
-        check_files(self.place)  # their content is checked when they are fetched
+        """StorageError if a file is missing; the content of files is checked when they are fetched."""
+        objects = Objects(self.place)
+        present_files(objects, read_manifests(objects))
 
+    def watched(self, progress: runs.Progress | None) -> runs.Progress | None:
+        """A progress that also stops a run whose folder was taken over."""
+        lease = self.writer.lease
 
-# ── what is there ────────────────────────────────────────────────────────────────────────────────────────────────────
-def _existing_run(objects: Objects, identity: dict[str, Any], *, fresh: bool) -> Run | None:
-    """The finished run elsewhere; None if this run may be scored there; RunError if it may not."""
-    place, names = objects.place, {found.name for found in objects.listed() if not found.name.startswith(".")}
-    if not names:
-        itself = objects.look()
-        if itself is not None and not itself.is_folder:
-            raise RunError(f"{place} is a file", fix="give a folder to --out")
-        return None
-    begun = _identity_of_chains(objects, read_chains(objects)) if PARTIAL_FOLDER in names else None
-    manifest = _identity_of_manifest(objects) if MANIFEST in names else None
-    _require_ours(place, names, known=begun is not None or manifest is not None)
-    if fresh:
-        return None
-    if MANIFEST in names:
+        def report(done: int, total: int) -> None:
+            lease.raise_if_lost()
+            if progress is not None:
+                progress(done, total)
+
+        report.phase = getattr(progress, "phase", None)  # type: ignore[attr-defined]
+        return report
+
+    def _manifests(self) -> dict[str, bytes]:
+        return {n: (self.folder / n).read_bytes() for n in (REFERENCE, MANIFEST) if (self.folder / n).exists()}
+
+    def _files(self) -> list[tuple[str, str]]:
+        """Names and hashes of a finished run's files but the manifests, in the order in which they are sent."""
+        return list(files_in(self._manifests(), self.place))
+
+    def kept(self, run: Run) -> Run:
+        """Send the finished run: the manifest last."""
+        writer = self.writer
+        writer.stop_sending()
         try:
-            runs.require_same(place, manifest or {}, identity)
-            return replace(runs.load(place), cached=True)
-        except RunError:
-            if begun != identity:
-                raise
-            return None  # a process with --fresh was killed before it removed the old run
-    if begun is not None:
-        runs.require_same(place, begun, identity)
-    return None
+            for name, sha256 in self._files():
+                writer.deliver(name, sha256)
+            for name in self._manifests():
+                writer.deliver(name)
+            self._is_complete = True
+            writer.remove_journals()
+            writer.remove(ROWS, PARTIAL)
+        except StorageError as error:
+            if not self._is_complete:
+                raise StorageError(f"the run is complete, but {error.message}", fix=STAYS) from None
+        return replace(run, path=str(self.place))
 
+    def release(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            if self._is_complete:
+                self._become_copy()
+        super().release()
 
-def _require_ours(place: Place, names: set[str], *, known: bool) -> None:
-    """Refuse a folder with files that scoremode did not write."""
-    ours = {MANIFEST, SCORES, PARTIAL_FOLDER}
-    foreign = sorted(n for n in names if n not in ours and not is_own_name(n) and not FLAG.fullmatch(n))
-    begins = all(FLAG.fullmatch(name) or name == PARTIAL_FOLDER for name in names)
-    if not known and not begins:
-        name = foreign[0] if foreign else min(names - {PARTIAL_FOLDER})
-        raise RunError(f"{place} is not a run: it contains {harmless(name)}", fix="give a new or empty folder to --out")
-
-
-def _identity_of_chains(objects: Objects, chains: dict[str, Chain]) -> dict[str, Any] | None:
-    """The identity of the run whose pieces are there; None if there is none that can be read."""
-    holder = longest(chains)
-    return None if holder is None else _identity_in(first_line_of(objects, chains[holder]))
-
-
-def _identity_of_manifest(objects: Objects) -> dict[str, Any] | None:
-    return _identity_in(read_manifests(objects).get(MANIFEST, b""))
+    def _become_copy(self) -> None:
+        """Give the work folder the name of a copy, so that its files are not fetched when the run is read here."""
+        copy = copy_folder(self._manifests())
+        with suppress(OSError):  # the copy exists already: then the cache removes this folder when it is full
+            is_whole = all((self.folder / name).exists() for name, _ in self._files())
+            for name in (PLACE, ROWS, PARTIAL, *(() if is_whole else (MANIFEST,))):  # without one, it is not complete
+                (self.folder / name).unlink(missing_ok=True)
+            os.rename(self.folder, copy)
+            (copy / LOCK).unlink(missing_ok=True)
 
 
 def _identity_in(data: bytes) -> dict[str, Any] | None:
+    """The identity in a manifest or in the first line of a journal; None if it cannot be read."""
     try:
         found = parse(data)
     except ValueError:
@@ -151,214 +254,35 @@ def _identity_in(data: bytes) -> dict[str, Any] | None:
     return identity if runs.is_identity(identity) else None
 
 
-# ── take it ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _take(objects: Objects, identity: dict[str, Any], *, fresh: bool, kind: str) -> runs.Claim:
-    place = objects.place
-    folder = work_folder(place, kind)
-    lock, _ = runs.lock_folder(folder, waits=False, name=str(place))
-    try:
-        note = Note.read(folder, place)
-        lease = Lease(objects, note.holder)
-        lease.acquire()
-        mirror = Mirror(lease, None, str(place), seldom=objects.writes_are_costly)
-        mirror.start()
-        claim = RemoteClaim(objects, folder, identity, lock, note=note, lease=lease, mirror=mirror, fresh=fresh)
-    except BaseException:
-        lock.release()
-        raise
-    try:
-        found = _existing_run(objects, identity, fresh=fresh)  # again, because it may have changed before the lease
-        if found is None:
-            found = claim.prepare()
-    except BaseException:
-        claim.release()
-        raise
-    if found is None:
-        return claim
-    claim.release()
-    return FinishedElsewhere(place, identity, found)
+def fetch_unfinished(writer: RemoteWriter) -> None:
+    """Make an unfinished reference from what was sent; nothing if there is none that can be used.
 
-
-class RemoteClaim(runs.Claim):
-    """A folder elsewhere for one run, and the work folder here."""
-
-    shard_bytes = 1 << 28  # smaller than elsewhere: a lost machine loses the rows of shards that are not complete
-
-    def __init__(
-        self,
-        objects: Objects,
-        folder: Path,
-        identity: dict[str, Any],
-        lock: Lock,
-        *,
-        note: Note,
-        lease: Lease,
-        mirror: Mirror,
-        fresh: bool,
-    ) -> None:
-        super().__init__(folder, identity, None, lock, fresh=fresh)
-        self.place, self._objects, self._note = objects.place, objects, note
-        self._lease, self._mirror = lease, mirror
-        self._sender: Sender | None = None
-        self._chain: Chain = []
-        self._sent = 0
-        self._replaces = fresh
-        self._old_writers: set[str] = set()  # whose pieces are replaced by this writer's
-        self._old_files: set[str] = set()  # that are replaced by this run's
-        self._complete = False
-        self._shards = SentShards(self.place, folder, lease.check, note)
-
-    def shards_go_to(self) -> Elsewhere:
-        return self._shards
-
-    def prepare(self) -> Run | None:
-        """Make the work folder what it must be; the run if it was scored here and only has to be sent."""
-        chains = read_chains(self._objects)
-        self._chain = chains.get(self._note.holder, [])
-        self._old_writers = chains.keys() - {self._note.holder}
-        self._old_files = {found.name for found in self._objects.listed() if not found.is_folder}
-        if self._note.is_new or (chains and not self._chain):  # others wrote there since
-            self._clear()
-        self._note.keep_only(self._old_files)
-        if self._replaces:
-            return None
-        if (self.folder / MANIFEST).exists():
-            with suppress(RunError):
-                found = runs.finished_in(self.folder, self.identity)
-                if all(
-                    self._note.sent.get(n) == h or (self.folder / n).exists() for n, h in files_of(self.folder, found)
-                ):
-                    return self.kept(found)
-            self._clear()
-        here, best = whole_until(self.folder / JOURNAL), longest(chains)
-        if best is not None and length_of(chains[best]) > here:
-            self._clear()
-            fetch_chain(self._objects, chains[best], self.folder / JOURNAL)
-            fetch_unfinished(Objects(self.place), self.folder, self._note)
-            self._sent = length_of(self._chain) if best == self._note.holder else 0
-        else:
-            self._sent = min(length_of(self._chain), here)
-        return None
-
-    def _clear(self) -> None:
-        """Remove a run from the work folder."""
-        self._note.sent = {}
-        for path in list(self.folder.iterdir()):
-            if path.name not in (LOCK, PLACE):
-                path.unlink()
-
-    def begin(self) -> None:
-        """Take over the folder for this run: send what is scored so far, then remove what it replaces."""
-        if self._sender is not None:
-            return
-        path = self.folder / JOURNAL
-        same = not self._fresh and journal.inspect_journal(path).identity == self.identity
-        super().begin()
-        if not same:
-            self._note.forget()
-        whole = cut_to_sound(path)
-        sent = min(self._sent, whole) if same else 0
-        self._sender = Sender(Objects(self.place, seconds=0.0), self._note.holder, path, self._chain, sent)
-        self._send_all(self._sender)
-        self._remove_old()
-        self._mirror.send_from_now(self._sender)
-
-    def _send_all(self, sender: Sender) -> None:
-        with_patience = Sender(Objects(self.place), self._note.holder, self.folder / JOURNAL, self._chain, sender.sent)
-        with_patience.send()
-        sender.go_on_after(with_patience)
-
-    def _remove_old(self) -> None:
-        """Remove what this run replaces, of what was there when the folder was taken: the manifest first."""
-        own = sorted(name for name in self._old_files if is_own_name(name) and name != REFERENCE)
-        for name in (MANIFEST, SCORES, REFERENCE, *(own if self._replaces else ())):
-            if name in self._old_files:
-                self._lease.check()
-                self._objects.remove(name)
-        for holder in sorted(self._old_writers):
-            self._lease.check()
-            self._objects.remove_folder(f"{PARTIAL_FOLDER}/{holder}")
-
-    def watched(self, progress: runs.Progress | None) -> runs.Progress | None:
-        return _Watched(progress, self._mirror)
-
-    def kept(self, run: Run) -> Run:
-        """Send the finished run: the manifest last."""
-        self._mirror.check()
-        self._mirror.send_from_now(None)
-        self._shards.settle()
-        patient = Objects(self.place)
-        try:
-            for name, sha256 in files_of(self.folder, run):
-                if self._note.sent.get(name) != sha256:
-                    self._lease.check()
-                    patient.send(name, self.folder / name)
-                    self._note.add(name, sha256)
-            self._lease.check()
-            patient.send(MANIFEST, self.folder / MANIFEST)
-            self._complete = True
-            self._lease.check()
-            patient.remove_folder(PARTIAL_FOLDER)
-            for name in (ROWS, PARTIAL):
-                patient.remove(name)
-        except StorageError as error:
-            if not self._complete:
-                raise StorageError(f"the run is complete, but {error.message}", fix=NOTED) from None
-        return replace(run, path=str(self.place))
-
-    def release(self) -> None:
-        if self._lock is None:
-            return
-        self._shards.settle()
-        self._mirror.stop()
-        with suppress(StorageError, OSError, RunError):
-            if self._sender is not None and not self._complete:
-                self._lease.check()
-                self._sender.send()
-            self._lease.release()
-        if self._complete:
-            self._become_copy()
-        super().release()
-
-    def _become_copy(self) -> None:
-        """Give the work folder the name of a copy, so that the run is not fetched when it is read here.
-
-        Shards of a reference that were removed are fetched then: without its manifest, a copy is not complete.
-        """
-        manifests = {n: (self.folder / n).read_bytes() for n in (MANIFEST, REFERENCE) if (self.folder / n).exists()}
-        copy = copy_folder(manifests)
-        with suppress(OSError):  # it is there already, or not empty: then this one goes when the cache is full
-            whole = all((self.folder / name).exists() for name, _ in files_of(self.folder))
-            for name in (PLACE, ROWS, PARTIAL, *(() if whole else (MANIFEST,))):
-                (self.folder / name).unlink(missing_ok=True)
-            os.rename(self.folder, copy)
-            (copy / LOCK).unlink(missing_ok=True)
-
-
-class _Watched:
-    """A progress that also stops a run whose folder was taken over."""
-
-    def __init__(self, progress: runs.Progress | None, mirror: Mirror) -> None:
-        self._progress, self._mirror = progress, mirror
-
-    def __call__(self, done: int, total: int) -> None:
-        self._mirror.check()
-        if self._progress is not None:
-            self._progress(done, total)
-
-    def phase(self, words: str) -> None:
-        tell = getattr(self._progress, "phase", None)
-        if tell is not None:
-            tell(words)
-
-
-def files_of(folder: Path, run: Run | None = None) -> Iterator[tuple[str, str]]:
-    """Names and hashes of a finished run's files but the manifest, in the order in which they are sent."""
-    manifest = run.manifest if run is not None else parse((folder / MANIFEST).read_bytes())
-    if (folder / REFERENCE).exists():
-        data = (folder / REFERENCE).read_bytes()
-        known = parse(data)
-        for entry in (*known["shards"], known["head"]):
-            yield str(entry["file"]), str(entry["sha256"])
-        yield REFERENCE, hashlib.sha256(data).hexdigest()
-    yield SCORES, str(manifest["scores_sha256"])
+    Each shard is fetched, checked, and removed again if all its rows are there.
+    """
+    objects, folder = writer.objects, writer.folder
+    sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
+    if not {PARTIAL, ROWS} <= sizes.keys():
+        return
+    for name in (PARTIAL, ROWS):
+        (folder / name).write_bytes(objects.read(name, most=LARGEST_NOTES) or b"")
+    layout = None
+    with suppress(RunError, TypeError):
+        known = read_partial(folder) or {"ready": False}
+        layout = ShardLayout(**known["layout"]) if known["ready"] else None
+    if layout is None:
+        for name in (PARTIAL, ROWS):
+            (folder / name).unlink()
+        return
+    records, _ = row_records((folder / ROWS).read_bytes(), layout)
+    for shard in range(layout.shards):
+        name, file = shard_name(shard), layout.shard_file(shard)
+        if sizes.get(name) != file.size:
+            continue
+        with suppress(StorageError):  # replaced or cut meanwhile: its rows are scored again
+            objects.fetch(name, folder / name, size=file.size)
+            if is_shard_complete(folder, layout, shard, records):
+                writer.record_sent(name, file_sha256(folder / name))
+                (folder / name).unlink()
+                continue
+        if file.problem(folder / name) is not None:
+            (folder / name).unlink(missing_ok=True)

@@ -8,11 +8,9 @@ from typing import Any
 
 import msgspec
 
-from scoremode.errors import EngineError, RunError, harmless
-from scoremode.scores.parquet import columns_problem
-from scoremode.scores.schema import BUILT_IN, Column, Schema
-from scoremode.store.files import file_sha256
-from scoremode.store.sealed import (
+from scoremode.disk.files import file_sha256
+from scoremode.disk.folders import JOURNAL, MANIFEST
+from scoremode.disk.manifests import (
     anything,
     both,
     each,
@@ -31,10 +29,12 @@ from scoremode.store.sealed import (
     unusable_field,
     whole,
 )
-from scoremode.text.json_files import read_object
+from scoremode.errors import EngineError, RunError, harmless
+from scoremode.scores.parquet import columns_problem
+from scoremode.scores.schema import BUILT_IN, Column, Schema
+from scoremode.strict_json import read_object
 
 FORMAT = 2
-MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"
 
 count = whole()
 estimate = record(

@@ -12,7 +12,6 @@ folder always contains a complete run, or a journal of the run that is being sco
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -21,34 +20,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import RunError, harmless, print_line, readable
-from scoremode.places.cache_home import give_another
-from scoremode.places.uri import Place
+from scoremode.cache.entries import is_cached, mark_used
+from scoremode.cache.eviction import cache_limit, make_room
+from scoremode.disk.files import file_sha256, write_atomically, written_atomically
+from scoremode.disk.folders import (
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    SCORES,
+    TEMPORARY,
+    entry_folder,
+    give_another,
+    is_reference_file,
+)
+from scoremode.disk.locks import Lock
+from scoremode.disk.manifests import differing_fields, sealed, unusable_field
+from scoremode.errors import RunError, harmless, readable
+from scoremode.references.format import discard, discard_others, is_reference
+from scoremode.references.reader import Reference
+from scoremode.references.writer import SHARD_BYTES, RemoteShards
+from scoremode.remote.uri import Place, stored_at
 from scoremode.scores import journal, parquet
 from scoremode.scores.columns import Scores, TargetFacts
-from scoremode.store.cache import cache_folder, cache_limit, is_cached, make_room, mark_used
-from scoremode.store.entries import LOCK
-from scoremode.store.files import TEMPORARY, file_sha256, write_atomically, written_atomically
-from scoremode.store.locks import Lock
-from scoremode.store.reference import Reference
-from scoremode.store.reference_folder import discard, discard_others, is_reference
-from scoremode.store.reference_format import is_own_name
-from scoremode.store.reference_writer import SHARD_BYTES, Elsewhere
-from scoremode.store.remote_copies import copy_of_run, is_there, stored_at
+from scoremode.store.remote_copies import copy_of, is_there
 from scoremode.store.run import Run
-from scoremode.store.run_format import (
-    FIELDS,
-    FORMAT,
-    JOURNAL,
-    MANIFEST,
-    MORE,
-    SCORES,
-    read_run_manifest,
-    require_columns,
-    schema_of,
-)
-from scoremode.store.sealed import sealed, unusable_field
-from scoremode.text.json_files import read_object
+from scoremode.store.run_format import FIELDS, FORMAT, MORE, read_run_manifest, require_columns, schema_of
+from scoremode.strict_json import read_object
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed", "default_folder", "is_run", "load"]
 
@@ -59,8 +56,7 @@ WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
 def default_folder(identity: dict[str, Any], kind: str = "runs") -> Path:
     """The cache folder of a run for which the user gave no folder; the same identity gives the same folder."""
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / kind / digest[:20]
+    return entry_folder(kind, identity)
 
 
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,7 +96,7 @@ class Claim:
         for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
             left.unlink(missing_ok=True)
 
-    def shards_go_to(self) -> Elsewhere | None:
+    def shards_go_to(self) -> RemoteShards | None:
         """Who takes each complete file of a reference; None if they stay here."""
         return None
 
@@ -179,20 +175,12 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[
 
     ``name`` is what the user calls the folder.
     """
-    waited = False
-
-    def say() -> None:
-        nonlocal waited
-        if not waited:
-            print_line(WAITING)
-        waited = True
-
+    lock = Lock(folder / LOCK)
     while True:
         _make(folder)
-        lock = Lock(folder / LOCK)
         try:
-            if lock.acquire(waiting=say if waits else None):
-                return lock, waited
+            if lock.acquire(waiting=WAITING if waits else None):
+                return lock, lock.has_waited
         except RunError:
             if folder.exists() or not is_cached(folder):
                 raise
@@ -266,7 +254,7 @@ def _require_ours(folder: Path, present: set[str]) -> None:
 
     A damaged file is still ours if the folder contains only files with our names.
     """
-    foreign = sorted(name for name in present - OURS if not is_own_name(name))
+    foreign = sorted(name for name in present - OURS if not is_reference_file(name))
     ours = journal.inspect_journal(folder / JOURNAL).ours if JOURNAL in present else False
     known = (ours and (not foreign or journal.read_identity(folder / JOURNAL) is not None)) or (
         MANIFEST in present and _looks_ours(folder / MANIFEST)
@@ -307,10 +295,10 @@ def finished_in(folder: Path, identity: dict[str, Any]) -> Run:
 
 
 def require_same(folder: Path | Place, known: dict[str, Any], wanted: dict[str, Any]) -> None:
-    differing = sorted(k for k in known.keys() | wanted.keys() if known.get(k) != wanted.get(k))
+    differing = differing_fields(known, wanted)
     if differing:
         raise RunError(
-            f"{folder} contains another run (it differs in: {harmless(', '.join(differing))})",
+            f"{folder} contains another run (it differs in: {differing})",
             fix="give another --out, or --fresh to replace it",
         )
 
@@ -329,7 +317,7 @@ def load(folder: str | Path | Place) -> Run:
     """
     where = stored_at(folder)
     if isinstance(where, Place):
-        return replace(_load(copy_of_run(where)), path=str(where))
+        return replace(_load(copy_of(where, with_states=False)), path=str(where))
     return _load(where)
 
 

@@ -26,10 +26,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from scoremode import entry_points
 from scoremode.arguments import path_text, require_text, whole_number
+from scoremode.entry_points import Plugins
 from scoremode.errors import CorpusError, OptionError
-from scoremode.places.uri import is_uri, require_path
-from scoremode.text import plugins
+from scoremode.remote.copies import local_files
+from scoremode.remote.uri import is_uri, require_path
 from scoremode.text.files import (
     PIECE,
     Message,
@@ -37,20 +39,16 @@ from scoremode.text.files import (
     Row,
     RowsOf,
     check_readable,
-    checked_row,
     decoded,
     is_text,
-    kind_of_rows,
     lines_of,
     parquet_column,
     parquet_rows,
     rows_of_file,
-    text_field,
     text_in_file,
     unchanged,
 )
-from scoremode.text.plugins import Plugins
-from scoremode.text.remote import local_files
+from scoremode.text.hub import hub_dataset, wikitext2_from_hub
 
 __all__ = [
     "Corpus",
@@ -144,8 +142,9 @@ def load(
         raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
     if num_samples is not None and num_samples < 1:
         raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
+    sources: list[Source]
     if dataset:
-        sources = [_hub_dataset(dataset, dataset_config, split, field)]
+        sources = [hub_dataset(dataset, dataset_config, split, field)]
     elif specs:
         files = [path for name in specs for path in expanded(name)]
         sources = [_source_of(name, field) for name in files]
@@ -190,16 +189,15 @@ def expanded(spec: str) -> list[str]:
     A folder gives the files in it and its subfolders that end in one of TEXTS; a pattern gives all files that match.
     """
     if is_uri(spec):
-        return [
-            path for file in local_files(spec, TEXTS) for path in (expanded(file) if spec[:5] == "file:" else [file])
-        ]
+        files = local_files(spec, TEXTS)
+        return [path for file in files for path in expanded(file)] if spec.startswith("file:") else files
     if spec.startswith("wikitext2:") and is_uri(spec.removeprefix("wikitext2:")):
         return [f"wikitext2:{path}" for path in local_files(spec.removeprefix("wikitext2:"), TEXTS)]
     if spec == "-" or spec in corpora().found or spec.startswith("wikitext2:"):
         return [spec]
     require_path(spec)
     if os.path.isdir(spec):
-        found = [path for path in _inside(spec) if path.suffix.lower() in TEXTS and not _hidden(path, spec)]
+        found = _visible_texts(spec)
         what, fix = f"the folder {spec} contains no text", f"put files there that end in {' '.join(TEXTS)}"
     elif any(sign in spec for sign in "*?[") and not os.path.exists(spec):
         found = [Path(name) for name in glob(spec, recursive=True) if os.path.isfile(name)]
@@ -211,15 +209,12 @@ def expanded(spec: str) -> list[str]:
     return sorted(map(str, found))
 
 
-def _inside(folder: str) -> list[Path]:
+def _visible_texts(folder: str) -> list[Path]:
     try:
-        return [path for path in Path(folder).rglob("*") if path.is_file()]
+        found = [path for path in Path(folder).rglob("*") if path.suffix.lower() in TEXTS and path.is_file()]
     except RecursionError:
         raise CorpusError(f"the folders in {folder} are too deep", fix="name a folder further inside") from None
-
-
-def _hidden(path: Path, folder: str) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def _short(spec: str) -> str:
@@ -283,44 +278,36 @@ def _first(rows: RowsOf, count: int) -> RowsOf:
 
 
 def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
-    """A corpus, from one pass over its rows; ``together`` is the hasher of the corpus that it is part of."""
-    if isinstance(rows, PlainText):
-        return _corpus_of_text(name, layout, rows, together)
-    hasher, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
-    for row in rows():
-        data = row.encode() if isinstance(row, str) else json.dumps(row, ensure_ascii=False, sort_keys=True).encode()
-        is_row = layout != "text" or together is not None  # a single plain text is hashed verbatim
-        line = json.dumps(row, ensure_ascii=False).encode() + b"\n" if is_row else b""
-        hasher.update(data if layout == "text" else line)
-        if together is not None:
-            together.update(line)
-        row_count, byte_count = row_count + 1, byte_count + len(data)
-        marked = marked or (layout == "text" and str(row).startswith(BYTE_ORDER_MARK))
-    return _counted(Corpus(name, layout, rows, hasher.hexdigest(), row_count, byte_count), marked)
+    """A corpus, from one pass over its rows; ``together`` is the hasher of the corpus that it is part of.
 
-
-def _corpus_of_text(name: str, layout: Layout, text: PlainText, together: Any) -> Corpus:
-    """The same of a text in pieces. The JSON of a string is that of its pieces, between two quotes."""
-    hasher, byte_count, marked = hashlib.sha256(), 0, False
-    if together is not None:
-        together.update(b'"')
-    for piece in text.pieces():
-        data = piece.encode()
-        hasher.update(data)
-        if together is not None:
-            together.update(json.dumps(piece, ensure_ascii=False)[1:-1].encode())
-        marked = marked or (byte_count == 0 and piece.startswith(BYTE_ORDER_MARK))
-        byte_count += len(data)
-    if together is not None:
-        together.update(b'"\n')
-    return _counted(Corpus(name, layout, text, hasher.hexdigest(), 1, byte_count), marked)
-
-
-def _counted(corpus: Corpus, marked: bool) -> Corpus:
-    if corpus.byte_count == 0:
-        raise CorpusError(f"{corpus.name} contains no text", fix="give a file with at least two tokens of text")
-    note = f"{corpus.name} begins with a byte order mark, which is scored as part of the text"
-    return replace(corpus, notes=(note,)) if marked else corpus
+    A text is hashed verbatim, other rows as lines of JSON. The JSON of a string is that of its pieces, between quotes.
+    """
+    own, row_count, byte_count, marked = hashlib.sha256(), 0, 0, False
+    verbatim = layout == "text" or isinstance(rows, PlainText)
+    of_lines = [hasher for hasher in (together, None if verbatim else own) if hasher is not None]
+    for row in [rows] if isinstance(rows, PlainText) else rows():
+        quote = b"" if isinstance(row, list) else b'"'
+        for hasher in of_lines:
+            hasher.update(quote)
+        for piece in row.pieces() if isinstance(row, PlainText) else [row]:
+            data = (
+                piece.encode()
+                if isinstance(piece, str)
+                else json.dumps(piece, ensure_ascii=False, sort_keys=True).encode()
+            )
+            if verbatim:
+                own.update(data)
+                marked = marked or (byte_count == 0 and str(piece).startswith(BYTE_ORDER_MARK))
+            for hasher in of_lines:
+                hasher.update(json.dumps(piece, ensure_ascii=False).encode().removeprefix(quote).removesuffix(quote))
+            byte_count += len(data)
+        for hasher in of_lines:
+            hasher.update(quote + b"\n")
+        row_count += 1
+    if byte_count == 0:
+        raise CorpusError(f"{name} contains no text", fix="give a file with at least two tokens of text")
+    note = f"{name} begins with a byte order mark, which is scored as part of the text"
+    return Corpus(name, layout, rows, own.hexdigest(), row_count, byte_count, notes=(note,) if marked else ())
 
 
 # ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -336,7 +323,7 @@ class NamedCorpus:
 @cache
 def corpora() -> Plugins:
     """The built-in corpora, those of other packages, and the refused ones."""
-    theirs = plugins.load("scoremode.corpora", OURS, _accepted)
+    theirs = entry_points.load("scoremode.corpora", OURS, _accepted)
     return Plugins({**OURS, **theirs.found}, theirs.refused)
 
 
@@ -411,51 +398,8 @@ def _wikitext2_from_file(path: Path) -> RowsOf:
     return rows
 
 
-def _wikitext2_from_hub() -> RowsOf:
-    from huggingface_hub import hf_hub_download
-
-    from scoremode.text.hub import explain_hub_error, quiet
-
-    file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
-    try:
-        with quiet():
-            path = hf_hub_download(*file, repo_type="dataset")
-    except Exception as error:  # the hub client raises many types; all of them mean "no file"
-        reason, _ = explain_hub_error(error)
-        raise CorpusError(
-            f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
-            fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",
-        ) from None
-    return lambda: parquet_rows(Path(path), "text")
-
-
-def _hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> Source:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install '.[datasets]'") from None
-    try:
-        rows: Any = load_dataset(name, config, split=split or "test")
-    except Exception as error:
-        reason = str(error).split("\n")[0][:200]
-        raise CorpusError(
-            f"dataset {name} could not be loaded ({type(error).__name__}: {reason})",
-            fix="check --dataset, --dataset-config and --split, or save its rows as .jsonl and give --corpus FILE",
-        ) from None
-    if not len(rows):
-        raise CorpusError(f"dataset {name} has no rows", fix="choose another --split")
-    column = field or text_field(dict(rows[0]), f"dataset {name}")
-
-    def read() -> Iterator[Row]:
-        for number, row in enumerate(rows, 1):
-            yield checked_row(row, column, f"{name} row {number}")
-
-    label = ":".join(part for part in (name, config, split or "test") if part)
-    return label, *kind_of_rows(read, name)
-
-
 OURS = {
-    "wikitext2": NamedCorpus("lines", _wikitext2_from_hub, "the test part of WikiText-2, from the Hugging Face hub"),
+    "wikitext2": NamedCorpus("lines", wikitext2_from_hub, "the test part of WikiText-2, from the Hugging Face hub"),
     "python-docs": NamedCorpus("documents", lambda: _python_docs, "Python's own reference topics, on every machine"),
 }
 """The built-in corpora."""

@@ -14,90 +14,122 @@ Each of several texts is arranged separately. Recipes that join rows also join s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice, repeat
 from typing import Literal, cast
 
-from scoremode.errors import OptionError
+import numpy as np
+
+from scoremode.errors import CorpusError, ModelError, OptionError
 from scoremode.text.corpus import WIKITEXT2_BLANK, Corpus, Message
 from scoremode.text.files import lines_of
-from scoremode.text.reading import ReadAgain
 from scoremode.text.tokenizer import TextTokenizer
-from scoremode.text.tokens import Document, OpenDocument, Tokens, TokenSink, chat_document, count_words, tokenize
+from scoremode.values import Bools
 
 Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
 """How a recipe makes documents from a corpus's rows: see the table above."""
 
 JOIN = "\n\n"
-IN_MEMORY = 1 << 20  # bytes of a corpus; the documents of a longer one are read again when they are needed
 LISTED = 8  # most texts that a note names
 JOINING = ("join-rows", "raw-file")  # arrangements that make one document from all rows
+CHARACTERS = 1 << 18  # that are looked at together
+SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
+"""Is the character of this code point white space? The last entry stands for all that are larger."""
 
 
-Keep = Callable[[Callable[[TokenSink | None], Tokens]], Tokens]
-"""Gives a function that cuts the text into tokens a place where to put them."""
+class Document:
+    """A text as a recipe feeds it, read in pieces. Its counts are complete after the last piece.
 
-
-def prepare(
-    corpus: Corpus,
-    arrangement: Arrangement,
-    tokenizer: TextTokenizer,
-    *,
-    special: bool,
-    assistant_only: bool = False,
-    keep: Keep | None = None,
-) -> tuple[Sequence[Document], Tokens]:
-    """The documents of a corpus as a recipe arranges them, and their tokens.
-
-    ``special`` says whether the tokenizer adds its special tokens; ``keep``, where tokens go if not into memory.
+    >>> document = Document(["one ", "text"])
+    >>> document.read(), document.source_bytes, document.source_words
+    ('one text', 8, 2)
     """
-    if corpus.layout == "chat":
-        special = False  # the template has already added them
-    elif assistant_only:
-        raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
 
-    def opened() -> Iterator[OpenDocument]:
-        if corpus.layout == "chat":
-            conversations = (cast(list[Message], row) for row in corpus.rows())
-            return (
-                OpenDocument.of(chat_document(row, tokenizer, assistant_only=assistant_only)) for row in conversations
-            )
-        return open_documents(corpus, arrangement)
+    def __init__(
+        self,
+        pieces: Iterable[str],
+        *,
+        source: str | None = None,
+        scored_spans: tuple[tuple[int, int], ...] | None = None,
+        joined_at: Iterable[int] = (),
+    ) -> None:
+        self._pieces = pieces
+        self._counted = source is None  # else the bytes and words are those of ``source``, which the recipe changed
+        self.source_bytes, self._words = 0, WordCounter()
+        if source is not None:
+            self._count(source)
+        self.scored_spans = scored_spans  # characters that may be targets; None: all
+        self.joined_at = array("q", joined_at)  # characters at which another text begins; grows with the pieces
 
-    if corpus.byte_count < IN_MEMORY:
-        documents = [document.whole() for document in opened()]
-        return documents, tokenize(documents, tokenizer, special=special)
+    def __iter__(self) -> Iterator[str]:
+        if self._counted:
+            self.source_bytes, self._words = 0, WordCounter()
+        for piece in self._pieces:
+            if self._counted:
+                self._count(piece)
+            yield piece
 
-    def make(sink: TokenSink | None) -> Tokens:
-        return tokenize(opened(), tokenizer, special=special, sink=sink)
+    def _count(self, text: str) -> None:
+        self.source_bytes += len(text) if text.isascii() else len(text.encode())
+        self._words.add(text)
 
-    tokens = make(None) if keep is None else keep(make)
-    return ReadAgain(opened, tokens.documents), tokens
+    @property
+    def source_words(self) -> int:
+        return self._words.count
+
+    def read(self) -> str:
+        """The whole text."""
+        return "".join(self)
 
 
-def arrange(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
-    """The documents that an arrangement makes from a corpus, each whole."""
-    return (document.whole() for document in open_documents(corpus, arrangement))
+class RereadDocuments:
+    """The documents that an arrangement makes from a corpus. Each pass reads the corpus again: a text is never kept."""
+
+    def __init__(
+        self, corpus: Corpus, arrangement: Arrangement, tokenizer: TextTokenizer, *, assistant_only: bool = False
+    ) -> None:
+        if assistant_only and corpus.layout != "chat":
+            raise OptionError("--assistant-only needs chat rows (a field 'messages')", fix="leave --assistant-only out")
+        self.corpus, self.arrangement, self.tokenizer = corpus, arrangement, tokenizer
+        self.assistant_only = assistant_only
+
+    def __iter__(self) -> Iterator[Document]:
+        if self.corpus.layout != "chat":
+            return arranged(self.corpus, self.arrangement)
+        conversations = (cast(list[Message], row) for row in self.corpus.rows())
+        return (chat_document(row, self.tokenizer, assistant_only=self.assistant_only) for row in conversations)
+
+    def excerpt(self, number: int, start: int, end: int) -> str:
+        """Characters of one document, of which no more than a piece is in memory besides."""
+        found, at = "", 0
+        for piece in next(islice(self, number, None), ()):
+            found += piece[max(0, start - at) : max(0, end - at)]
+            at += len(piece)
+            if at >= end:
+                return found
+        raise CorpusError("the text is shorter than when it was read first", fix="run the same command again")
 
 
-def open_documents(corpus: Corpus, arrangement: Arrangement) -> Iterator[OpenDocument]:
-    """The documents that an arrangement makes from a corpus, to be read in order, each once."""
+def arranged(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
+    """The documents that an arrangement makes from rows of text, to be read in order."""
     if arrangement in JOINING or (corpus.layout == "lines" and arrangement == "join-lines"):
         yield _from_joined(_joined(corpus, arrangement), trimmed=arrangement == "raw-file")
     elif corpus.layout == "mixed":
         for part in corpus.parts:
-            yield from open_documents(part, arrangement)
+            yield from arranged(part, arrangement)
     elif corpus.layout == "lines" and arrangement == "pages":
-        for page in _pages(lines_of(row or WIKITEXT2_BLANK for row in corpus.texts())):
-            yield OpenDocument([detokenised(page)], source=(len(page.encode()), count_words(page)))
+        for page in wikitext_pages(lines_of(row or WIKITEXT2_BLANK for row in corpus.texts())):
+            yield Document([detokenised(page)], source=page)
     else:
-        yield from map(OpenDocument, corpus.streams())
+        yield from map(Document, corpus.streams())
 
 
 Joined = Iterator[tuple[str, bool]]
 """Pieces of a text, and whether another text begins at each. Nothing of one piece is in the next."""
 
 
-def _from_joined(joined: Joined, *, trimmed: bool) -> OpenDocument:
+def _from_joined(joined: Joined, *, trimmed: bool) -> Document:
     """A document whose ``joined_at`` grows while it is read: the characters at which another text begins."""
 
     def pieces() -> Iterator[str]:
@@ -108,30 +140,22 @@ def _from_joined(joined: Joined, *, trimmed: bool) -> OpenDocument:
             at += len(piece)
             yield piece
 
-    made = OpenDocument(_without_last_newline(pieces()) if trimmed else pieces())
+    made = Document(_without_last_newline(pieces()) if trimmed else pieces())
     return made
 
 
 def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
     """The whole corpus as one text. Each row is a separate text, except in WikiText, where each article is."""
-    if corpus.layout == "mixed":
-        for number, part in enumerate(corpus.parts):
-            yield from _after(JOIN if number else "", _joined(part, arrangement), begins=number > 0)
-    elif corpus.layout == "lines":
+    if corpus.layout == "lines":
         yield from _joined_lines(corpus, verbatim=arrangement == "raw-file")
-    else:
-        for number, pieces in enumerate(corpus.streams()):
-            text = ((piece, False) for piece in pieces)
-            yield from _after(JOIN if number else "", text, begins=number > 0)
-
-
-def _after(between: str, text: Joined, *, begins: bool) -> Joined:
-    """A text after what joins it to the text before; it begins after that, even if it is empty."""
-    if between:
-        yield between, False
-    if begins:
-        yield "", True
-    yield from text
+        return
+    parts = (_joined(part, arrangement) for part in corpus.parts)
+    rows = (zip(pieces, repeat(False), strict=False) for pieces in corpus.streams())
+    for number, text in enumerate(parts if corpus.layout == "mixed" else rows):
+        if number:
+            yield JOIN, False
+            yield "", True  # a text begins here, even if it is empty
+        yield from text
 
 
 def _joined_lines(corpus: Corpus, *, verbatim: bool) -> Joined:
@@ -157,13 +181,6 @@ def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
     return (f"{len(corpus.parts)} texts {made}: {listed}", *corpus.notes)
 
 
-def document(text: str, source: str | None = None, joined_at: Sequence[int] = ()) -> Document:
-    """A document with the counts of its source, and the positions at which texts were joined."""
-    source = text if source is None else source
-    size = len(source.encode())
-    return Document(text, source_bytes=size, source_words=count_words(source), joined_at=tuple(joined_at))
-
-
 def _without_last_newline(pieces: Iterable[str]) -> Iterator[str]:
     held = ""  # a newline that may be the last character
     for piece in filter(None, pieces):
@@ -171,17 +188,66 @@ def _without_last_newline(pieces: Iterable[str]) -> Iterator[str]:
         held = "\n" if piece.endswith("\n") else ""
 
 
+# ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
+def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:
+    """A conversation as the model's chat template writes it; the template's text already contains special tokens.
+
+    The assistant's part of a turn is everything that the template writes after it opens the turn: the assistant's words
+    and the end-of-turn mark.
+    """
+    text = tokenizer.render_chat(messages, open_turn=False)
+    spans: list[tuple[int, int]] = []
+    for index, message in enumerate(messages):
+        if not assistant_only or message["role"] != "assistant":
+            continue
+        opened = tokenizer.render_chat(messages[:index], open_turn=True)
+        closed = tokenizer.render_chat(messages[: index + 1], open_turn=False).rstrip()
+        if not (text.startswith(opened) and text.startswith(closed) and len(closed) > len(opened)):
+            raise ModelError(
+                "the chat template rewrites earlier turns, so the assistant's tokens cannot be identified",
+                fix="score all tokens, without --assistant-only",
+            )
+        spans.append((len(opened), len(closed)))
+    if assistant_only and not spans:
+        raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
+    return Document([text], scored_spans=tuple(spans) if assistant_only else None)
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class WordCounter:
+    """Words as lm-evaluation-harness counts them: the pieces between white space, including empty ones at the ends."""
+
+    def __init__(self) -> None:
+        self.count, self._after_space, self._begun = 1, True, False
+
+    def add(self, text: str) -> None:
+        for _, space, after_space in white_space(text, self._after_space):
+            if not self._begun and space[0]:
+                self.count += 1  # the text begins with white space, which follows nothing
+            self._begun = True
+            self.count += int((space & ~after_space).sum())
+            self._after_space = bool(space[-1])
+
+
+def white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bools]]:
+    """One block of characters at a time: where it begins, which are white space, and which follow white space.
+
+    ``before``: does the text itself begin after white space? White space is what ``\\s`` matches.
+    """
+    for begin in range(0, len(text), CHARACTERS):
+        points = np.frombuffer(text[begin : begin + CHARACTERS].encode("utf-32-le"), np.uint32)
+        space: Bools = SPACES[np.minimum(points, len(SPACES) - 1)]
+        yield begin, space, np.concatenate([[before], space[:-1]])
+        before = bool(space[-1])
+
+
 # ── WikiText-2 as lm-evaluation-harness sees it ──────────────────────────────────────────────────────────────────────
-def wikitext_pages(raw: str) -> list[str]:
+def wikitext_pages(lines: Iterable[str]) -> Iterator[str]:
     """The pages of wiki.test.raw: a page begins at a heading with one "=" on each side.
 
     Only 60 of the 62 pages are articles: two begin at equations that look like headings. They are kept, because the
     published numbers include them. What stands before the first page is left out; a text without pages is one.
     """
-    return list(_pages(lines_of([raw])))
-
-
-def _pages(lines: Iterable[str]) -> Iterator[str]:
     page, found = list[str](), False
     for line in lines:
         if _is_heading(line):

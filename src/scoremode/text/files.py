@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from scoremode import strict_json
 from scoremode.errors import CorpusError, did_you_mean
-from scoremode.text import json_files
 
 Message = dict[str, Any]
 Row = str | list[Message]
@@ -235,7 +235,7 @@ def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
                 continue
             where = f"{path} line {number}"
             try:
-                value = json_files.parse(line, constants=True)
+                value = strict_json.parse(line, constants=True)
             except ValueError as error:
                 raise CorpusError(f"{where} is not JSON ({error})", fix="fix or remove the line") from None
             if not isinstance(value, dict):

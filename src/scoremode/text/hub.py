@@ -1,16 +1,62 @@
-"""Explain why a file could not be fetched from the Hugging Face hub, and what to do."""
+"""Texts from the Hugging Face hub; why a file could not be fetched from it, and what to do."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from scoremode.errors import one_line
+from scoremode.errors import CorpusError, one_line
+from scoremode.text.files import Row, RowKind, RowsOf, checked_row, kind_of_rows, parquet_rows, text_field
 
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"
 NAME = "check the name, give a local folder, or log in with: hf auth login"
 PAGE = "check its page on the hub"
 FOLDER = "give a local folder"
+
+
+def wikitext2_from_hub() -> RowsOf:
+    """The rows of the test part of WikiText-2."""
+    from huggingface_hub import hf_hub_download
+
+    file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
+    try:
+        with quiet():
+            path = hf_hub_download(*file, repo_type="dataset")
+    except Exception as error:  # the hub client raises many types; all of them mean "no file"
+        reason, _ = explain_hub_error(error)
+        raise CorpusError(
+            f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
+            fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",
+        ) from None
+    return lambda: parquet_rows(Path(path), "text")
+
+
+def hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> tuple[str, RowKind, RowsOf]:
+    """The label, kind and rows of a dataset."""
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install '.[datasets]'") from None
+    try:
+        rows: Any = load_dataset(name, config, split=split or "test")
+    except Exception as error:
+        reason = str(error).split("\n")[0][:200]
+        raise CorpusError(
+            f"dataset {name} could not be loaded ({type(error).__name__}: {reason})",
+            fix="check --dataset, --dataset-config and --split, or save its rows as .jsonl and give --corpus FILE",
+        ) from None
+    if not len(rows):
+        raise CorpusError(f"dataset {name} has no rows", fix="choose another --split")
+    column = field or text_field(dict(rows[0]), f"dataset {name}")
+
+    def read() -> Iterator[Row]:
+        for number, row in enumerate(rows, 1):
+            yield checked_row(row, column, f"{name} row {number}")
+
+    label = ":".join(part for part in (name, config, split or "test") if part)
+    return label, *kind_of_rows(read, name)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,12 +13,9 @@ NO_LIMIT = 1 << 60  # cgroups version 1 use a number near 2**63 for "no limit"
 
 def available() -> int | None:
     """Bytes, or None if the system does not report it."""
-    known = [n for n in (_machine(), _address_space(), *_containers()) if n is not None]
+    limits = (_kibibytes(PROC / "meminfo", "MemAvailable:"), _address_space(), *_containers())
+    known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
-
-
-def _machine() -> int | None:
-    return _kibibytes(PROC / "meminfo", "MemAvailable:")
 
 
 def _address_space() -> int | None:
@@ -45,26 +43,17 @@ def _containers() -> list[int]:
         for place in (folder, *folder.parents):
             limit, taken = (_read(place / name).strip() for name in names)
             if limit.isdigit() and taken.isdigit() and int(limit) < NO_LIMIT:
-                found.append(int(limit) - int(taken) + _reclaimable(place))
+                cached = re.search(r"^(?:total_)?inactive_file (\d+)$", _read(place / "memory.stat"), re.MULTILINE)
+                dropped = int(cached[1]) if cached else 0  # pages of files: used, but free when memory is needed
+                found.append(int(limit) - int(taken) + dropped)
             if place == root:
                 break
     return found
 
 
-def _reclaimable(place: Path) -> int:
-    """Cached file pages, which count as used but which the kernel drops when memory is needed."""
-    for line in _read(place / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
-
-
 def _kibibytes(file: Path, name: str) -> int | None:
-    for line in _read(file).splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    return None
+    found = re.search(rf"^{name}\s+(\d+)", _read(file), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def _read(file: Path) -> str:

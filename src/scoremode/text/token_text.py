@@ -1,4 +1,4 @@
-"""The text of a token: a function of its id alone, so that equal ids have equal texts wherever they stand.
+"""The bytes and the text of a token: functions of its id alone, so that equal ids have equal texts wherever they stand.
 
 A token stands for bytes. Bytes that are not a whole character have names, as in SentencePiece's vocabularies:
 
@@ -17,6 +17,11 @@ from itertools import accumulate
 _LONE = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
 _NAMES = re.compile("<0x([89A-F][0-9A-F])>")
 
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
+BYTE_ALPHABET = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+"""The printable characters that byte-level tokenizers use for the 256 bytes."""
+
 
 def spelled(piece: bytes) -> str:
     """The bytes of a token as text.
@@ -33,6 +38,20 @@ def spelled(piece: bytes) -> str:
 def unnamed(token: int) -> str:
     """The text of an id that the tokenizer does not have, as in a head that is larger than the vocabulary."""
     return f"<id {token}>"
+
+
+def byte_level_piece(name: str) -> bytes:
+    """The bytes of a token, from its name in a byte-level vocabulary."""
+    if all(character in BYTE_ALPHABET for character in name):
+        return bytes(BYTE_ALPHABET[character] for character in name)
+    return name.encode()  # an added token, whose name is plain text
+
+
+def sentencepiece_piece(name: str) -> bytes:
+    """The bytes of a token, from its name in a vocabulary that marks spaces with ▁."""
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes([int(match[1], 16)])
+    return name.replace("▁", " ").encode()
 
 
 def _bytes_of(text: str) -> bytes:

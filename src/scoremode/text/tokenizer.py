@@ -8,22 +8,24 @@ into several tokens, the first of them owns it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from scoremode.errors import CorpusError, ModelError
+from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
 from scoremode.text.corpus import Message
-from scoremode.text.token_text import spelled, unnamed
+from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
+from scoremode.text.tokenizer_file import TokenizerFile, load_transformers, unusable
+from scoremode.text.vocabulary import Vocabulary
 from scoremode.values import Ids, Ints
 
 
@@ -53,12 +55,21 @@ SAMPLES, SAMPLE_LENGTH = 16, 4096  # samples of a text from which its number of 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """One text as tokens: ids and, for each, the characters it owns."""
+    """A text as tokens: ids and, for each, the characters it owns."""
 
     ids: Ids  # (n,)
     char_start: Ints  # (n,)
-    char_end: Ints  # (n,)
+    char_end: Ints  # (n,) ascending
     touches: Ints  # (n,) the first character that the token covers in part; before char_start if one is shared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedTexts(Encoding):
+    """Several texts as tokens. Every position is one in ``joined``, so one call of NumPy computes it for all texts."""
+
+    joined: str  # all texts, one after the other
+    starts: Ints  # (texts + 1,) text i is joined[starts[i] : starts[i + 1]]
+    bounds: Ints  # (texts + 1,) the tokens of text i are bounds[i] … bounds[i + 1]
 
 
 class TextTokenizer(Protocol):
@@ -81,22 +92,6 @@ class TextTokenizer(Protocol):
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str: ...
 
 
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Show only errors of Transformers and no progress bars inside the block; restore its settings afterwards."""
-    from transformers.utils import logging
-
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()
-
-
 class HuggingFaceTokenizer:
     """A fast tokenizer of Transformers."""
 
@@ -106,52 +101,113 @@ class HuggingFaceTokenizer:
                 f"the tokenizer of {name} has no offsets (it is a slow tokenizer)",
                 fix="convert it to tokenizer.json, or name another with --tokenizer",
             )
-        self.hf = tokenizer
+        dropout = getattr(tokenizer.backend_tokenizer.model, "dropout", None)
+        if dropout:
+            raise ModelError(
+                f"the tokenizer of {name} leaves out merges at random (dropout {dropout:g}): its tokens vary",
+                fix="set dropout to null in its tokenizer.json",
+            )
+        self._tokenizer = tokenizer
         self.facts = self._facts()
 
     @staticmethod
     def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
-        from transformers import AutoTokenizer
-
+        """The tokenizer of a folder; Transformers is imported if it changes what tokenizer.json says."""
+        found = TokenizerFile.of(Path(folder)) or load_transformers(folder, trust_remote_code=trust_remote_code)
         try:
-            with quiet_transformers():
-                tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+            return HuggingFaceTokenizer(found, str(folder))
+        except ScoremodeError:
+            raise
         except Exception as error:
-            reason = str(error).strip().split("\n")[0][:200]
-            raise ModelError(
-                f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
-                fix="check that the folder contains tokenizer.json, or name another folder with --tokenizer",
-            ) from None
-        return HuggingFaceTokenizer(tokenizer, str(folder))
+            raise unusable(folder, error) from None
+
+    @property
+    def hf(self) -> Any:
+        """The tokenizer of Transformers."""
+        return self._tokenizer.transformers if isinstance(self._tokenizer, TokenizerFile) else self._tokenizer
+
+    @property
+    def backend(self) -> Any:
+        """The tokenizer of the library ``tokenizers``."""
+        return self._tokenizer.backend_tokenizer
 
     def _facts(self) -> TokenizerFacts:
-        vocabulary: dict[str, int] = self.hf.get_vocab()
-        with_special = self.hf(PROBE, add_special_tokens=True)["input_ids"]
-        plain = self.hf(PROBE, add_special_tokens=False)["input_ids"]
+        vocabulary: dict[str, int] = self.backend.get_vocab(with_added_tokens=True)
+        with_special, plain = (self.ids_together([PROBE], special=special)[0] for special in (True, False))
         by_id = sorted(vocabulary.items(), key=lambda item: (item[1], item[0]))
-        bos = self.hf.bos_token_id
+        bos = self._tokenizer.bos_token_id
         return TokenizerFacts(
             fingerprint=hash_vocabulary(by_id, [with_special, plain]),
             size=max(vocabulary.values(), default=-1) + 1,
             bos=bos,
-            eos=self.hf.eos_token_id,
+            eos=self._tokenizer.eos_token_id,
             adds_bos=bos is not None and with_special[:1] == [bos] and plain[:1] != [bos],
         )
 
-    def encode(self, text: str, *, special: bool) -> Encoding:
-        self.require_memory(text)
-        return self._encode(text, special=special)
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.backend, self.facts.size)
 
-    def require_memory(self, text: str) -> None:
-        """Refuse a text that does not fit into memory: the library would abort the process when memory runs out."""
-        if len(text) < SMALL_TEXT:
-            return
+    def definition(self) -> str:
+        """A hash of all that decides the ids, for a cache.
+
+        The fingerprint is not enough: two tokenizers with one vocabulary may cut a text differently.
+        """
+        from importlib.metadata import version
+
+        self.prepare(())
+        kind = type(self._tokenizer)
+        known = [f"{kind.__module__}.{kind.__qualname__}", version("tokenizers"), version("transformers")]
+        parts = (self.facts.fingerprint, self.backend.to_str(), json.dumps(known))
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        return self.encode_together([text], special=special)
+
+    def encode_together(self, texts: Sequence[str], *, special: bool) -> EncodedTexts:
+        """Several texts, each as ``encode`` gives it, in a fraction of the time."""
+        found = self._called(texts, special=special, return_offsets_mapping=True)
+        starts, bounds = _edges(map(len, texts)), _edges(map(len, found["input_ids"]))
+        count = int(bounds[-1])
+        ids = np.fromiter(chain.from_iterable(found["input_ids"]), np.int32, count)
+        pairs = chain.from_iterable(chain.from_iterable(found["offset_mapping"]))
+        offsets = np.fromiter(pairs, np.int64, 2 * count).reshape(-1, 2)
+        offsets += np.repeat(starts[:-1], np.diff(bounds))[:, None]
+        return _owned(ids, offsets[:, 0], offsets[:, 1], joined="".join(texts), starts=starts, bounds=bounds)
+
+    def ids_together(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """The ids alone, in about half the time."""
+        found: list[list[int]] = self._called(texts, special=special)["input_ids"]
+        return found
+
+    def ids(self, text: str, *, special: bool) -> Ids:
+        return np.array(self.ids_together([text], special=special)[0], dtype=np.int32)
+
+    def _called(self, texts: Sequence[str], *, special: bool, **more: bool) -> Any:
+        self.prepare(texts)
+        unused = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        # through __call__, not the backend: some classes add their special tokens in Python
+        return self._tokenizer(list(texts), add_special_tokens=special, **unused, **more)
+
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Refuse texts that do not fit into memory, and switch off truncation and padding, which a file may ask for."""
+        for text in texts:
+            if len(text) >= SMALL_TEXT:
+                self._require_memory(text)
+        backend = self.backend
+        if backend.truncation is not None:  # to set either copies the tokenizer
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
+
+    def _require_memory(self, text: str) -> None:
+        """The library would abort the process when memory runs out."""
         left = memory.available()
         if left is None:
             return
         step = len(text) // SAMPLES
         samples = [text[at : at + SAMPLE_LENGTH] for at in range(0, step * SAMPLES, step)]
-        share = sum(len(self._encode(s, special=False).ids) for s in samples) / sum(map(len, samples))
+        share = len(self.encode_together(samples, special=False).ids) / sum(map(len, samples))
         size = len(text) if text.isascii() else len(text.encode())
         needed = int(BYTES_PER_BYTE * size + BYTES_PER_TOKEN * share * len(text))
         if needed > left:
@@ -161,35 +217,13 @@ class HuggingFaceTokenizer:
                 fix="give a smaller file, fewer lines with --num-samples, or the text as many rows of a .jsonl file",
             )
 
-    def ids(self, text: str, *, special: bool) -> Ids:
-        """The ids alone, in about half the time."""
-        self.require_memory(text)
-        self.use_whole_texts()
-        return np.asarray(self.hf(text, add_special_tokens=special, verbose=False)["input_ids"], dtype=np.int32)
-
-    def use_whole_texts(self) -> None:
-        """Switch off truncation and padding, which a tokenizer's file may ask for."""
-        backend = self.hf.backend_tokenizer
-        if backend.truncation is not None:  # to set either copies the tokenizer
-            backend.no_truncation()
-        if backend.padding is not None:
-            backend.no_padding()
-
-    def _encode(self, text: str, *, special: bool) -> Encoding:
-        self.use_whole_texts()
-        # through __call__, not the backend: some classes add their special tokens in Python
-        encoded = self.hf(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
-        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-        offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        return owned_characters(ids, offsets[:, 0], offsets[:, 1], len(text))
-
     def pieces(self) -> list[bytes]:
-        names = self.hf.convert_ids_to_tokens(list(range(self.facts.size)))
-        special = set(self.hf.all_special_ids)  # they represent no text, whatever their names look like
+        names = map(self.backend.id_to_token, range(self.facts.size))
+        special = set(self._tokenizer.all_special_ids)  # they represent no text, whatever their names look like
         return [b"" if name is None or i in special else self._piece(i, name) for i, name in enumerate(names)]
 
     def token_text(self, token: int) -> str:
-        name = self.hf.convert_ids_to_tokens(token)
+        name = self.backend.id_to_token(token)
         return unnamed(token) if name is None else spelled(self._piece(token, name))
 
     def _piece(self, token: int, name: str) -> bytes:
@@ -198,14 +232,14 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def _added(self) -> frozenset[int]:
-        return frozenset(self.hf.added_tokens_decoder)
+        return frozenset(self.backend.get_added_tokens_decoder())
 
     @cached_property
     def _to_bytes(self) -> Callable[[str], bytes]:
-        return byte_level_piece if "ByteLevel" in str(self.hf.backend_tokenizer.decoder) else sentencepiece_piece
+        return byte_level_piece if "ByteLevel" in str(self.backend.decoder) else sentencepiece_piece
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self.hf.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
         if not self.hf.chat_template:
@@ -230,10 +264,18 @@ class ByteTokenizer:
         fingerprint = hashlib.sha256(b"scoremode bytes 256").hexdigest()
         self.facts = TokenizerFacts(fingerprint=fingerprint, size=256, bos=None, eos=None, adds_bos=False)
 
+    def definition(self) -> str:
+        return self.facts.fingerprint
+
     def encode(self, text: str, *, special: bool) -> Encoding:
-        ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+        return self.encode_together([text], special=special)
+
+    def encode_together(self, texts: Sequence[str], *, special: bool) -> EncodedTexts:
+        joined, starts = "".join(texts), _edges(map(len, texts))
+        ids = np.frombuffer(joined.encode(), dtype=np.uint8).astype(np.int32)
         ends = np.cumsum((ids & 0xC0) != 0x80)  # a byte that continues a character does not begin a new one
-        return owned_characters(ids, ends - 1, ends, len(text))
+        bounds = starts if joined.isascii() else _edges(len(text.encode()) for text in texts)
+        return _owned(ids, ends - 1, ends, joined=joined, starts=starts, bounds=bounds)
 
     def pieces(self) -> list[bytes]:
         return [bytes([value]) for value in range(256)]
@@ -307,34 +349,56 @@ def _megabytes(size: int) -> str:
 
 def owned_characters(ids: Ids, starts: Ints, ends: Ints, length: int) -> Encoding:
     """Make spans without gaps or overlaps: each from the end of the token before to the token's own end."""
-    bounds = np.zeros(len(ids) + 1, np.int64)
-    owned_starts, owned_ends = bounds[:-1], bounds[1:]  # views of one array: a token begins where the last one ended
-    np.maximum.accumulate(ends, out=owned_ends)
-    np.minimum(owned_ends, length, out=owned_ends)
-    touches = np.minimum(starts, owned_starts)
-    np.copyto(touches, owned_starts, where=ends <= starts)
-    return Encoding(ids, owned_starts, owned_ends, touches)
+    return _owned(ids, starts, ends, joined="", starts=np.array([0, length]), bounds=np.array([0, len(ids)]))
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable characters that byte-level tokenizers use for the 256 bytes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+def _owned(ids: Ids, begin: Ints, end: Ints, *, joined: str, starts: Ints, bounds: Ints) -> EncodedTexts:
+    """The same for several texts: no token reaches into another text, so one pass serves all."""
+    counts = np.diff(bounds)
+    ends: Ints = np.maximum.accumulate(np.minimum(end, np.repeat(starts[1:], counts)))
+    own: Ints = np.empty_like(ends)  # a token begins where the last one ended; the first one, where its text begins
+    own[1:] = ends[:-1]
+    own[bounds[:-1][counts > 0]] = starts[:-1][counts > 0]
+    touches = np.where(end <= begin, own, np.minimum(begin, own))
+    return EncodedTexts(ids, own, ends, touches, joined, starts, bounds)
 
 
-_BYTES = _byte_alphabet()
+def _edges(lengths: Iterable[int]) -> Ints:
+    """Where each of several parts begins, and where the last one ends."""
+    return np.cumsum([0, *lengths], dtype=np.int64)
 
 
-def byte_level_piece(name: str) -> bytes:
-    """The bytes of a token, from its name in a byte-level vocabulary."""
-    if all(character in _BYTES for character in name):
-        return bytes(_BYTES[character] for character in name)
-    return name.encode()  # an added token, whose name is plain text
+# ── many texts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def encode_many(tokenizer: TextTokenizer, texts: Sequence[str]) -> EncodedTexts:
+    """The tokens of several texts, each exactly as ``tokenizer.encode(text, special=False)`` gives them.
+
+    >>> found = encode_many(ByteTokenizer(), ["ab", "é"])
+    >>> found.ids.tolist(), found.bounds.tolist(), found.char_end.tolist()
+    ([97, 98, 195, 169], [0, 2, 4], [1, 2, 3, 3])
+    """
+    if isinstance(tokenizer, ByteTokenizer) or (isinstance(tokenizer, HuggingFaceTokenizer) and _are_short(texts)):
+        return tokenizer.encode_together(texts, special=False)
+    found, starts = [tokenizer.encode(text, special=False) for text in texts], _edges(map(len, texts))
+    placed = list(zip(found, starts[:-1], strict=True))
+    return EncodedTexts(
+        ids=np.concatenate([one.ids for one in found]),
+        char_start=np.concatenate([one.char_start + at for one, at in placed]),
+        char_end=np.concatenate([one.char_end + at for one, at in placed]),
+        touches=np.concatenate([one.touches + at for one, at in placed]),
+        joined="".join(texts),
+        starts=starts,
+        bounds=_edges(len(one.ids) for one in found),
+    )
 
 
-def sentencepiece_piece(name: str) -> bytes:
-    """The bytes of a token, from its name in a vocabulary that marks spaces with ▁."""
-    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
-        return bytes([int(match[1], 16)])
-    return name.replace("▁", " ").encode()
+def ids_with_specials(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[list[int]] | None:
+    """The ids of several texts with the tokenizer's special tokens; None if it never adds any."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return None
+    if isinstance(tokenizer, HuggingFaceTokenizer) and _are_short(texts):
+        return tokenizer.ids_together(texts, special=True)
+    return [tokenizer.encode(text, special=True).ids.tolist() for text in texts]
+
+
+def _are_short(texts: Sequence[str]) -> bool:
+    return all(len(text) < SMALL_TEXT for text in texts)

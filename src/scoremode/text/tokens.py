@@ -1,24 +1,28 @@
-"""Documents ─▶ Tokens: one stream of ids, with each token's position in the text, its bytes and its words."""
+"""Documents ─▶ Tokens: one stream of ids, with each token's position in the text, its bytes and its words.
+
+Ids that somebody else cut become Tokens as well (``text_of_ids``), and the text again, as far as the ids tell it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
-from scoremode.errors import ModelError, OptionError
-from scoremode.text.corpus import Message
-from scoremode.text.pieces import PieceEncoder, Sizes, Stretch
+from scoremode.errors import OptionError
+from scoremode.text.corpus import Corpus
+from scoremode.text.documents import Document, RereadDocuments, WordCounter, white_space
+from scoremode.text.long_text import EncodedWindow, LongTextEncoder, Sizes
 from scoremode.text.tokenizer import Encoding, TextTokenizer, TokenizerFacts
-from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, let_go
+from scoremode.values import BLOCK, Bools, Ids, Ints, frozen, release_pages
 
-CHARACTERS = 1 << 18  # that are looked at together
-SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
-"""Is the character of this code point white space? The last entry stands for all that are larger."""
+OURS = 0.99  # share of the tokens that a tokenizer must cut in the same way, not to be doubted
+LONE = (0xDC80, 0xDCFF)  # code points that stand for bytes which are not UTF-8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,199 +58,139 @@ class Tokens:
         document = np.searchsorted(self.doc_starts, index, side="right") - 1
         return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1]).astype(np.int64)
 
-    def let_go(self) -> None:
+    def release_pages(self) -> None:
         """Drop what was read of columns that lie on disk; it is read again if it is used."""
         for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask):
-            let_go(column)
+            release_pages(column)
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A text as a recipe feeds it, with the counts of its source."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBlock:
+    """Consecutive tokens of one document: a part of the columns of ``Tokens``."""
 
-    text: str
-    source_bytes: int
-    source_words: int
-    scored_spans: tuple[tuple[int, int], ...] | None = None  # characters that may be targets; None: all
-    joined_at: tuple[int, ...] = ()  # characters at which another text begins, if a recipe joined several
+    ids: Ids
+    char_end: Ints
+    byte_len: Ids
+    word_starts: Ids
+    mask: Bools | None
 
 
-class OpenDocument:
-    """A document that is read once, in pieces. Its counts are complete after the last piece, as far as not given."""
+@dataclass(frozen=True, slots=True, eq=False)
+class DocumentIndex:
+    """What is known of documents when the last of them is read; see ``Tokens``."""
+
+    doc_starts: Ints
+    doc_bytes: Ints
+    doc_words: Ints
+    joined_at: Ints | None
+    notes: tuple[str, ...]
+
+
+class TokenStream:
+    """The tokens of documents, in blocks that are made as they are asked for. Each pass reads the documents again."""
 
     def __init__(
-        self,
-        pieces: Iterable[str],
-        *,
-        source: tuple[int, int] | None = None,
-        scored_spans: tuple[tuple[int, int], ...] | None = None,
-        joined_at: Iterable[int] = (),
+        self, documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None
     ) -> None:
-        self._pieces, self._source = pieces, source  # bytes and words of the source, if it is not the text itself
-        self._bytes, self._words = 0, WordCounter()
-        self.scored_spans = scored_spans
-        self.joined_at = array("q", joined_at)  # grows with the pieces
-
-    def __iter__(self) -> Iterator[str]:
-        for piece in self._pieces:
-            if self._source is None:
-                self._bytes += len(piece) if piece.isascii() else len(piece.encode())
-                self._words.add(piece)
-            yield piece
+        self.documents, self.tokenizer, self.special, self.sizes = documents, tokenizer, special, sizes
+        self._index: DocumentIndex | None = None
 
     @property
-    def source_bytes(self) -> int:
-        return self._bytes if self._source is None else self._source[0]
+    def index(self) -> DocumentIndex:
+        """Known after the last block."""
+        assert self._index is not None, "there are more blocks"
+        return self._index
 
-    @property
-    def source_words(self) -> int:
-        return self._words.count if self._source is None else self._source[1]
+    def __iter__(self) -> Iterator[TokenBlock]:
+        encoder, reading = LongTextEncoder(self.tokenizer, special=self.special, sizes=self.sizes), deque[Document]()
 
-    @staticmethod
-    def of(document: Document | OpenDocument) -> OpenDocument:
-        if isinstance(document, OpenDocument):
-            return document
-        counts = document.source_bytes, document.source_words
-        spans, joined_at = document.scored_spans, document.joined_at
-        return OpenDocument([document.text], source=counts, scored_spans=spans, joined_at=joined_at)
+        def texts() -> Iterator[Document]:
+            for document in self.documents:
+                reading.append(document)  # the encoder reads ahead
+                yield document
 
-    def whole(self) -> Document:
-        """The same with its whole text in memory."""
-        text = "".join(self)
-        return Document(text, self.source_bytes, self.source_words, self.scored_spans, tuple(self.joined_at))
+        doc_starts, doc_bytes, doc_words, joined_at = array("q", [0]), array("q"), array("q"), array("q")
+        for parts in encoder.encode(texts()):
+            reader = _BlockReader(reading[0], doc_starts[-1])
+            yield from map(reader.block, filter(_has_tokens, parts))
+            document = reading.popleft()
+            doc_starts.append(reader.count)
+            doc_bytes.append(document.source_bytes)
+            doc_words.append(document.source_words)
+            joined_at.extend(reader.joined_at())
+        self._index = DocumentIndex(
+            doc_starts=np.array(doc_starts, np.int64),
+            doc_bytes=np.array(doc_bytes, np.int64),
+            doc_words=np.array(doc_words, np.int64),
+            joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
+            notes=encoder.notes,
+        )
 
-
-def tokenize(
-    documents: Iterable[Document | OpenDocument],
-    tokenizer: TextTokenizer,
-    *,
-    special: bool,
-    sink: TokenSink | None = None,
-    sizes: Sizes | None = None,
-) -> Tokens:
-    """All documents as one stream of ids, kept in memory or where ``sink`` keeps them."""
-    sink = TokensInMemory() if sink is None else sink
-    encoder, opened = PieceEncoder(tokenizer, special=special, sizes=sizes), deque[OpenDocument]()
-
-    def texts() -> Iterator[OpenDocument]:
-        for document in documents:
-            opened.append(OpenDocument.of(document))
-            yield opened[-1]
-
-    doc_ends, doc_bytes, doc_words, joined_at = (array("q") for _ in range(4))
-    count = 0
-    for stretches in encoder.encode(texts()):
-        document = _Tokenized(opened[0], count)
-        for stretch in stretches:
-            document.keep(stretch, sink)
-        opened.popleft()
-        count = document.count
-        doc_ends.append(count)
-        doc_bytes.append(document.opened.source_bytes)
-        doc_words.append(document.opened.source_words)
-        joined_at.extend(document.joined_at())
-    known = KnownAtTheEnd(
-        doc_starts=np.concatenate([[0], np.frombuffer(doc_ends, np.int64)]).astype(np.int64),
-        doc_bytes=np.array(doc_bytes, np.int64),
-        doc_words=np.array(doc_words, np.int64),
-        joined_at=np.unique(np.array(joined_at, np.int64)) if joined_at else None,
-        tokenizer=tokenizer.facts,
-        notes=encoder.notes,
-    )
-    return sink.finish(known)
+    def in_memory(self) -> Tokens:
+        """All tokens, for a text that is not long."""
+        blocks = [*self]
+        columns: dict[str, Any] = {
+            name: np.concatenate([np.zeros(0, kind), *(getattr(block, name) for block in blocks)], dtype=kind)
+            for name, kind in (("ids", "i4"), ("char_end", "i8"), ("byte_len", "i4"), ("word_starts", "i4"))
+        }
+        masks = [block.mask for block in blocks if block.mask is not None]
+        columns["target_mask"] = np.concatenate(masks) if masks and len(masks) == len(blocks) else None
+        columns |= {field.name: getattr(self.index, field.name) for field in fields(DocumentIndex)}
+        for column in columns.values():
+            if isinstance(column, np.ndarray):
+                frozen(column)
+        return Tokens(**columns, tokenizer=self.tokenizer.facts)
 
 
-class _Tokenized:
-    """One document as its tokens arrive."""
+def _has_tokens(part: EncodedWindow) -> bool:
+    return len(part.ids) > 0
 
-    def __init__(self, opened: OpenDocument, count: int) -> None:
-        self.opened, self.count = opened, count  # count: tokens of all documents so far
+
+class _BlockReader:
+    """Makes blocks of one document's tokens as they arrive."""
+
+    def __init__(self, document: Document, count: int) -> None:
+        self.document, self.count = document, count  # count: tokens of all documents so far
         self._at, self._after_space = 0, True  # characters that are owned; is the last of them white space?
         self._joined, self._resolved = array("q"), 0  # tokens at which texts begin; positions that are tokens already
 
-    def keep(self, stretch: Stretch, sink: TokenSink) -> None:
-        if not len(stretch.ids):
-            return
-        ends = stretch.ends
-        owned = stretch.text[: int(ends[-1])]
-        sink.add(
-            ids=stretch.ids,
+    def block(self, part: EncodedWindow) -> TokenBlock:
+        ends = part.ends
+        owned = part.text[: int(ends[-1])]
+        made = TokenBlock(
+            ids=part.ids,
             char_end=ends + self._at,
             byte_len=byte_lengths(owned, ends),
             word_starts=word_starts_in(owned, ends, after_space=self._after_space),
-            mask=_inside(ends + self._at, self._at, self.opened.scored_spans),
+            mask=_inside(ends + self._at, self._at, self.document.scored_spans),
         )
         self._resolve(ends)
         self._at += len(owned)
-        self.count += len(stretch.ids)
+        self.count += len(part.ids)
         self._after_space = owned[-1].isspace() if owned else self._after_space
+        return made
 
     def _resolve(self, ends: Ints) -> None:
         """A text begins with the first token that ends after its first character."""
-        waiting = np.array(self.opened.joined_at[self._resolved :], np.int64)
+        waiting = np.array(self.document.joined_at[self._resolved :], np.int64)
         known = waiting[waiting < self._at + int(ends[-1])]
         self._joined.extend((self.count + np.searchsorted(ends, known - self._at, side="right")).tolist())
         self._resolved += len(known)
 
     def joined_at(self) -> array[int]:
         """The tokens at which texts begin, for a document that was read to its end."""
-        self._joined.extend([self.count] * (len(self.opened.joined_at) - self._resolved))
+        self._joined.extend([self.count] * (len(self.document.joined_at) - self._resolved))
         return self._joined
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownAtTheEnd:
-    """What is known of documents when the last of them is read."""
-
-    doc_starts: Ints
-    doc_bytes: Ints
-    doc_words: Ints
-    joined_at: Ints | None
-    tokenizer: TokenizerFacts
-    notes: tuple[str, ...]
-
-
-class TokenSink(Protocol):
-    """Where the columns of tokens go while a text is read."""
-
-    def add(self, *, ids: Ids, char_end: Ints, byte_len: Ids, word_starts: Ids, mask: Bools | None) -> None: ...
-
-    def finish(self, known: KnownAtTheEnd) -> Tokens: ...
-
-
-class TokensInMemory:
-    """Columns that are kept in memory."""
-
-    def __init__(self) -> None:
-        self._ids, self._ends, self._byte_len, self._word_starts = (list[Any]() for _ in range(4))
-        self._masks: list[Bools | None] = []
-
-    def add(self, *, ids: Ids, char_end: Ints, byte_len: Ids, word_starts: Ids, mask: Bools | None) -> None:
-        self._ids.append(ids)
-        self._ends.append(char_end)
-        self._byte_len.append(byte_len)
-        self._word_starts.append(word_starts)
-        self._masks.append(mask)
-
-    def finish(self, known: KnownAtTheEnd) -> Tokens:
-        masks = [mask for mask in self._masks if mask is not None]
-        masked = bool(self._masks) and len(masks) == len(self._masks)
-        return Tokens(
-            ids=frozen(_joined(self._ids, np.int32)),
-            doc_starts=frozen(known.doc_starts),
-            char_end=frozen(_joined(self._ends, np.int64)),
-            byte_len=frozen(_joined(self._byte_len, np.int32)),
-            word_starts=frozen(_joined(self._word_starts, np.int32)),
-            doc_bytes=frozen(known.doc_bytes),
-            doc_words=frozen(known.doc_words),
-            tokenizer=known.tokenizer,
-            target_mask=frozen(np.concatenate(masks)) if masked else None,
-            joined_at=None if known.joined_at is None else frozen(known.joined_at),
-            notes=known.notes,
-        )
+def tokenize(
+    documents: Iterable[Document], tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None
+) -> Tokens:
+    """All documents as one stream of ids, in memory."""
+    return TokenStream(documents, tokenizer, special=special, sizes=sizes).in_memory()
 
 
 def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
@@ -282,13 +226,6 @@ def _of_kept(document: Ints, of_token: Ids, was_cut: Bools, of_document: Ints) -
     return np.where(was_cut, counted, of_document)
 
 
-def _joined(parts: list[Any], dtype: type[np.generic]) -> Any:
-    """All parts in one array. Empties the list, so that only one column is in memory twice at a time."""
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.zeros(0, dtype)
-    parts.clear()
-    return joined.astype(dtype, copy=False)
-
-
 def byte_lengths(text: str, ends: Ints) -> Ids:
     """UTF-8 bytes of each token's characters, one block of tokens at a time; a token owns those from the last end."""
     lengths, start = np.empty(len(ends), np.int32), 0
@@ -305,30 +242,13 @@ def byte_lengths(text: str, ends: Ints) -> Ids:
     return lengths
 
 
-def word_starts_of(text: str, encoding: Encoding) -> Ids:
-    """How many words begin inside each token."""
-    return word_starts_in(text, encoding.char_end)
-
-
 def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
     """How many words begin inside each token, one block of words at a time."""
     counts = np.zeros(len(ends) + 1, np.int64)  # the last: words after the last token
-    for begin, space, follows in _white_space(text, after_space):
+    for begin, space, follows in white_space(text, after_space):
         starts = begin + np.flatnonzero(~space & follows)
         counts += np.bincount(np.searchsorted(ends, starts, side="right"), minlength=len(counts))
     return counts[:-1].astype(np.int32)
-
-
-def _white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bools]]:
-    """One block of characters at a time: where it begins, which are white space, and which follow white space.
-
-    ``before``: does the text itself begin after white space? White space is what ``\\s`` matches.
-    """
-    for begin in range(0, len(text), CHARACTERS):
-        points = np.frombuffer(text[begin : begin + CHARACTERS].encode("utf-32-le"), np.uint32)
-        space: Bools = SPACES[np.minimum(points, len(SPACES) - 1)]
-        yield begin, space, np.concatenate([[before], space[:-1]])
-        before = bool(space[-1])
 
 
 def _inside(ends: Ints, start: int, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
@@ -342,48 +262,55 @@ def _inside(ends: Ints, start: int, spans: tuple[tuple[int, int], ...] | None) -
     return mask & (ends > starts)
 
 
-class WordCounter:
-    """Words as lm-evaluation-harness counts them: the pieces between white space, including empty ones at the ends."""
+# ── ids that somebody else cut ───────────────────────────────────────────────────────────────────────────────────────
+def text_of_ids(ids: Ids, tokenizer: TextTokenizer, name: str) -> tuple[Corpus, RereadDocuments, Tokens]:
+    """The text that ids stand for: one document, and its tokens with exactly these ids.
 
-    def __init__(self) -> None:
-        self.count, self._after_space, self._begun = 1, True, False
-
-    def add(self, text: str) -> None:
-        for _, space, after_space in _white_space(text, self._after_space):
-            if not self._begun and space[0]:
-                self.count += 1  # the text begins with white space, which follows nothing
-            self._begun = True
-            self.count += int((space & ~after_space).sum())
-            self._after_space = bool(space[-1])
-
-
-def count_words(text: str) -> int:
-    """Words of a whole text, see WordCounter."""
-    counter = WordCounter()
-    counter.add(text)
-    return counter.count
-
-
-def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:
-    """A conversation as the model's chat template writes it; the template's text already contains special tokens.
-
-    The assistant's part of a turn is everything that the template writes after it opens the turn: the assistant's words
-    and the end-of-turn mark.
+    The bytes of all tokens are joined first, so that a character that was cut into several tokens is whole again. A
+    byte that belongs to no character is shown as �, counts as one byte, and is counted in a note.
     """
-    text = tokenizer.render_chat(messages, open_turn=False)
-    spans: list[tuple[int, int]] = []
-    for index, message in enumerate(messages):
-        if not assistant_only or message["role"] != "assistant":
-            continue
-        opened = tokenizer.render_chat(messages[:index], open_turn=True)
-        closed = tokenizer.render_chat(messages[: index + 1], open_turn=False).rstrip()
-        if not (text.startswith(opened) and text.startswith(closed) and len(closed) > len(opened)):
-            raise ModelError(
-                "the chat template rewrites earlier turns, so the assistant's tokens cannot be identified",
-                fix="score all tokens, without --assistant-only",
-            )
-        spans.append((len(opened), len(closed)))
-    if assistant_only and not spans:
-        raise ModelError("a chat row has no assistant turn", fix="remove the row, or score without --assistant-only")
-    size = len(text.encode())
-    return Document(text, size, count_words(text), tuple(spans) if assistant_only else None)
+    known = tokenizer.pieces()
+    pieces = [known[i] if i < len(known) else b"" for i in ids.tolist()]
+    whole = b"".join(pieces)
+    points = np.frombuffer(whole.decode("utf-8", "surrogateescape").encode("utf-32-le", "surrogatepass"), np.uint32)
+    lone = (points >= LONE[0]) & (points <= LONE[1])
+    text = np.where(lone, ord("�"), points).astype(np.uint32).tobytes().decode("utf-32-le")
+    sizes = np.where(lone, 1, 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF))
+    begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])  # of each character, in bytes
+    ends = np.searchsorted(begins[:-1], np.cumsum([len(piece) for piece in pieces], dtype=np.int64), side="left")
+    starts = np.concatenate([[0], ends[:-1]])
+    encoding = Encoding(ids, starts, ends, starts)
+    notes = tuple(_notes(text, encoding, tokenizer, int(lone.sum())))
+    corpus = Corpus(name, "text", lambda: iter([text]), hashlib.sha256(whole).hexdigest(), 1, len(whole), notes=notes)
+    words = WordCounter()
+    words.add(text)
+    tokens = Tokens(
+        ids=frozen(ids),
+        doc_starts=frozen(np.array([0, len(ids)], np.int64)),
+        char_end=frozen(ends),
+        byte_len=frozen((begins[ends] - begins[starts]).astype(np.int32)),
+        word_starts=frozen(word_starts_in(text, ends)),
+        doc_bytes=frozen(np.array([len(whole)], np.int64)),
+        doc_words=frozen(np.array([words.count], np.int64)),
+        tokenizer=tokenizer.facts,
+    )
+    return corpus, RereadDocuments(corpus, "texts", tokenizer), tokens
+
+
+def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> Iterator[str]:
+    if lone:
+        yield f"{lone:,} byte{'s' if lone > 1 else ''} of the stored tokens are not UTF-8, and are shown as �"
+    visible = stored.char_end > stored.char_start
+    own = tokenizer.encode(text, special=False)
+    alike = np.isin(_places(stored.ids[visible], stored.char_end[visible]), _places(own.ids, own.char_end))
+    if len(alike) and alike.mean() < OURS:
+        yield (
+            f"the candidate's tokenizer cuts only {alike.mean():.1%} of this text into the stored tokens: "
+            "is it the tokenizer of the baseline?"
+        )
+
+
+def _places(ids: Ids, ends: Ints) -> Ints:
+    """One number for a token and where it ends."""
+    found: Ints = ends.astype(np.int64) << 32 | ids.astype(np.int64)
+    return found

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.engines.base import Want
 from scoremode.engines.base_logits import BaseLogitsPlugin, FileBaseline
 from scoremode.engines.options import Options
@@ -16,13 +17,12 @@ from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.models.subject import Subject
 from scoremode.plan.build import make_plan
 from scoremode.plan.recipes import find_method, llamacpp_chunks
+from scoremode.references.kld import KldFile, least_divergence
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.cache import remembered_sha256
-from scoremode.store.kld import KldFile, least_divergence
 from scoremode.store.run import Run
-from scoremode.text.from_ids import text_of_ids
-from scoremode.verbs.model import LazyModel, in_memory
+from scoremode.text.tokens import text_of_ids
+from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import announce
 from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun, score_run
@@ -70,19 +70,16 @@ def _candidate(file: KldFile, held: LazyModel, asked: Question, run_p: Run, fold
     with held.claimed(asked, out, fresh=folders.fresh, against=run_p.manifest["identity"]) as claim:
         if claim.finished is not None:
             return claim.finished
-        worker = held.engine(Work(longest=int(asked.plan.lengths.max())), folders.progress)
+        worker = held.engine_for(asked, folders.progress)
         _require_vocabulary(file, worker.facts.known_vocabulary)
-        asked = replace(asked, plan=replace(asked.plan, notes=(*asked.plan.notes, *_notes_of(run_p))))
+        # what the baseline's 16 bits did is noted with the candidate's numbers too
+        notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run_p.manifest["model_notes"]))
+        asked = replace(asked, plan=replace(asked.plan, notes=notes))
         least = least_divergence(file.layout.vocabulary)
         with UnfinishedRun(asked, worker, claim, folders.progress, with_kl=True, least_kl=least) as run:
             run.score(Want(against=FileBaseline(file)))
             run_q = run.save(run.manifest() | compared_with(run_p, NO_NOISE))
-        return run_q if held.is_kept(out) else in_memory(run_q)
-
-
-def _notes_of(run_p: Run) -> list[str]:
-    """What the baseline's 16 bits did, kept with the candidate's numbers too."""
-    return [f"baseline: {note}" for note in run_p.manifest["model_notes"]]
+        return held.outliving(run_q, out)
 
 
 def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
@@ -90,10 +87,10 @@ def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
     announce(folders.progress, "reading the tokens of the file")
     if subject.vocabulary is not None:
         _require_vocabulary(file, subject.vocabulary)
-    corpus, document, tokens = text_of_ids(file.tokens.reshape(-1), subject.tokenizer, file.path.name)
+    corpus, documents, tokens = text_of_ids(file.tokens.reshape(-1), subject.tokenizer, file.path.name)
     method = replace(find_method("llamacpp"), windows=llamacpp_chunks)
     plan = make_plan(method, tokens, context_length=file.layout.context, model_context=subject.context_length)
-    return Question(subject, corpus, method, [document], tokens, plan)
+    return Question(subject, corpus, method, documents, tokens, plan)
 
 
 def _require_vocabulary(file: KldFile, vocabulary: int) -> None:

@@ -1,19 +1,34 @@
-"""``scoremode cache``: what is kept in the cache folder, and removing what is old or too much."""
+"""``scoremode cache``: list the entries of the cache folder, and remove old ones or as many as exceed a size."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from scoremode.errors import OptionError
-from scoremode.store.cache import cache_folder, cache_limit
-from scoremode.store.entries import KINDS, Entry, described, entries, other_entries
-from scoremode.store.eviction import evict
-from scoremode.store.units import moment
+from scoremode.cache.entries import (
+    DAMAGED,
+    FINISHED,
+    KINDS,
+    OUTDATED,
+    UNFINISHED,
+    Entry,
+    entries,
+    mark_of,
+    other_entries,
+)
+from scoremode.cache.eviction import cache_limit, evict
+from scoremode.cache.units import moment
+from scoremode.disk.folders import JOURNAL, MANIFEST, PLACE, cache_folder
+from scoremode.disk.manifests import text
+from scoremode.disk.records import read_record_header
+from scoremode.errors import OptionError, harmless
+from scoremode.store.run_format import FORMAT
+from scoremode.strict_json import read_object
 
 
 def list_cache(kinds: Collection[str] = ()) -> dict[str, Any]:
@@ -61,6 +76,63 @@ def prune_cache(
         "freed": outcome.freed,
         "left": outcome.left,
     }
+
+
+# ── describe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def described(entry: Entry) -> Entry:
+    """The entry with the facts in its manifest or journal. Nothing is hashed, so an edited file is not noticed."""
+    mark, is_run = mark_of(entry.path), entry.kind in ("runs", "references")
+    try:
+        if is_run and entry.state == UNFINISHED:
+            return _described_by_journal(entry)
+        if entry.state != FINISHED:
+            return entry
+        return _described_run(entry, read_object(mark)) if is_run else replace(entry, facts=_facts(entry, mark))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return replace(entry, state=DAMAGED, note=harmless(f"{mark.name}: {reason}"))
+
+
+def _facts(entry: Entry, mark: Path) -> dict[str, Any]:
+    """The facts of a finished entry that is not a run."""
+    if entry.kind == "tasks":
+        return {"what": "answers", **_texts((read_record_header(mark) or {}).get("identity"), "model", "engine")}
+    if entry.kind == "texts":
+        return {"what": "tokens", **_texts(read_object(mark).get("key"), "corpus")}
+    if entry.kind == "files" and (entry.path / PLACE).exists():
+        return {"what": "results that go elsewhere"}
+    if entry.kind == "files":
+        place = read_object(mark).get("place")
+        return {"what": f"copy of {place}"} if text(place) else {}
+    return entry.facts
+
+
+def _described_run(entry: Entry, manifest: dict[str, Any]) -> Entry:
+    known = manifest.get("format")
+    if type(known) is not int or not isinstance(manifest.get("identity"), dict):
+        return replace(entry, state=DAMAGED, note=f"{MANIFEST}: not a run's")
+    if known != FORMAT:
+        return replace(entry, state=OUTDATED, note=f"written in format {known}, this scoremode reads {FORMAT}")
+    targets, against = manifest.get("targets"), _texts(manifest.get("against"), "model")["model"]
+    facts = {**_texts(manifest, "model", "corpus", "method", "engine", "dtype"), "against": against}
+    return replace(entry, facts={**facts, "targets": targets if type(targets) is int else None})
+
+
+def _described_by_journal(entry: Entry) -> Entry:
+    """The entry with its run's identity, which has fingerprints but no names."""
+    path = entry.path / JOURNAL
+    if not path.exists():
+        return replace(entry, note="nothing was scored yet")
+    identity = (read_record_header(path) or {}).get("identity")
+    if not isinstance(identity, dict):
+        return replace(entry, state=DAMAGED, note=f"{JOURNAL}: its first line cannot be read")
+    return replace(entry, facts=_texts(identity, "model", "corpus", "engine"))
+
+
+def _texts(found: Any, *names: str) -> dict[str, str | None]:
+    """Fields of an object that are printable text; others are None, because the files are not trusted."""
+    known = found if isinstance(found, Mapping) else {}
+    return {name: known[name] if text(known.get(name)) else None for name in names}
 
 
 def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:

@@ -4,28 +4,30 @@ candidates   a b c d e          two slots
 slot 1       a a a d d d
 slot 2       b b c c c e e      all against one reference, which lies on disk and is read once by each node
 
-A candidate that fails does not stop the others: what they scored is kept, and the error is raised at the end. If
-several fail, there is a line for each of the others before.
+A candidate that fails does not stop the others: their scores are kept, and the error is raised at the end. If several
+fail, the errors of the others are logged before.
 """
 
 from __future__ import annotations
 
-import queue
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from scoremode.errors import ScoremodeError, print_line
+from scoremode.errors import ScoremodeError
 from scoremode.verbs.progress import Progress, relabel
 from scoremode.verbs.sides import short
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 SHOWN = 2  # candidates that the progress line names
-FAREWELL = 6.0  # seconds for candidates that are being scored to end their replicas
+STOP_SECONDS = 6.0  # for candidates that are being scored to end their replicas
 
-Scored = Callable[[str, Progress], T]
-"""Scores the candidate of that name, and tells how far it is."""
+ScoreOne = Callable[[str, Progress], T]
+"""Scores the candidate of that name, and tells its progress."""
 
 
 def slots_and_shares(candidates: int, replicas: int) -> tuple[int, int]:
@@ -38,103 +40,96 @@ def slots_and_shares(candidates: int, replicas: int) -> tuple[int, int]:
     return slots, replicas // slots
 
 
-def score_together(names: Sequence[str], score: Scored[T], slots: int, progress: Progress | None = None) -> list[T]:
-    """What ``score`` gives for every name, in the order of the names, ``slots`` of them at a time."""
-    return _Together(names, score, progress).run(slots)
+def score_together(names: Sequence[str], score: ScoreOne[T], slots: int, progress: Progress | None = None) -> list[T]:
+    """Scores every candidate, ``slots`` of them at a time; returns the results in the order of the names."""
+    queue = _CandidateQueue(names, score, progress)
+    # daemons: an interrupted comparison must not wait forever for an engine that starts
+    workers = [threading.Thread(target=queue.work, name=f"scoremode-slot-{n}", daemon=True) for n in range(slots)]
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    except BaseException:
+        queue.stopped.set()
+        until = time.monotonic() + STOP_SECONDS
+        for worker in workers:  # before Ray ends: a worker that asks it something afterwards would start it again
+            if worker.ident is not None:
+                worker.join(max(0.0, until - time.monotonic()))
+        raise
+    return queue.results()
 
 
 class _StoppedError(Exception):
     """Raised inside a candidate's scoring because the whole comparison was interrupted."""
 
 
-class _Together(Generic[T]):
-    def __init__(self, names: Sequence[str], score: Scored[T], progress: Progress | None) -> None:
+class _CandidateQueue(Generic[T]):
+    """Candidates that wait, run, are scored or have failed."""
+
+    def __init__(self, names: Sequence[str], score: ScoreOne[T], progress: Progress | None) -> None:
         self.names, self.score, self.progress = names, score, progress
         self.stopped = threading.Event()
         self._lock = threading.Lock()
-        self._fed = dict.fromkeys(names, (0, 0))
+        self._waiting = iter(names)
         self._running: list[str] = []
-        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: a thread has nothing left to do
-        self._found: dict[str, T] = {}
+        self._scored: dict[str, T] = {}
         self._failed: dict[str, BaseException] = {}
+        self._tokens = dict.fromkeys(names, (0, 0))  # done, and in all
 
-    def run(self, slots: int) -> list[T]:
-        for name in self.names:
-            self._waiting.put(name)
-        names = [f"scoremode-slot-{number}" for number in range(slots)]
-        # daemons: an interrupted comparison must not wait forever for an engine that starts
-        workers = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
-        try:
-            for worker in workers:
-                worker.start()
-            left = slots
-            while left:
-                left -= self._ended.get() is None
-        except BaseException:
-            self.stopped.set()
-            until = time.monotonic() + FAREWELL
-            for worker in workers:  # before Ray ends: whoever asks it something afterwards would start it again
-                if worker.ident is not None:
-                    worker.join(max(0.0, until - time.monotonic()))
-            raise
-        self._raise_failures()
-        return [self._found[name] for name in self.names]
-
-    def _work(self) -> None:
-        """One slot: the next candidate that waits, until none does."""
+    def work(self) -> None:
+        """Scores the next candidate that waits, until none does."""
         while not self.stopped.is_set():
+            with self._lock:
+                name = next(self._waiting, None)
+                if name is None:
+                    return
+                self._running.append(name)
+                self._relabel()
             try:
-                name = self._waiting.get_nowait()
-            except queue.Empty:
-                break
-            self._announce(name, begins=True)
-            try:
-                self._found[name] = self.score(name, _Turn(self, name))
+                self._scored[name] = self.score(name, _CandidateProgress(self, name))
             except _StoppedError:
-                break
+                return
             except BaseException as error:
                 self._failed[name] = error
-            self._announce(name, begins=False)
-            self._ended.put(name)
-        self._ended.put(None)
+            with self._lock:
+                self._running.remove(name)
+                self._relabel()
 
-    def _announce(self, name: str, *, begins: bool) -> None:
-        with self._lock:
-            self._running.append(name) if begins else self._running.remove(name)
-            failed = f", {len(self._failed)} failed" if self._failed else ""
-            done = f"{len(self._found)} of {len(self.names)} candidates scored{failed}"
-            relabel(self.progress, f"{done}; now {_few([short(one) for one in self._running])}")
+    def _relabel(self) -> None:
+        failed = f", {len(self._failed)} failed" if self._failed else ""
+        done = f"{len(self._scored)} of {len(self.names)} candidates scored{failed}"
+        relabel(self.progress, f"{done}; now {_few([short(one) for one in self._running])}")
 
     def check(self) -> None:
-        """Leave what is being done if the comparison was interrupted."""
+        """Leaves the scoring of a candidate if the comparison was interrupted."""
         if self.stopped.is_set():
             raise _StoppedError
 
     def tell(self, name: str, done: int, total: int) -> None:
-        """Candidates that wait count as much as those that are known already: they have the same plan."""
+        """Adds up the progress of all. Those that wait have the same plan, so they count like the longest one."""
         self.check()
         with self._lock:
-            self._fed[name] = (done, total)
+            self._tokens[name] = (done, total)
             if self.progress is not None:
-                longest = max(of for _, of in self._fed.values())
-                whole = sum(of or longest for _, of in self._fed.values())
-                self.progress(sum(fed for fed, _ in self._fed.values()), whole)
+                longest = max(of for _, of in self._tokens.values())
+                whole = sum(of or longest for _, of in self._tokens.values())
+                self.progress(sum(fed for fed, _ in self._tokens.values()), whole)
 
-    def _raise_failures(self) -> None:
-        """The first error, with the name of its candidate. One that is not ours is raised as it is, before ours."""
+    def results(self) -> list[T]:
+        """All results, or the first error with the name of its candidate. An error that is not ours comes first."""
         failed = [(name, self._failed[name]) for name in self.names if name in self._failed]
         if not failed:
-            return
+            return [self._scored[name] for name in self.names]
         name, first = next((pair for pair in failed if not isinstance(pair[1], ScoremodeError)), failed[0])
         for other, error in failed:
             if error is not first:
-                _say(f"{other}: {error}")
-        others = f"{len(self._found)} of {len(self.names)} candidates were scored and are kept"
+                logger.error("%s: %s", other, error)
+        others = f"{len(self._scored)} of {len(self.names)} candidates were scored and are kept"
         if isinstance(first, ScoremodeError):
             first.message = f"{name}: {first.message} ({others})"
         else:
-            _say(f"{name} could not be scored; {others}")
+            logger.error("%s could not be scored; %s", name, others)
         raise first
 
 
@@ -148,26 +143,21 @@ def _few(names: list[str]) -> str:
     return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
 
 
-def _say(line: str) -> None:
-    print_line(f"scoremode: {line}")
+class _CandidateProgress:
+    """The progress of one of several candidates. Every call leaves an interrupted comparison."""
 
-
-class _Turn:
-    """The progress of one of several candidates."""
-
-    def __init__(self, together: _Together[T], name: str) -> None:
-        self._together, self._name = together, name
+    def __init__(self, queue: _CandidateQueue[T], name: str) -> None:
+        self._queue, self._name = queue, name
 
     def __call__(self, done: int, total: int) -> None:
-        self._together.tell(self._name, done, total)
-
-    def phase(self, _: str) -> None:
-        """Others are scored meanwhile: the line says who is, not what each waits for."""
-        self._together.check()
+        self._queue.tell(self._name, done, total)
 
     def detail(self, _: str) -> None:
-        self._together.check()
+        """Others are scored meanwhile: the line names them, not what each of them waits for."""
+        self._queue.check()
+
+    phase = detail
 
     def say(self, line: str) -> None:
-        """All candidates have a replica 1."""
-        _say(f"{self._name}: {line}")
+        """Adds the candidate's name, because all candidates have a replica 1."""
+        logger.warning("%s: %s", self._name, line)

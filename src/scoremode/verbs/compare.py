@@ -15,24 +15,23 @@ from typing import Any, Unpack
 import numpy as np
 
 from scoremode.cluster.engine import require_alone
-from scoremode.cluster.starting import Cluster
-from scoremode.engines.arguments import EngineArguments
+from scoremode.cluster.ray_cluster import Cluster
+from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
-from scoremode.places.uri import located
-from scoremode.plan.comparable import ComparableFacts, difference, first_difference
+from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
+from scoremode.references.kld import is_kld
+from scoremode.references.reader import Reference
+from scoremode.remote.uri import located
 from scoremode.scores.answers import check_answers
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
-from scoremode.store.reference import Reference, require_comparable
-from scoremode.store.reference_format import REFERENCE
-from scoremode.store.remote_copies import is_there
+from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
-from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.arguments import AllArguments, EngineArguments, spelled_out
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.model import LazyModel
@@ -161,7 +160,7 @@ class StoredReference:
 
     @staticmethod
     def open(folder: str | Path) -> StoredReference:
-        return StoredReference(runs.load(folder), Reference.open(folder))
+        return StoredReference(runs.load(folder), open_reference(folder))
 
     def question(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The question that it answers. The arguments that are given go before it, and must lead to the same plan."""
@@ -196,15 +195,12 @@ def against_reference(
 
 
 def _require_comparable(stored: StoredReference, asked: Question) -> None:
-    vocabulary, facts = asked.subject.vocabulary, stored.run.facts
+    candidate, facts = _comparable_facts(asked), stored.run.facts
+    if candidate.vocabulary is None:
+        candidate = replace(candidate, vocabulary=stored.states.vocabulary)
     require_comparable(
         stored.states.manifest,
-        plan_digest=asked.plan.digest,
-        tokenizer=asked.tokens.tokenizer.fingerprint,
-        vocabulary=stored.states.vocabulary if vocabulary is None else vocabulary,
-        method=asked.plan.method,
-        method_settings=dict(asked.plan.settings),
-        corpus_sha256=asked.corpus.sha256,
+        candidate,
         where=lambda: first_difference(
             facts.token, facts.id, int(stored.run.manifest["tokens"]), asked.tokens, asked.documents
         ),

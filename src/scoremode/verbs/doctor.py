@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from scoremode import __version__
+from scoremode.disk.folders import cache_folder
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, find_engine, known_engines, open_engine, read_options, registry
 from scoremode.errors import EngineError, ModelError, OptionError, ScoremodeError
@@ -28,7 +29,6 @@ from scoremode.models.embedded import CONVERSION, EMBEDDED, EMBEDDED_INSTALL, SM
 from scoremode.models.facts import inspect
 from scoremode.models.subject import Subject
 from scoremode.plan.windows import Answers, Window, WindowList
-from scoremode.store.cache import cache_folder
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.manifest import processor_name

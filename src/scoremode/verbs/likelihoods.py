@@ -1,6 +1,6 @@
 """Log-likelihoods of continuations: what tasks and harnesses ask for, many at a time.
 
-Each is asked as ids that are split already; where the split lies is the caller's rule. ``verbs/prob.py`` splits by
+Each is asked as ids that are split already; where the split lies is the caller's rule. ``verbs/prob/`` splits by
 characters, ``harness/encoding.py`` as lm-evaluation-harness does.
 """
 

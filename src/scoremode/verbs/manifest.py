@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import EngineFacts
 from scoremode.models.subject import Subject
 from scoremode.plan.plan import Plan
@@ -16,7 +17,6 @@ from scoremode.scores.schema import Schema
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import grouping
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
-from scoremode.store.redaction import without_secrets
 from scoremode.store.run_format import described
 from scoremode.values import Floats
 from scoremode.verbs.question import Question, library_versions

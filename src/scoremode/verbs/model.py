@@ -21,7 +21,7 @@ from scoremode.engines.plugin import EVERYTHING, EnginePlugin, Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
-from scoremode.places.uri import Place, located, may_be_stored, shown
+from scoremode.remote.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
 from scoremode.store.remote_runs import claimed_at
 from scoremode.store.run import Run
@@ -168,7 +168,7 @@ class LazyModel:
                 say, tell = (getattr(progress, name, None) for name in ("say", "detail"))
                 self._engine = ReplicatedEngine(self.chosen, work, self.spread, self._tokenizer, tell=tell, say=say)
         if isinstance(self._engine, ReplicatedEngine):
-            self._engine.crew.tell = getattr(progress, "detail", None)
+            self._engine.pool.show = getattr(progress, "detail", None)
         return self._engine
 
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:

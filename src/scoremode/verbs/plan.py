@@ -7,8 +7,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any, Unpack
 
-from scoremode.store.reference import estimate_bytes
-from scoremode.store.reference_format import RAW_DTYPES
+from scoremode.references.format import RAW_DTYPES, estimate_bytes
 from scoremode.values import BLOCK
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import LazyModel

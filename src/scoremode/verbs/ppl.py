@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from scoremode.engines.base import Engine
-from scoremode.places.uri import Place
+from scoremode.remote.uri import Place
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import AllArguments, spelled_out
 from scoremode.verbs.model import LazyModel

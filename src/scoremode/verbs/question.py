@@ -12,21 +12,20 @@ from typing import Any, TypedDict, Unpack
 
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
+from scoremode.cache.token_store import STORED_FROM, kept_tokens
 from scoremode.cluster.spread import SPREAD
+from scoremode.disk.manifests import without_secrets
 from scoremode.engines.registry import all_options, known_engines
 from scoremode.errors import UnknownArgumentError, did_you_mean
 from scoremode.models.subject import Subject
 from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
-from scoremode.store.numerics import NUMERICS
-from scoremode.store.redaction import without_secrets
-from scoremode.store.token_store import kept_tokens
-from scoremode.text.coders import definition
 from scoremode.text.corpus import Corpus, Spec, load
-from scoremode.text.documents import notes_on, prepare
-from scoremode.text.tokenizer import TextTokenizer
-from scoremode.text.tokens import Document, Tokens, TokenSink, first_tokens
+from scoremode.text.documents import RereadDocuments, notes_on
+from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from scoremode.text.tokens import Tokens, TokenStream, first_tokens
+from scoremode.values import NUMERICS
 
 
 class QuestionArguments(TypedDict, total=False):
@@ -57,12 +56,12 @@ class Question:
     subject: Subject
     corpus: Corpus
     method: Method
-    documents: Sequence[Document]
+    documents: RereadDocuments
     tokens: Tokens
     plan: Plan
 
 
-Tokenized = tuple[Sequence[Document], Tokens]
+Tokenized = tuple[RereadDocuments, Tokens]
 
 
 @dataclass(slots=True)
@@ -120,20 +119,20 @@ def prepare_question(
 
 def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assistant_only: bool) -> Tokenized:
     """The documents and tokens of a corpus; those of a long one are kept in the cache."""
-
-    def keep(make: Callable[[TokenSink | None], Tokens]) -> Tokens:
-        exact = None if corpus.layout == "chat" else definition(tokenizer)  # a chat template is not part of that
-        key = {
+    documents = RereadDocuments(corpus, rule.arrangement, tokenizer, assistant_only=assistant_only)
+    stream = TokenStream(documents, tokenizer, special=rule.special)
+    if corpus.byte_count < STORED_FROM:
+        return documents, stream.in_memory()
+    key = None
+    if corpus.layout != "chat" and isinstance(tokenizer, HuggingFaceTokenizer | ByteTokenizer):
+        key = {  # all that decides the tokens; of a chat template, or of tokenizers elsewhere, that is not known
             "corpus": corpus.sha256,
             "layout": corpus.layout,
             "arrangement": rule.arrangement,
             "special": rule.special,
-            "tokenizer": exact,
+            "tokenizer": tokenizer.definition(),
         }
-        return kept_tokens(None if exact is None else key, tokenizer.facts, make)
-
-    wanted = {"special": rule.special, "assistant_only": assistant_only}
-    return prepare(corpus, rule.arrangement, tokenizer, **wanted, keep=keep)
+    return documents, kept_tokens(key, stream)
 
 
 def check_question(given: Mapping[str, Any]) -> dict[str, Any]:

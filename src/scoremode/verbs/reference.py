@@ -1,28 +1,42 @@
-"""``scoremode reference``: score a text with a baseline and keep its hidden states for comparisons."""
+"""``scoremode reference``: score a text with a baseline and keep its distributions for comparisons.
+
+--out DIR               its hidden states and its head: a reference
+--kld FILE              its distributions in 16 bits, for llama.cpp's own tool; renamed to this name when it is complete
+.FILE.scoremode/        meanwhile, without --out: the scores and records so far; the same command resumes
+"""
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
+
+from scoremode.disk.files import written_atomically
 from scoremode.engines.base import Engine, Want
 from scoremode.engines.baseline import StoredBaseline, noise_facts, noise_floor, states_dtype, states_in
-from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
-from scoremode.errors import InputError
-from scoremode.places.uri import Place
+from scoremode.errors import EngineError, InputError, MethodError, OptionError, RunError
+from scoremode.plan.plan import Plan
+from scoremode.references.kld import MAGIC, KldLayout, KldWriter
+from scoremode.references.writer import StatesWriter
+from scoremode.remote.uri import Place
 from scoremode.store import runs
-from scoremode.store.reference_writer import StatesWriter
+from scoremode.store.remote_copies import open_reference
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
+from scoremode.values import Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out
-from scoremode.verbs.kld import check_kld, with_method, write_from_reference, write_kld
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import LazyModel, in_memory
+from scoremode.verbs.outputs import Output, check_output
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question, split_arguments
 from scoremode.verbs.scoring import UnfinishedRun
 
+KLD_METHOD = "llamacpp"
+RECORDS = "records.partial"  # in the hidden folder
 REPEATED = ("plan_digest", "method", "method_settings", "model_fingerprint", "tokenizer", "corpus", "corpus_sha256")
 """Facts of the run's manifest that the manifest of the reference repeats."""
 
@@ -64,40 +78,32 @@ def reference_of(
     progress: Progress | None = None,
 ) -> Run:
     """A reference of a model that is held, a file of its distributions, or both."""
-    if kld is None:
-        return _reference_folder(held, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
-    question, output = with_method(question), check_kld(kld, fresh=fresh, made_later=out)
-    if out is None:
-        return write_kld(held, question, output, fresh=fresh, progress=progress)
-    run = _reference_folder(held, question, out, tokenizer=tokenizer, fresh=fresh, progress=progress)
-    write_from_reference(out, held.ask(question, progress), output, progress)
-    return run
-
-
-def _reference_folder(
-    held: LazyModel,
-    question: dict[str, Any],
-    out: str | Path | Place | None = None,
-    *,
-    tokenizer: str | None = None,
-    fresh: bool = False,
-    progress: Progress | None = None,
-) -> Run:
+    output = None
+    if kld is not None:
+        question, output = _kld_question(question), _check_kld(kld, fresh=fresh, made_later=out)
+        if out is None:
+            return _write_kld(held, question, output, fresh=fresh, progress=progress)
     require(held.plugin, "hidden_states", "give the hidden states that a reference keeps")
     if not held.is_kept(out):
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
     asked = held.ask(question, progress)
     with held.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
-        if claim.finished is not None:
+        run = claim.finished
+        if run is not None:
             announce(progress, "checking the files of the reference")
             claim.check_reference()
-            return claim.finished
-        worker = held.engine(Work(longest=int(asked.plan.lengths.max())), progress)
-        repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
-        return _score_and_keep(asked, worker, claim, repeatable, progress)
+        else:
+            worker = held.engine_for(asked, progress)
+            repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
+            run = _score_and_store(asked, worker, claim, repeatable, progress)
+    if output is not None:
+        assert out is not None
+        _convert_to_kld(out, asked, output, progress)
+    return run
 
 
-def _score_and_keep(
+# ── a folder ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _score_and_store(
     asked: Question, worker: Engine, claim: runs.Claim, question: dict[str, Any] | None, progress: Progress | None
 ) -> Run:
     head, plan = worker.stored_head(), asked.plan
@@ -111,9 +117,10 @@ def _score_and_keep(
             dtype=dtype,
             identity=claim.identity,
             shard_bytes=claim.shard_bytes,
-            elsewhere=claim.shards_go_to(),
+            remote=claim.shards_go_to(),
         ) as writer,
     ):
+        # after a kill, the journal may contain windows whose states are incomplete
         run.forget_except(writer.complete_windows(plan.target_offsets))
         for index, answers in run.answers(Want(states=True)):
             writer.write(int(plan.target_offsets[index]), states_in(answers))
@@ -135,3 +142,97 @@ def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
         return None
     named = {} if corpus is None else {"corpus": specs_of(corpus)}
     return {name: value for name, value in question.items() if value is not None and value is not False} | named
+
+
+# ── a .kld file ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None) -> Output:
+    """The file that a user named, if it can be written. Only an older .kld file may be replaced, with ``fresh``."""
+    output = check_output(name, "--kld", made_later=None if made_later is None else str(made_later))
+    if output.place is not None:
+        raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
+    if output.is_stream:
+        raise InputError(f"{name} is not a plain file", fix="give a file name to --kld")
+    if output.exists and output.beginning(len(MAGIC)) != MAGIC:
+        raise InputError(f"{name} exists and is not a .kld file", fix="give another name to --kld")
+    if output.exists and not fresh:
+        raise InputError(f"{name} exists", fix="give another name to --kld, or --fresh to replace it")
+    return output
+
+
+def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
+    """The question, by the only method that the file knows."""
+    method = question.get("method") or KLD_METHOD
+    if method != KLD_METHOD:
+        raise MethodError(
+            f"--kld writes the chunks of llama.cpp, not those of {method}", fix=f"give --method {KLD_METHOD}"
+        )
+    if question.get("assistant_only"):
+        raise OptionError("--kld keeps every row of a chunk", fix="leave --assistant-only out")
+    return {**question, "method": KLD_METHOD}
+
+
+def _write_kld(
+    held: LazyModel, question: dict[str, Any], output: Output, *, fresh: bool, progress: Progress | None
+) -> Run:
+    """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
+    require(held.plugin, "distributions", "give the whole distributions that a .kld file keeps")
+    asked = held.ask(question, progress)
+    work = output.path.with_name(f".{output.path.name}.scoremode")
+    if runs.is_run(work):
+        settings = runs.load(work).manifest["identity"].get("settings")
+        if not isinstance(settings, dict) or settings.get("keeps") != "records":
+            raise RunError(
+                f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
+            )
+        shutil.rmtree(work)  # a process was killed after the file was complete
+    with held.claimed(asked, work, fresh=fresh, keeps="records") as claim:
+        worker = held.engine_for(asked, progress)
+        with UnfinishedRun(asked, worker, claim, progress) as unfinished:
+            layout = _kld_layout(asked.plan, worker.facts.known_vocabulary)
+            with KldWriter(work / RECORDS, layout, _chunk_tokens(asked.plan)) as writer:
+                unfinished.forget_except(writer.complete_chunks())
+                for index, answers in unfinished.answers(Want(records=True)):
+                    if answers.records is None:
+                        raise EngineError("the engine gave no distributions", fix="this is a fault of the engine")
+                    writer.write(index, answers.records)
+                    unfinished.keep(index, answers)
+                manifest = unfinished.manifest()
+                writer.finish(output.path)
+                run = unfinished.save(manifest)
+        run = in_memory(run)
+    shutil.rmtree(work, ignore_errors=True)
+    return run
+
+
+def _convert_to_kld(folder: str | Path | Place, asked: Question, output: Output, progress: Progress | None) -> None:
+    """Write the distributions of a reference as a .kld file: from its hidden states and its head, without the model."""
+    import torch
+
+    from scoremode.engines.distributions import LogitsOfStates
+
+    announce(progress, f"writing {output.name}")
+    plan, baseline = asked.plan, StoredBaseline(open_reference(folder), asked.plan)
+    layout = _kld_layout(plan, baseline.head.vocabulary)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    logits = LogitsOfStates.by(baseline.head, baseline.dtype, device)
+    try:
+        with written_atomically(output.path) as file:
+            file.write(layout.beginning(_chunk_tokens(plan)))
+            for index in range(len(plan)):
+                records = logits.records(baseline.states(index, plan.window(index)))
+                file.write(np.ascontiguousarray(records, "<u2").data)
+            assert file.tell() == layout.size, "a file that its header does not describe"
+    except OSError as error:
+        raise RunError(
+            f"{output.name} cannot be written ({error.strerror})", fix="give another file to --kld"
+        ) from None
+
+
+def _kld_layout(plan: Plan, vocabulary: int) -> KldLayout:
+    return KldLayout(int(dict(plan.settings)["context_length"]), vocabulary, len(plan))
+
+
+def _chunk_tokens(plan: Plan) -> Ids:
+    """The tokens of each chunk as tokenized: without the BOS that the model reads instead of the first of them."""
+    context = _kld_layout(plan, 0).context
+    return np.stack([plan.ids[stop - context : stop] for stop in plan.stop.tolist()]).astype(np.int32)

@@ -23,7 +23,7 @@ def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
     for block in asked.plan.blocks():
         scores, kl = journal.rows_and_kl(block.begin, block.end)
         yield Rows(scores, target_facts(asked, block, scores, words, groups), kl)
-        asked.tokens.let_go()
+        asked.tokens.release_pages()
 
 
 _KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()

@@ -7,26 +7,25 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
+from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Engine
 from scoremode.engines.registry import Chosen
 from scoremode.errors import InputError, OptionError
-from scoremode.places.uri import located
+from scoremode.references.kld import is_kld
+from scoremode.remote.uri import located
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
-from scoremode.store.outputs import check_output
-from scoremode.store.reference_format import REFERENCE
 from scoremode.store.remote_copies import is_there
-from scoremode.store.remote_outputs import worked_on_here
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import ModelArguments, spelled_out
 from scoremode.verbs.base_logits import against_file
 from scoremode.verbs.compare import StoredReference, against_reference, lockstep
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.noise import Noise, noise_of, prepare_settings
+from scoremode.verbs.outputs import check_output, worked_on_here
 from scoremode.verbs.ppl import ppl_of
-from scoremode.verbs.prob import SequenceProbability, SequenceScore, paired, prob_of
-from scoremode.verbs.prob_files import read_results, score_to_file
+from scoremode.verbs.prob.many_pairs import read_results, score_to_file
+from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import QuestionArguments, check_question, split_arguments
 from scoremode.verbs.reference import reference_of
@@ -92,7 +91,7 @@ class Model:
         lm = SequenceProbability(self._model, leading_space=leading_space, spanning=spanning, add_bos=add_bos)
         with self._asking():
             if out is None:
-                return prob_of(lm, prompt, targets, progress)
+                return lm.score(lm.encode(paired(prompt, targets)), progress)
             output = check_output(str(out), "out")
             with worked_on_here(output, fresh=fresh) as local:
                 score_to_file(lm, list(paired(prompt, targets)), local, fresh=fresh, progress=progress)
@@ -235,7 +234,7 @@ def wrap(
     >>> model = sm.wrap(hf_model, tokenizer)                       # doctest: +SKIP
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
-    from scoremode.engines.transformers.options import TransformersOptions
+    from scoremode.engines.transformers.transformers_options import TransformersOptions
     from scoremode.engines.transformers.wrapped import WrappedModel
 
     plugin = WrappedModel(hf_model)

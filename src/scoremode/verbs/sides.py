@@ -14,10 +14,10 @@ from scoremode.cluster.spread import Room, Spread, read_spread, room_for
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import engine_for, read_options, require, share_options
 from scoremode.errors import InputError
-from scoremode.places.uri import Place, may_be_stored, name_in
+from scoremode.references.kld import is_kld
+from scoremode.remote.uri import Place, may_be_stored, name_in
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
-from scoremode.store.kld import is_kld
 from scoremode.store.run import Run
 from scoremode.values import Floats
 from scoremode.verbs.model import LazyModel

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scoremode.engines.llamacpp import LlamaCppPlugin, library
-from scoremode.engines.llamacpp.last_words import raw_lines_into
+from scoremode.engines.llamacpp.crash_handlers import raw_lines_into
 from scoremode.engines.llamacpp.library import CONTEXT_DEFAULTS, MODEL_DEFAULTS, check_layout
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
@@ -73,7 +73,7 @@ def test_without_a_package_the_line_says_what_to_install(monkeypatch: pytest.Mon
 
 ENDING = """
 import ctypes, os, sys
-from scoremode.engines.llamacpp.last_words import raw_lines_into
+from scoremode.engines.llamacpp.crash_handlers import raw_lines_into
 from scoremode.engines.llamacpp.library import library
 found = library()
 with raw_lines_into(found.complaints):

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from scoremode.engines.table.engine import TableEngine
-from scoremode.text.tokenizer import _BYTES
+from scoremode.text.token_text import BYTE_ALPHABET
 from scoremode.values import Floats
 
-NAMES = {byte: name for name, byte in _BYTES.items()}  # of bytes, as byte-level tokenizers write them
+NAMES = {byte: name for name, byte in BYTE_ALPHABET.items()}  # of bytes, as byte-level tokenizers write them
 
 
 def sharp_logits(seed: int = 0) -> Floats:

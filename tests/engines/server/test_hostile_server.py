@@ -15,17 +15,20 @@ import httpx
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.engines.server import exchange, link, service, subject
+from scoremode.engines.server import exchange, link, subject
+from scoremode.engines.server import served as served_module
 from scoremode.engines.server.link import Link, _retry_after
-from scoremode.engines.server.service import ROOT, is_service
+from scoremode.engines.server.served import SERVICE as ROOT
+from scoremode.engines.server.served import is_service
 from scoremode.errors import EngineError
+from scoremode.scores.packing import VERSION
 from tests.engines.server.small_server import SmallServer
 
 HUGE = "1" + "0" * 400
 HALF = r"\ud800"
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 SERVICE = {
-    "messages": 1, "instance": "a", "dtype": "float32", "device": "cpu", "head": "exact-fp32", "vocabulary": 256,
+    "messages": VERSION, "instance": "a", "dtype": "float32", "device": "cpu", "head": "exact-fp32", "vocabulary": 256,
     "max_model_len": 600, "batch_tokens": 4096, "divergence": True, "versions": {"vllm": "1"}, "settings": {"a": 1},
     "notes": [], "probe": [-1.0, -2.0], "limits": {"body_bytes": 1048576, "windows": 64},
 }  # fmt: skip
@@ -192,7 +195,7 @@ def test_a_server_that_does_not_read_is_let_go() -> None:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         asking, began = Link(address, None, timeout=0.4, patience=0.2), time.monotonic()
         with pytest.raises(EngineError, match="no answer in time"):
-            asking.send("PUT", "/x", [bytes(1 << 20)] * 16)
+            asking.ask("PUT", "/x", [bytes(1 << 20)] * 16)
         asking.close()
     assert time.monotonic() - began < 30  # 16 MiB have 16 seconds more, unless a single write stalls first
 
@@ -201,7 +204,7 @@ def test_a_server_that_does_not_read_is_let_go() -> None:
 def test_a_body_without_end_is_not_read_to_its_end(
     verb: str, served: SmallServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SECONDS", 1.0)
+    monkeypatch.setattr(served_module, "FIRST_WORD_SECONDS", 1.0)
     served.wire = lambda path: forever(GOOD + b"\r\n", b" " * 65536)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "answers with more than 1,048,576 bytes" in refused(capsys, verb, served)
@@ -275,6 +278,7 @@ def test_a_hub_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 ENVIRONMENT = {
     "HTTP_PROXY": ("gopher://x", "unset HTTP_PROXY"),
     "ALL_PROXY": ("socks5://127.0.0.1:1", "unset HTTP_PROXY"),
+    "NO_PROXY": ("http://[::1", "NO_PROXY"),
     "SSL_CERT_FILE": ("/nonexistent.pem", "unset SSL_CERT_FILE"),
 }
 

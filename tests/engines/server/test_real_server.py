@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import scoremode as sm
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
 from scoremode.engines.server.engine import ServerEngine
-from scoremode.engines.server.forms import Echo
+from scoremode.engines.server.forms import EchoForm
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
 from scoremode.head.definition import define_columns
@@ -31,7 +30,7 @@ from tests.makers import VOCABULARY
 
 NATS = 2e-4
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 60
-FORMS = (None, Echo(0, names_ids=True), Echo(0, names_ids=False), Echo(1, names_ids=False))
+FORMS = (None, EchoForm(0, names_ids=True), EchoForm(0, names_ids=False), EchoForm(1, names_ids=False))
 
 
 def windows() -> list[Window]:
@@ -67,7 +66,7 @@ def opened(real: RealServer, **options: Any) -> ServerEngine:
 def test_scores_are_those_of_the_definition(real: RealServer, form: Any) -> None:
     engine = opened(real)
     if form is not None:
-        engine.subject = replace(engine.subject, form=form)
+        engine.form = form
     asked = windows()
     found = dict(engine.score(WindowList(tuple(asked)), np.zeros(len(asked), np.bool_)))
     engine.close()

@@ -369,6 +369,20 @@ def test_nothing_at_the_address() -> None:
     assert time.monotonic() - began < 2
 
 
+def test_a_proxy_is_named_where_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://user:verysecret@127.0.0.1:9")
+    with pytest.raises(EngineError, match=r"nothing answers at .* through the proxy") as caught:
+        sm.ppl("small", engine="http://served.example:1", text=TEXT)
+    assert "127.0.0.1:9" in caught.value.message
+    assert "NO_PROXY=HOST" in caught.value.fix
+    assert "verysecret" not in str(caught.value)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with SmallServer() as served:
+        assert_exact(ask(served), served)
+
+
 # ── the key ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_key_is_sent_and_never_kept(
     served: SmallServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

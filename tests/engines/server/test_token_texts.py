@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from scoremode.engines.server.tokenizer import ServedTokenizer
-from scoremode.text.tokenizer import sentencepiece_piece
+from scoremode.engines.server.tokenizer import ServedTokenizer, _front
+from scoremode.text.token_text import sentencepiece_piece
 
 PIECES = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁upon", "▁time", "a", "▁"]
 
@@ -22,7 +23,7 @@ class Service:
     def __init__(self, listed: Sequence[str] = ()) -> None:
         self.all, self.decoded = listed, list[list[int]]()
 
-    def ask(self, text: str, *, special: bool, names: bool = False, required: bool = True) -> Any:
+    def ask(self, text: str, *, special: bool, names: bool = False) -> Any:
         ids = [256 if word == " upon" else 258 if word == "a" else -1 for word in (text,)]
         found = ids if ids[0] >= 0 else list(text.encode())
         return np.array(found, np.int32), [PIECES[i] for i in found]
@@ -59,3 +60,28 @@ def test_a_list_of_all_tokens_goes_first(token: int) -> None:
     service = Service([f"text {i}" for i in range(260)])
     assert served(service).token_text(token) == f"text {token}"
     assert service.decoded == []
+
+
+@pytest.mark.parametrize(
+    ("full", "plain", "front"),
+    [
+        ([1, 5, 6, 2], [5, 6], 1),
+        ([5, 6], [5, 6], 0),
+        ([1, 2], [], 0),
+        ([], [], 0),
+        ([0, 0, 1], [0, 1], 1),
+        ([5, 7], [5, 6], None),
+        ([7], [7, 8], None),
+        ([0xD800, 1 << 30], [1 << 30], 1),
+    ],
+)
+def test_special_tokens_in_front_of_a_text(full: list[int], plain: list[int], front: int | None) -> None:
+    assert _front(np.array(full, np.int32), np.array(plain, np.int32)) == front
+
+
+def test_many_special_tokens_take_no_longer_than_many_others() -> None:
+    """A text that nearly begins at every one of them: compared place by place, it would take minutes."""
+    plain = np.array([7] * 150_000 + [9], np.int32)
+    began = time.monotonic()
+    assert _front(np.concatenate([np.full(300_000, 7, np.int32), plain]), plain) == 300_000
+    assert time.monotonic() - began < 5

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from scoremode.references.reader import Reference
 from scoremode.statistics.comparison import Comparison
-from scoremode.store.reference import Reference
 from scoremode.verbs.compare import compare
 from scoremode.verbs.reference import reference
 

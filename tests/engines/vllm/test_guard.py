@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("psutil", reason="vLLM brings it")
 import psutil
 
+from scoremode.engines import process_guard
+from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import guard
 
 CHILD = """
@@ -30,9 +32,10 @@ time.sleep(300)
 """
 PARENT = """
 import os, subprocess, sys, threading, time
+from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import guard
 if sys.argv[2] == "marked":
-    os.environ[guard.PARENT] = guard.identity(os.getpid())
+    os.environ[guard.PARENT] = identity(os.getpid())
 begin = lambda: subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[1]], start_new_session=True)
 if sys.argv[2] == "marked":           # started by a thread that ends
     thread = threading.Thread(target=begin)
@@ -100,7 +103,7 @@ def test_a_process_that_was_not_asked_to_score_is_left_alone(tmp_path: Path) -> 
 def test_one_that_starts_after_the_end_of_its_parent_ends_too(tmp_path: Path) -> None:
     """The scoremode process was killed while this one was still importing."""
     finished = subprocess.Popen(["sleep", "60"])
-    gone = guard.identity(finished.pid)
+    gone = identity(finished.pid)
     assert gone is not None
     finished.kill()
     finished.wait()
@@ -116,7 +119,7 @@ def test_the_engines_process_watches_before_anything_of_vllm_is_imported() -> No
         "pickle.loads(pickle.dumps(EngineCoreTarget()))\n"
         "print([t.name for t in threading.enumerate() if t.name == 'scoremode-guard'], 'vllm' in sys.modules)"
     )
-    environment = {**os.environ, guard.PARENT: guard.identity(os.getpid()) or ""}
+    environment = {**os.environ, guard.PARENT: identity(os.getpid()) or ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "['scoremode-guard'] False\n"
 
@@ -124,16 +127,16 @@ def test_the_engines_process_watches_before_anything_of_vllm_is_imported() -> No
 def test_an_identity_ends_with_its_process_and_is_the_same_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
-        found = guard.identity(process.pid)
-        assert found == guard.identity(process.pid) != guard.identity(os.getpid())
-        monkeypatch.setattr(guard, "PROC", Path("/no/such/file"))
-        elsewhere = guard.identity(process.pid)
-        assert elsewhere == guard.identity(process.pid) is not None
+        found = identity(process.pid)
+        assert found == identity(process.pid) != identity(os.getpid())
+        monkeypatch.setattr(process_guard, "PROC", Path("/no/such/folder"))
+        elsewhere = identity(process.pid)
+        assert elsewhere == identity(process.pid) is not None
     finally:
         process.kill()
     time.sleep(0.2)
-    assert guard.identity(process.pid) is None, "a zombie has ended"
+    assert identity(process.pid) is None, "a zombie has ended"
     process.wait()
-    assert guard.identity(process.pid) is None
+    assert identity(process.pid) is None
     monkeypatch.undo()
-    assert guard.identity(process.pid) is None
+    assert identity(process.pid) is None

@@ -14,7 +14,7 @@ from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.vllm.engine import VllmEngine
 from scoremode.engines.vllm.jobs import Extra
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.engines.vllm.wire import Request
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured

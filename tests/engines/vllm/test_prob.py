@@ -14,8 +14,8 @@ import pytest
 
 import scoremode as sm
 from scoremode.errors import ModelError
-from scoremode.verbs.prob import SequenceProbability
-from scoremode.verbs.prob_files import CHUNK
+from scoremode.verbs.prob.many_pairs import CHUNK
+from scoremode.verbs.prob.sequence import SequenceProbability
 from tests import forked
 from tests.engines.vllm.test_cli import ENTRY, assert_no_orphans
 

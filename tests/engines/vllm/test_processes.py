@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.options import EngineArguments
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from tests.engines.vllm.conftest import Judge, own, score
 
 

@@ -12,8 +12,8 @@ from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, find_engine, read_options
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype
+from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
 from scoremode.errors import ModelError, OptionError
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.exllamav3.options import ExllamaOptions, kernel_switches
-from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.engines.exllamav3.exllama_options import ExllamaOptions, kernel_switches
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, subject_of_checkpoint
 from scoremode.errors import EngineError, ModelError
 
 if TYPE_CHECKING:
@@ -24,16 +25,7 @@ class ExllamaPlugin(EnginePlugin):
     contract = 1
     name = "exllamav3"
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU: pip install '.[exl3]'"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True,
-        entropy=True,
-        top=True,
-        any_target=True,
-        divergence=True,
-        side_by_side=True,
-        distributions=True,
-        replicas=True,
-    )
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False)
     options = ExllamaOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "leave it out: ExLlamaV3 computes in float16",
@@ -56,7 +48,7 @@ class ExllamaPlugin(EnginePlugin):
         return None if torch.cuda.is_available() else "ExLlamaV3 needs an NVIDIA GPU, and torch finds none"
 
     def claims(self, model: str) -> bool:
-        from scoremode.text.json_files import read_object
+        from scoremode.strict_json import read_object
 
         config = Path(model).expanduser() / "config.json"
         if not config.is_file():
@@ -68,15 +60,7 @@ class ExllamaPlugin(EnginePlugin):
         return isinstance(quantization, dict) and quantization.get("quant_method") == METHOD
 
     def subject(self, model: str, options: ExllamaOptions, tokenizer: str | None) -> Subject:
-        from scoremode.models.subject import checkpoint_subject
-
-        return checkpoint_subject(
-            model,
-            tokenizer=tokenizer,
-            trust_remote_code=bool(options.trust_remote_code),
-            revision=options.revision,
-            token=options.token,
-        )
+        return subject_of_checkpoint(model, options, tokenizer)
 
     def settings(self, subject: Subject, options: ExllamaOptions) -> dict[str, Any]:
         assert subject.checkpoint is not None
@@ -101,9 +85,6 @@ class ExllamaPlugin(EnginePlugin):
 
     def on_gpus(self, options: ExllamaOptions) -> bool:
         return True
-
-    def about(self) -> list[tuple[str, str, bool]]:
-        return []
 
 
 PLUGIN = ExllamaPlugin

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
-from scoremode.engines.exllamav3.options import ExllamaOptions, kernel_switches
+from scoremode.engines.exllamav3.exllama_options import ExllamaOptions, kernel_switches
 from scoremode.engines.logits import LogitsReducer, Reduced
 from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.llamacpp.options import LlamaCppOptions
-from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
+from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -21,16 +22,7 @@ class LlamaCppPlugin(EnginePlugin):
     contract = 1
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them: pip install '.[gguf]'"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True,
-        entropy=True,
-        top=True,
-        any_target=True,
-        divergence=True,
-        side_by_side=True,
-        distributions=True,
-        replicas=True,
-    )
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False)
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "the file decides how weights are stored; --cache-type-k and --cache-type-v set the K/V cache",

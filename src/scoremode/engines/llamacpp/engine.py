@@ -19,8 +19,8 @@ from torch import Tensor
 
 from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
 from scoremode.engines.batching import prompt_groups
-from scoremode.engines.llamacpp.library import Batch, Held, Library, library
-from scoremode.engines.llamacpp.options import FLASH_ATTENTION, MOST_THREADS, LlamaCppOptions
+from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
+from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, LlamaCppOptions
 from scoremode.engines.logits import LogitsReducer
 from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError
@@ -64,7 +64,7 @@ class LlamaCppEngine(Engine):
 
     def __init__(self, facts: GgufFacts, vocabulary: int, options: LlamaCppOptions, longest: int) -> None:
         self._llama: Library = library()
-        self._held = Held.by(self)
+        self._held = freed_with(self)
         self._model = self._context = None
         self.choices, self.vocabulary = Choices.of(options), vocabulary
         self.threads = options.threads or min(cores(), MOST_THREADS)
@@ -106,7 +106,7 @@ class LlamaCppEngine(Engine):
                 f"llama.cpp cannot load {facts.files[0]}: {self._llama.complaint() or 'no reason given'}",
                 fix="download it again, or install a newer llama.cpp",
             )
-        self._held.add(call.llama_model_free, model)
+        self._held.callback(call.llama_model_free, model)
         if call.llama_model_has_encoder(model):
             raise ModelError(f"{facts.files[0]} has an encoder", fix="choose a causal language model")
         found = call.llama_vocab_n_tokens(call.llama_model_get_vocab(model))
@@ -131,7 +131,7 @@ class LlamaCppEngine(Engine):
                 f"llama.cpp cannot open a context of {longest} tokens: {self._llama.complaint() or 'no reason given'}",
                 fix="give a smaller --context-length or --n-batch, or another --cache-type-k and --cache-type-v",
             )
-        self._held.add(call.llama_free, context)
+        self._held.callback(call.llama_free, context)
         return context
 
     def _device(self) -> str:
@@ -254,7 +254,7 @@ class LlamaCppEngine(Engine):
 
     def close(self) -> None:
         self._context = self._model = None
-        self._held.give_back()
+        self._held.close()
 
 
 def cores() -> int:

@@ -15,6 +15,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from contextlib import ExitStack
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from scoremode.engines.llamacpp import last_words
+from scoremode.engines.llamacpp import crash_handlers
 from scoremode.errors import EngineError
 
 INSTALL = "pip install '.[gguf]'"
@@ -166,13 +167,13 @@ class Library:
 
     @property
     def kernels(self) -> str:
-        """What the library says of the machine code that it would run here."""
+        """The library's own description of the machine code that it would run here."""
         return str(self.call.llama_print_system_info().decode("utf-8", "replace")).strip().rstrip("|").strip()
 
     def load(self, path: Path, parameters: Any) -> Any:
         """The model in a file; None if llama.cpp refuses it, and ``complaint`` says why."""
         self.complaints.clear()
-        with last_words.raw_lines_into(self.complaints):
+        with crash_handlers.raw_lines_into(self.complaints):
             return self.call.llama_model_load_from_file(os.fsencode(path), parameters)
 
     def complaint(self) -> str:
@@ -180,26 +181,11 @@ class Library:
         return " / ".join(line.strip() for line in self.complaints if line.strip())[-300:]
 
 
-class Held:
-    """What llama.cpp holds for an object: given back once, at the latest before Python takes itself apart."""
-
-    def __init__(self) -> None:
-        self._handles: list[tuple[Any, Any]] = []
-
-    @staticmethod
-    def by(owner: object) -> Held:
-        held = Held()
-        weakref.finalize(owner, held.give_back)
-        return held
-
-    def add(self, free: Any, handle: Any) -> None:
-        self._handles.append((free, handle))
-
-    def give_back(self) -> None:
-        """The last first: a context needs its model."""
-        while self._handles:
-            free, handle = self._handles.pop()
-            free(handle)
+def freed_with(owner: object) -> ExitStack:
+    """A stack of what llama.cpp holds for an object: freed once, at the latest before Python takes itself apart."""
+    stack = ExitStack()
+    weakref.finalize(owner, stack.close)
+    return stack
 
 
 def installed() -> tuple[str, str] | None:
@@ -229,15 +215,15 @@ def library() -> Library:
         raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=repair) from None
     check_layout(functions, f"{package} {its_version}")
     complaints: deque[str] = deque(maxlen=6)
-    log = LOG(lambda level, text, _: _hear(complaints, level, text))
+    log = LOG(lambda level, text, _: _keep_error(complaints, level, text))
     functions.llama_log_set(ctypes.cast(log, c_void_p), None)
-    kept = (log, *last_words.install(functions))
+    kept = (log, *crash_handlers.install(functions))
     functions.llama_backend_init()
     return Library(package, its_version, functions, complaints, kept)
 
 
-def _hear(complaints: deque[str], level: int, text: bytes | None) -> None:
-    """Keep what llama.cpp logs as an error; the rest is not for our user."""
+def _keep_error(complaints: deque[str], level: int, text: bytes | None) -> None:
+    """Keeps the errors that llama.cpp logs; other lines are not for our user."""
     words = (text or b"").decode("utf-8", "replace")
     if level == ERROR_LEVEL:
         complaints.append(words)

@@ -6,11 +6,11 @@ import hashlib
 import json
 import math
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.engines.llamacpp.tokenizer import LlamaTokenizer
 from scoremode.errors import ModelError
 from scoremode.models.gguf import GgufFacts, read_gguf
 from scoremode.models.subject import Subject
-from scoremode.store.cache import remembered_sha256
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.llamacpp.library import Held, Library, library
+from scoremode.engines.llamacpp.library import Library, freed_with, library
 from scoremode.errors import CorpusError, ModelError
 from scoremode.text.corpus import Message
 from scoremode.text.token_text import spelled, unnamed
@@ -45,7 +45,7 @@ class LlamaTokenizer:
                 f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",
                 fix="download it again, or install a newer llama.cpp",
             )
-        Held.by(self).add(call.llama_model_free, self._model)
+        freed_with(self).callback(call.llama_model_free, self._model)
         self._vocab = call.llama_model_get_vocab(self._model)
         self.facts = self._facts()
 

@@ -1,8 +1,10 @@
 """An engine that is a running server: the model is loaded elsewhere, and its prompt log-probabilities are asked for.
 
 plan ──windows──▶ engine.py ──threads──▶ link.py ──HTTP──▶ server
-                     ▲  guard.py: is it still the same?      │
+                     ▲  checks.py: is it still the same?     │
                      └──────────── forms.py: what it says ◀──┘
+
+A scoring service has a form of its own, with many windows a request: service_engine.py.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
-from scoremode.engines.server.options import PLAIN, SERVICE, ServerOptions
+from scoremode.engines.server.server_options import PLAIN, SERVICE, ServerOptions
 from scoremode.errors import ModelError
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class ServerPlugin(EnginePlugin):
         """A scoring service gives nearly everything. Without a key a server may not say: then it is seen later."""
         if self.address is None or self.problem():
             return self.capabilities
-        from scoremode.engines.server.service import is_service
+        from scoremode.engines.server.served import is_service
 
         if self._is_service is None:
             self._is_service = is_service(self.address)

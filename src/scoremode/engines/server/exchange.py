@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from scoremode.engines.heads import Parts
 from scoremode.errors import EngineError, one_line
 
-PIECE = 1 << 20  # bytes of a message that are sent at a time
+PIECE = 1 << 20  # bytes of a body that are handed over at a time
 WRITTEN = 1 << 16  # bytes that are written before the clock is looked at
 UPLOAD = 1 << 20  # bytes that may take a second more
 CONNECT = 30.0  # seconds
@@ -45,29 +47,13 @@ class UnreadableError(FailedError):
     """The answer is not what was asked for, such as JSON."""
 
 
-class EndlessError(Exception):
-    """The answer is longer than any right one."""
-
-
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """What came back, read to its end."""
 
     status: int
     headers: Mapping[str, str]
     data: bytes
-
-
-class Message:
-    """A body that is sent piece by piece, as often as it is tried."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts, self.size = parts, sum(len(part) for part in parts)
-
-    def __iter__(self) -> Iterator[bytes]:
-        for part in self.parts:
-            for first in range(0, len(part), PIECE):
-                yield bytes(part[first : first + PIECE])
 
 
 class Connections:
@@ -88,19 +74,19 @@ class Connections:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
 
-    def exchange(
-        self, method: str, url: str, content: bytes | Message | None, headers: dict[str, str], largest: int
-    ) -> Answer:
-        """The whole answer. FailedError if the same may work later, EndlessError if it has more bytes than that."""
+    def exchange(self, method: str, url: str, parts: Parts, content_type: str, largest: int) -> HttpAnswer:
+        """The whole answer. FailedError if the same may work later, EngineError if it has more bytes than that."""
         if self._stop.is_set():
             raise StoppedError
-        size = 0 if content is None else content.size if isinstance(content, Message) else len(content)
+        size = sum(len(part) for part in parts)
         self._clock.ends = time.monotonic() + self.timeout + size / UPLOAD
+        headers = {"Content-Type": content_type, "Content-Length": str(size)} if parts else {}
+        content = _pieces(parts) if parts else None
         try:
             with self._client.stream(
                 method, url, content=content, headers=headers, extensions={"trace": self._trace}
             ) as response:
-                return Answer(response.status_code, dict(response.headers), _read(response, largest))
+                return HttpAnswer(response.status_code, dict(response.headers), _read(response, url, largest))
         except httpx.ConnectTimeout:
             raise FailedError("no connection in time", connects=False) from None
         except httpx.TimeoutException:
@@ -162,7 +148,13 @@ class Connections:
             self._client.close()
 
 
-def _read(response: httpx.Response, largest: int) -> bytes:
+def _pieces(parts: Parts) -> Iterator[bytes]:
+    for part in parts:
+        for first in range(0, len(part), PIECE):
+            yield bytes(part[first : first + PIECE])
+
+
+def _read(response: httpx.Response, url: str, largest: int) -> bytes:
     """The body as it came. It is never unpacked: a few bytes may unpack to more than all memory."""
     packed = response.headers.get("content-encoding", "identity").strip().lower()
     if packed != "identity":
@@ -171,7 +163,10 @@ def _read(response: httpx.Response, largest: int) -> bytes:
     for chunk in response.iter_raw():
         found += chunk
         if len(found) > largest:
-            raise EndlessError
+            raise EngineError(
+                f"{url} answers with more than {largest:,} bytes",
+                fix="check that this is an inference server that scores prompts",
+            )
     return bytes(found)
 
 
@@ -180,13 +175,22 @@ def _client(**settings: Any) -> httpx.Client:
     trusted = _trusted()
     try:
         client = httpx.Client(follow_redirects=False, verify=trusted, **settings)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
         raise EngineError(
             f"a proxy that the environment names cannot be used ({one_line(str(error))[:200]})",
-            fix="correct or unset HTTP_PROXY, HTTPS_PROXY and ALL_PROXY",
+            fix="correct or unset HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY",
         ) from None
     client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     return client
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for an address, without a user name or password; None if there is none."""
+    asked, known = urlsplit(url), getproxies()
+    proxy = known.get(asked.scheme) or known.get("all")
+    if not proxy or proxy_bypass(asked.hostname or ""):
+        return None
+    return proxy.rpartition("://")[2].rpartition("@")[2]
 
 
 @cache

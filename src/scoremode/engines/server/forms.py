@@ -9,7 +9,6 @@ numbers that can be log-probabilities. A server writes -9999 for minus infinity,
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +28,12 @@ class WrongAnswerError(Exception):
     """An answer that does not fit the question."""
 
 
-class LogitsError(WrongAnswerError):
+class LogitsError(Exception):
     """Numbers that cannot be log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class PromptScores:
     """A prompt's scores."""
 
     logprob: Floats  # (n - 1,) of tokens 1, 2, …, n-1
@@ -57,8 +56,8 @@ class Form(ABC):
     def _positions(self, choice: dict[str, Any], ids: Sequence[int], most: int) -> tuple[list[Any], Any]:
         """The numbers of tokens 1, 2, …, and those of the most likely tokens if they were asked for."""
 
-    def read(self, value: Any, ids: Sequence[int], most: int = 0) -> Scored:
-        """The scores in an answer; WrongAnswerError if it is anything else."""
+    def read(self, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
+        """The scores in an answer, whose numbers are finite; WrongAnswerError if it is anything else."""
         choices = value.get("choices") if isinstance(value, dict) else None
         if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
             raise WrongAnswerError("it has no single choice")
@@ -66,15 +65,18 @@ class Form(ABC):
         if not all(type(x) in (float, int) for x in numbers):
             raise WrongAnswerError("a log-probability is not a number")
         logprob = np.array(numbers, np.float64)
-        if not np.isfinite(logprob).all():
-            raise WrongAnswerError("a log-probability is not finite")
         if (logprob > ROUNDING).any():
             raise LogitsError(f"it gives {float(logprob.max()):.3g} as a log-probability")
+        for likely in largest or ():
+            if not all(type(x) in (float, int) for x in likely):
+                raise WrongAnswerError("a log-probability is not a number")
+            if any(x > ROUNDING for x in likely):
+                raise LogitsError("it gives numbers above 0 as log-probabilities")
         logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
-        return Scored(logprob, _text(value.get("model")), _text(value.get("system_fingerprint")), largest)
+        return PromptScores(logprob, _text(value.get("model")), _text(value.get("system_fingerprint")), largest)
 
 
-class PromptLogprobs(Form):
+class PromptLogprobsForm(Form):
     """``prompt_logprobs``: a dictionary for each token, with its own id in it."""
 
     name = "prompt_logprobs"
@@ -97,7 +99,7 @@ class PromptLogprobs(Form):
         return numbers, largest
 
 
-class Echo(Form):
+class EchoForm(Form):
     """``echo`` with ``logprobs``: the prompt comes back, and its tokens with it."""
 
     def __init__(self, generated: int, *, names_ids: bool) -> None:
@@ -125,10 +127,10 @@ class Echo(Form):
 
 
 FORMS: tuple[Form, ...] = (
-    PromptLogprobs(),
-    Echo(0, names_ids=True),
-    Echo(0, names_ids=False),
-    Echo(1, names_ids=False),
+    PromptLogprobsForm(),
+    EchoForm(0, names_ids=True),
+    EchoForm(0, names_ids=False),
+    EchoForm(1, names_ids=False),
 )
 """The best first."""
 
@@ -137,15 +139,6 @@ def _echoed_largest(listed: Any, count: int) -> list[list[float]]:
     if not isinstance(listed, list) or len(listed) < count or not all(isinstance(f, dict) for f in listed[1:count]):
         raise WrongAnswerError("it has no top_logprobs of the prompt")
     return [list(found.values()) for found in listed[1:count]]
-
-
-def probabilities(largest: list[list[Any]]) -> list[list[float]]:
-    """The probabilities of the most likely tokens at each position, largest first."""
-    if not all(type(x) in (float, int) and math.isfinite(x) for found in largest for x in found):
-        raise WrongAnswerError("a log-probability is not a number")
-    if any(x > ROUNDING for found in largest for x in found):
-        raise LogitsError("it gives numbers above 0 as log-probabilities")
-    return [sorted((math.exp(x) for x in found), reverse=True) for found in largest]
 
 
 def _require_length(found: int, wanted: int) -> None:

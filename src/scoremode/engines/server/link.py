@@ -14,20 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NoReturn
+from typing import Any
 
 from scoremode.engines.heads import Parts
-from scoremode.engines.server.exchange import (
-    Answer,
-    Connections,
-    EndlessError,
-    FailedError,
-    Message,
-    UnreadableError,
-)
+from scoremode.engines.server.exchange import Connections, FailedError, HttpAnswer, UnreadableError, proxy_for
 from scoremode.errors import EngineError, OptionError, one_line
 from scoremode.scores.packing import CONTENT_TYPE
-from scoremode.text.json_files import parse_received
+from scoremode.strict_json import parse_received
 
 PASSING = {408: "it waited too long", 425: "it was too early", 429: "it is busy"}
 """Status codes after which the same request may succeed later; all from 500 on may, too."""
@@ -56,73 +49,58 @@ class Reply:
     def good(self) -> bool:
         return 200 <= self.status < 300
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON object in a good answer; an empty one if the answer is anything else."""
+        return self.value if self.good and isinstance(self.value, dict) else {}
 
-class Link:
+
+class Link(Connections):
     """Requests to one server. May be used from several threads."""
 
     def __init__(self, root: str, key: str | None, *, timeout: float, patience: float, connections: int = 1) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        super().__init__(headers, timeout=timeout, connections=connections)
         self.root, self.patience = root, patience
         self._key = key
-        self._connections = Connections(
-            {} if key is None else {"Authorization": f"Bearer {key}"}, timeout=timeout, connections=connections
-        )
+        proxy = proxy_for(root)
+        self._through = f" through the proxy {proxy}" if proxy else ""
         self._told = False  # was it said that the server does not answer?
-
-    @property
-    def connected(self) -> int:
-        """Connections that were ever made."""
-        return self._connections.made
-
-    def close(self) -> None:
-        """Stop all requests: those that wait for an answer end at once."""
-        self._connections.close()
 
     def __repr__(self) -> str:
         return f"Link({self.root})"
 
-    # ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def get(self, path: str, **how: Any) -> Reply:
-        return self.ask("GET", path, None, **how)
+        return self.ask("GET", path, **how)
 
-    def post(self, path: str, body: Mapping[str, Any], **how: Any) -> Reply:
+    def post(self, path: str, body: Mapping[str, Any] | Parts, **how: Any) -> Reply:
         return self.ask("POST", path, body, **how)
-
-    def send(self, method: str, path: str, parts: Parts, *, largest: int = SMALL, binary: bool = True) -> Reply:
-        """As ``ask``, with a message as the body. A good answer is bytes if ``binary``, else JSON."""
-        return self._ask(method, path, Message(parts), largest, frozenset(), binary=binary)
 
     def ask(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | Parts | None = None,
         *,
         largest: int = SMALL,
         first_contact: bool = False,
         final: frozenset[int] = frozenset(),
+        binary: bool = False,
     ) -> Reply:
         """The answer to a request, tried again for as long as our patience lasts.
 
-        ``first_contact``: a server that cannot be reached is an error at once. ``final``: statuses that are answers.
+        A mapping is sent as JSON, parts as a message of scoremode. ``first_contact``: a server that cannot be reached
+        is an error at once. ``final``: statuses that are answers. ``binary``: a good answer is bytes instead of JSON.
         """
-        content = None if body is None else json.dumps(body).encode()
-        return self._ask(method, path, content, largest, final, first_contact=first_contact)
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        content: bytes | Message | None,
-        largest: int,
-        final: frozenset[int],
-        *,
-        first_contact: bool = False,
-        binary: bool = False,
-    ) -> Reply:
+        kind, parts = (CONTENT_TYPE, body) if isinstance(body, list) else ("application/json", [])
+        if isinstance(body, Mapping):
+            parts = [json.dumps(body).encode()]
         began, tries, unreadable = time.monotonic(), 0, 0
         while True:
             try:
-                reply = self._once(method, path, content, largest, final=final, binary=binary)
+                answer = self.exchange(method, self.root + path, parts, kind, largest)
+                raw = binary and answer.status < 300
+                reply = Reply(answer.status, None, "", answer.data) if raw else self._read_json(answer, path, final)
                 self._told = False
                 return reply
             except FailedError as failure:
@@ -130,9 +108,12 @@ class Link:
                 reason = self._harmless(str(failure))
                 unreadable += isinstance(failure, UnreadableError)
                 if first_contact and not failure.connects:
-                    raise EngineError(
-                        f"nothing answers at {self.root} ({reason})", fix="start the server, or check the address"
-                    ) from None
+                    fix = "start the server, or check the address"
+                    if self._through:
+                        fix += (
+                            " and the proxy: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY name it, NO_PROXY=HOST does without"
+                        )
+                    raise EngineError(f"nothing answers at {self.root}{self._through} ({reason})", fix=fix) from None
                 if unreadable >= UNREADABLE_TRIES:
                     raise EngineError(
                         f"{self.root}{path} does not answer as an inference server does ({reason})",
@@ -151,40 +132,17 @@ class Link:
             asked = f", which asks to wait {wait:.0f} s" if wait is not None else ""
             raise EngineError(
                 f"{self.root} gave no answer for {time.monotonic() - began:.0f} s in {tries} "
-                f"{'tries' if tries > 1 else 'try'} ({reason}{asked})",
+                f"{'tries' if tries > 1 else 'try'}{self._through} ({reason}{asked})",
                 fix="see to the server, then run the same command again: what is scored is kept; "
                 "--patience SECONDS waits longer",
             ) from None
         if tries == TELLS_AFTER and not self._told:
             self._told = True
             LOG.warning("%s does not answer (%s); trying again for up to %.0f s", self.root, reason, left)
-        self._connections.sleep(delay)
+        self.sleep(delay)
 
-    def _once(
-        self,
-        method: str,
-        path: str,
-        content: bytes | Message | None,
-        largest: int,
-        *,
-        final: frozenset[int],
-        binary: bool,
-    ) -> Reply:
-        headers = {} if content is None else {"Content-Type": "application/json"}
-        if isinstance(content, Message):
-            headers = {"Content-Type": CONTENT_TYPE, "Content-Length": str(content.size)}
-        try:
-            answer = self._connections.exchange(method, self.root + path, content, headers, largest)
-        except EndlessError:
-            raise EngineError(
-                f"{self.root}{path} answers with more than {largest:,} bytes",
-                fix="check that this is an inference server that scores prompts",
-            ) from None
-        if binary and answer.status < 300:
-            return Reply(answer.status, None, "", answer.data)
-        return self._reply(answer, path, final)
-
-    def _reply(self, answer: Answer, path: str, final: frozenset[int]) -> Reply:
+    def _read_json(self, answer: HttpAnswer, path: str, final: frozenset[int]) -> Reply:
+        """The reply in an answer; FailedError if another try may get a better one."""
         status, data, value, words, wrong = answer.status, answer.data, None, "", ""
         try:
             value = parse_received(data)
@@ -193,27 +151,26 @@ class Link:
         if status >= 400:
             words = self._harmless(_message(value) or data[: 2 * EXCERPT].decode("utf-8", "replace"))
         if status in (401, 403) and path.startswith(("/v1", "/tokenize", "/detokenize")):
-            self._no_entry(status, words)
-        if 300 <= status < 400 and status not in final:
-            there = self._harmless(answer.headers.get("location", ""))
+            what = "wants a key" if self._key is None else "refuses the key"
+            raise OptionError(
+                f"{self.root} {what} ({status}{': ' + words if words else ''})",
+                fix="put the key in an environment variable and give its name with --api-key-env NAME",
+            )
+        if status in final:
+            return Reply(status, value, words, wrong=wrong)
+        if 300 <= status < 400:
+            place = self._harmless(answer.headers.get("location", "")) or "another place"
             raise EngineError(
-                f"{self.root}{path} redirects to {there or 'another place'}, which is not followed",
+                f"{self.root}{path} redirects to {place}, which is not followed",
                 fix="give the address that it redirects to",
             )
-        if (status in PASSING or status >= 500) and status not in final:
+        if status in PASSING or status >= 500:
             said = f"{status} {PASSING.get(status, '')} {words}"
             raise FailedError(" ".join(said.split()), _retry_after(answer.headers.get("retry-after")))
-        if value is None and status < 400 and status not in final:
+        if value is None and status < 400:
             begins = self._harmless(data[:40].decode("utf-8", "replace"))
             raise UnreadableError(f"{wrong or 'nothing in it'}: {begins!r}" if data else "an empty answer")
         return Reply(status, value, words, wrong=wrong)
-
-    def _no_entry(self, status: int, words: str) -> NoReturn:
-        what = "wants a key" if self._key is None else "refuses the key"
-        raise OptionError(
-            f"{self.root} {what} ({status}{': ' + words if words else ''})",
-            fix="put the key in an environment variable and give its name with --api-key-env NAME",
-        )
 
     def _harmless(self, text: str) -> str:
         """Words of a server: one line, harmless to a terminal, and never with the key."""

@@ -1,24 +1,36 @@
-"""Who is there: the model that a server serves, its version, and the form in which it scores prompts."""
+"""What a server says of itself: the model that it serves, and how it scores prompts.
+
+A scoring service says more than other servers: everything that decides its numbers but the weights.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
-from scoremode.engines.server.forms import FORMS, Form, LogitsError, Scored, WrongAnswerError
-from scoremode.engines.server.link import ANYTHING, SMALL, Link
-from scoremode.errors import EngineError, ModelError, harmless
+import msgspec
 
-COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+from scoremode.engines.server.forms import FORMS, Form, LogitsError, PromptScores, WrongAnswerError
+from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
+from scoremode.engines.server.server_options import root_of
+from scoremode.errors import EngineError, ModelError, ScoremodeError, harmless
+from scoremode.scores.packing import VERSION
+from scoremode.scores.schema import BUILT_IN, Column
+
+COMPLETIONS, MODELS, SERVICE = "/v1/completions", "/v1/models", "/v1/scoremode"
+FIRST_WORD_SECONDS = 10.0  # to wait for a server that may be no service
+BUSY = 503
 BYTES_PER_TOKEN = 2048  # of an answer; a token and its score take about a hundred
 FIRST_IDS = (1, 2, 3)  # every vocabulary has these
 SHOWN = 8  # served names in an error
 LONGEST_NAME = 4096  # characters; a name may be a path
+LONGEST_TEXT = 500  # characters of anything else that a server says
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServerFacts:
     """What a server says of itself: what makes it the same server, wherever it runs."""
 
     model: str  # the name to ask for
@@ -32,10 +44,10 @@ class Served:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-def look(link: Link, model: str, *, first_contact: bool = False) -> Served:
+def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
     """The served model of that name. Its fingerprint comes with the first scores."""
     reply = link.get(MODELS, first_contact=first_contact)
-    listed = reply.value.get("data") if reply.good and isinstance(reply.value, dict) else None
+    listed = reply.fields.get("data")
     entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
     if not entries:
         said = f"{reply.status}{': ' + reply.words if reply.words else ''}" if not reply.good else "it lists no model"
@@ -45,7 +57,14 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> Served:
         names = [harmless(e["id"])[:200] for e in entries]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ModelError(f"{link.root} does not serve '{model}'", fix=f"it serves {', '.join(names[:SHOWN])}{more}")
-    return Served(found["id"], _text(found, "root"), _length(link, found), _version(link), None)
+    length = found.get("max_model_len")
+    if length is not None and not (type(length) is int and 0 < length < 1 << 31):
+        raise EngineError(
+            f"{link.root}{MODELS} names a max_model_len that no model has ({harmless(str(length))[:40]})",
+            fix="see to the server",
+        )
+    version = _text(link.get("/version", final=ANYTHING).fields, "version")
+    return ServerFacts(found["id"], _text(found, "root"), length, version, None)
 
 
 def _has_name(entry: Any) -> bool:
@@ -54,39 +73,123 @@ def _has_name(entry: Any) -> bool:
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and harmless(name) == name
 
 
-def _version(link: Link) -> str | None:
-    reply = link.get("/version", final=ANYTHING)
-    return _text(reply.value, "version") if reply.good and isinstance(reply.value, dict) else None
-
-
 def _text(found: dict[str, Any], name: str) -> str | None:
     value = found.get(name)
-    return harmless(value)[:500] if isinstance(value, str) and value else None
+    return harmless(value)[:LONGEST_TEXT] if isinstance(value, str) and value else None
 
 
-def _length(link: Link, found: dict[str, Any]) -> int | None:
-    value = found.get("max_model_len")
-    if value is None or (type(value) is int and 0 < value < 1 << 31):
-        return value
-    raise EngineError(
-        f"{link.root}{MODELS} names a max_model_len that no model has ({harmless(str(value))[:40]})",
-        fix="see to the server",
+# ── scoring services ─────────────────────────────────────────────────────────────────────────────────────────────────
+Count = Annotated[int, msgspec.Meta(gt=0, lt=1 << 48)]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a service takes in one request."""
+
+    body_bytes: Count
+    windows: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    """What a scoring service says of itself."""
+
+    instance: str
+    dtype: str
+    device: str
+    head: str
+    vocabulary: Count
+    max_model_len: Count
+    batch_tokens: Count
+    divergence: bool
+    versions: dict[str, str]
+    settings: dict[str, str | int | float | bool | None]
+    notes: tuple[str, ...]
+    probe: tuple[float, ...]  # scores of a fixed prompt
+    limits: RequestLimits
+    columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones
+
+    def identity(self) -> dict[str, Any]:
+        """What decides its numbers, but for the weights."""
+        names = ("dtype", "device", "head", "vocabulary", "max_model_len", "versions", "settings")
+        return {name: getattr(self, name) for name in names}
+
+
+def find_service(link: Link) -> ServiceFacts | None:
+    """The service behind a link; None if the server is another one."""
+    said = _about(link)
+    version = said.get("messages")
+    if version is None:
+        return None
+    if version != VERSION:
+        raise EngineError(
+            f"the service at {link.root} speaks version {str(version)[:20]}, and this is version {VERSION}",
+            fix="use one version of scoremode on both sides",
+        )
+    try:
+        found = msgspec.convert(_printable(said), ServiceFacts)
+        return replace(found, columns=BUILT_IN.extended(found.columns).declared)
+    except msgspec.ValidationError as error:
+        raise _not_a_service(link, str(error)) from None
+
+
+def is_service(address: str) -> bool | None:
+    """Is there a service at an address? None if it does not say without a key, or does not answer."""
+    try:
+        link = Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
+        with contextlib.closing(link):
+            return "messages" in _about(link)
+    except ScoremodeError:
+        return None
+
+
+def _about(link: Link) -> dict[str, Any]:
+    """What the server says at the address of services; nothing if it is none."""
+    reply = link.get(SERVICE, final=ANYTHING - {BUSY})
+    if reply.good and reply.wrong not in ("", NOT_JSON):  # JSON, and yet not to be used
+        raise _not_a_service(link, reply.wrong)
+    return reply.fields
+
+
+def _not_a_service(link: Link, why: str) -> EngineError:
+    return EngineError(
+        f"{link.root}{SERVICE} does not say what a service must say ({why[:120]})",
+        fix="use one version of scoremode on both sides",
     )
 
 
+def _printable(value: Any) -> Any:
+    """The same value with texts that are harmless on a terminal and of a bounded length."""
+    if isinstance(value, dict):
+        return {_printable(name): _printable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return harmless(value)[:LONGEST_TEXT] if isinstance(value, str) else value
+
+
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-def score(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0) -> Scored:
-    """The scores of one prompt; an error of one line where the server refuses it or answers something else."""
-    room = SMALL + BYTES_PER_TOKEN * (most + 1) * len(ids)
-    reply = link.post(COMPLETIONS, form.body(model, ids, most), largest=room)
+class RefusedError(Exception):
+    """The server does not take a request: its status, and what it says."""
+
+
+def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, **how: Any) -> PromptScores:
+    """The scores of one prompt; RefusedError or WrongAnswerError if the answer has none."""
+    reply = link.post(COMPLETIONS, form.body(model, ids, most), **how)
     if not reply.good:
-        raise EngineError(
-            f"the server refuses a prompt of {len(ids)} tokens ({reply.status}: {reply.words})", fix=_fix(reply.words)
-        )
+        raise RefusedError(f"{reply.status}: {reply.words}")
     try:
         return form.read(reply.value, ids, most)
     except LogitsError as wrong:
         raise not_logprobs(link, str(wrong)) from None
+
+
+def score(link: Link, form: Form, model: str, ids: Sequence[int]) -> PromptScores:
+    """The scores of one prompt; an error of one line where the server refuses it or answers something else."""
+    try:
+        return ask(link, form, model, ids, largest=SMALL + BYTES_PER_TOKEN * len(ids))
+    except RefusedError as refused:
+        said = str(refused)
+        raise EngineError(f"the server refuses a prompt of {len(ids)} tokens ({said})", fix=_fix(said)) from None
     except WrongAnswerError as wrong:
         raise EngineError(
             f"{link.root} gave an answer that does not fit the question: {wrong}",
@@ -111,30 +214,25 @@ def not_logprobs(link: Link, why: str) -> EngineError:
     )
 
 
-def find_form(link: Link, model: str) -> tuple[Form, Scored]:
+def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
     """The first form that this server understands, and its first scores."""
     reasons = []
     for form in FORMS:
-        reply = link.post(COMPLETIONS, form.body(model, FIRST_IDS), final=frozenset({500, 501}))
         try:
-            if reply.good:
-                return form, form.read(reply.value, FIRST_IDS)
-            reasons.append(f"{form.name}: {reply.status} {reply.words}")
-        except LogitsError as wrong:
-            raise not_logprobs(link, str(wrong)) from None
-        except WrongAnswerError as wrong:
+            return form, ask(link, form, model, FIRST_IDS, final=frozenset({500, 501}))
+        except (RefusedError, WrongAnswerError) as wrong:
             reasons.append(f"{form.name}: {wrong}")
     raise _unfit(link, f"{link.root} does not score prompts ({reasons[0]}; {reasons[-1]})")
 
 
 def _unfit(link: Link, why: str) -> EngineError:
     """A server that cannot score a prompt: named where it is known, with what to do instead."""
-    said = {path: link.get(path, final=ANYTHING) for path in ("/props", "/api/version")}
-    props, version = (reply.value if reply.good and isinstance(reply.value, dict) else {} for reply in said.values())
-    is_known = "default_generation_settings" in props or isinstance(version.get("version"), str)
-    if not is_known:
+    if "default_generation_settings" in link.get("/props", final=ANYTHING).fields:
+        name = "a llama-server"
+    elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):
+        name = "Ollama"
+    else:
         return EngineError(why, fix="give the address of a server that has prompt_logprobs, or echo with logprobs")
-    name = "a llama-server" if "default_generation_settings" in props else "Ollama"
     return EngineError(
         f"{link.root} is {name}, which scores the tokens that it generates, not those of a text",
         fix="score the .gguf file itself: scoremode ppl MODEL.gguf",

@@ -6,17 +6,16 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from scoremode.engines.server.address import read_key, root_of
 from scoremode.engines.server.forms import Form
 from scoremode.engines.server.link import Link
-from scoremode.engines.server.options import PATIENCE, TIMEOUT, ServerOptions
-from scoremode.engines.server.served import Served, find_form, look
-from scoremode.engines.server.service import Service, find_service
+from scoremode.engines.server.served import ServerFacts, ServiceFacts, find_form, find_service, look
+from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions, read_key, root_of
 from scoremode.engines.server.tokenizer import ComparedTokenizer, ServedTokenizer, TokenService
 from scoremode.errors import ModelError
 from scoremode.models.embedded import EMBEDDED
@@ -29,76 +28,59 @@ RESERVED = 2  # positions that a window leaves free: for its last target, and fo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """How a server is reached. The key is in no ``repr``."""
-
-    root: str
-    api_key_env: str | None
-    timeout: float
-    patience: float
-
-    @staticmethod
-    def of(address: str, options: ServerOptions) -> Door:
-        return Door(
-            root=root_of(address),
-            api_key_env=options.api_key_env,
-            timeout=options.timeout or TIMEOUT,
-            patience=options.patience or PATIENCE,
-        )
-
-    def connect(self, connections: int) -> Link:
-        key = read_key(self.api_key_env)
-        return Link(self.root, key, timeout=self.timeout, patience=self.patience, connections=connections)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedSubject(Subject):
     """A model behind an address."""
 
-    door: Door
-    served: Served
+    root: str  # its address
+    options: ServerOptions
+    served: ServerFacts
     form: Form | None  # None: a service gives scores in its own way
-    service: Service | None = None
-
-    @property
-    def root(self) -> str:
-        return self.door.root
+    service: ServiceFacts | None = None
 
     def connect(self, connections: int) -> Link:
-        return self.door.connect(connections)
+        return connect(self.root, self.options, connections)
 
-    def tokenizer_note(self) -> str:
+    def notes_with(self, notes: Iterable[str]) -> tuple[str, ...]:
+        """Notes on the server, and one on its tokenizer if there is something to say."""
         assert isinstance(self.tokenizer, ComparedTokenizer | ServedTokenizer)
-        return self.tokenizer.note()
+        return tuple(note for note in (*notes, self.tokenizer.note()) if note)
+
+
+def connect(root: str, options: ServerOptions, connections: int) -> Link:
+    """A link to a server. The key is read here, so that it is in no value that is kept or shown."""
+    return Link(
+        root,
+        read_key(options.api_key_env),
+        timeout=options.timeout or TIMEOUT,
+        patience=options.patience or PATIENCE,
+        connections=connections,
+    )
 
 
 def find_subject(address: str, model: str, options: ServerOptions, tokenizer: str | None) -> ServedSubject:
     """Ask a server who it is. Nothing is scored but three tokens."""
-    door = Door.of(address, options)
-    link = door.connect(1)
+    root = root_of(address)
+    link = connect(root, options, 1)
     served, service, form = look(link, model, first_contact=True), find_service(link), None
     room = served.max_model_len
     if service is None:
         form, first = find_form(link, served.model)
         served = replace(served, system_fingerprint=first.fingerprint)
         room = None if room is None else room - RESERVED
+    # equal for one model served in one way, wherever that is; the weights themselves are out of sight
+    known = {"model": served.model, "root": served.root, "system_fingerprint": served.system_fingerprint}
     return ServedSubject(
         name=model,
         tokenizer=_tokenizer(model, tokenizer, TokenService(link, served, lists_tokens=service is not None)),
-        fingerprint=_fingerprint(served),
+        fingerprint=hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest(),
         vocabulary=None if service is None else service.vocabulary,
         context_length=room if service is None else service.max_model_len,
-        door=door,
+        root=root,
+        options=options,
         served=served,
         form=form,
         service=service,
     )
-
-
-def _fingerprint(served: Served) -> str:
-    """Equal for one model served in one way, wherever that is. The weights themselves are out of sight."""
-    known = {"model": served.model, "root": served.root, "system_fingerprint": served.system_fingerprint}
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
 def _tokenizer(model: str, named: str | None, service: TokenService) -> ComparedTokenizer | ServedTokenizer:

@@ -4,87 +4,90 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
-from scoremode.engines.server.link import SMALL, Link
-from scoremode.engines.server.served import Served
+from scoremode.engines.server.link import SMALL, Link, Reply
+from scoremode.engines.server.served import ServerFacts
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.text.corpus import Message
-from scoremode.text.token_text import spelled
+from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled
 from scoremode.text.tokenizer import (
     PROBE,
     Encoding,
     TextTokenizer,
     TokenizerFacts,
-    byte_level_piece,
     owned_characters,
-    sentencepiece_piece,
 )
 from scoremode.values import Ids, Ints
 
 TOKENIZE, DETOKENIZE, TOKENS = "/tokenize", "/detokenize", "/v1/scoremode/tokens"
 LARGEST_LIST = 64 << 20  # bytes
+GIVE_TOKENIZER = "give the model's tokenizer with --tokenizer FOLDER"
 PART = 1 << 20  # characters that are compared in one request
 MOST_TEXTS, MOST_CHARACTERS = 256, 8 << 20  # that are compared; beyond, one text in 64 is
 ONE_IN = 64
 
 
+class Tokenized(msgspec.Struct):
+    """The answer of ``/tokenize``."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
+    token_strs: list[str] | None = None
+
+
 class TokenService:
     """``/tokenize`` and ``/detokenize`` of a server, where it has them."""
 
-    def __init__(self, link: Link, served: Served, *, lists_tokens: bool = False) -> None:
+    def __init__(self, link: Link, served: ServerFacts, *, lists_tokens: bool = False) -> None:
         self.link, self.model = link, served.model
         self._lists_tokens = lists_tokens  # a scoring service does
-        self._listed: list[str] | None = None
-        found = self.ask("a", special=False, required=False)
-        self.exists = found is not None and len(found[0]) > 0  # some servers have another service of that name
+        found, _ = self._tokenized("a", special=False, names=False)
+        self.exists = found is not None and len(found.tokens) > 0  # some servers have another service of that name
 
-    def ask(
-        self, text: str, *, special: bool, names: bool = False, required: bool = True
-    ) -> tuple[Ids, list[str]] | None:
-        """The ids of a text, and with ``names`` their names; None if the server has no such service."""
+    def ask(self, text: str, *, special: bool, names: bool = False) -> tuple[Ids, list[str]]:
+        """The ids of a text, and with ``names`` their names."""
+        found, reply = self._tokenized(text, special=special, names=names)
+        if found is None:
+            raise EngineError(
+                f"{self.link.root}{TOKENIZE} does not give tokens ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
+            )
+        return np.array(found.tokens, np.int32), found.token_strs or []
+
+    def _tokenized(self, text: str, *, special: bool, names: bool) -> tuple[Tokenized | None, Reply]:
         body = {"model": self.model, "prompt": text, "add_special_tokens": special, "return_token_strs": names}
         reply = self.link.post(TOKENIZE, body, largest=SMALL + 64 * len(text.encode()), final=frozenset({500, 501}))
-        found = reply.value if reply.good and isinstance(reply.value, dict) else {}
-        ids, strings = found.get("tokens"), found.get("token_strs")
-        good = isinstance(ids, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in ids)
-        if good and names:
-            good = (
-                isinstance(strings, list)
-                and len(strings) == len(ids or ())
-                and all(isinstance(s, str) for s in strings)
-            )
-        if good:
-            return np.array(ids, np.int32), strings if names and isinstance(strings, list) else []
-        if not required:
-            return None
-        raise EngineError(
-            f"{self.link.root}{TOKENIZE} does not give tokens ({reply.status} {reply.words})",
-            fix="give the model's tokenizer with --tokenizer FOLDER",
-        )
+        try:
+            found = msgspec.convert(reply.fields, Tokenized)
+        except msgspec.ValidationError:
+            return None, reply
+        is_whole = not names or len(found.token_strs or ()) == len(found.tokens)
+        return found if is_whole else None, reply
 
     def listed(self, token: int) -> str | None:
         """The text of a token, from the list of all of them; None if the server has none, or not this one."""
-        if self._lists_tokens and self._listed is None:
-            self._listed = self._list()
-        return self._listed[token] if self._listed is not None and token < len(self._listed) else None
+        if not self._lists_tokens:
+            return None
+        return self._all_texts[token] if token < len(self._all_texts) else None
 
     def text_of(self, ids: Sequence[int]) -> str:
         reply = self.link.post(DETOKENIZE, {"model": self.model, "tokens": list(ids)}, largest=SMALL + 4096 * len(ids))
-        found = reply.value.get("prompt") if reply.good and isinstance(reply.value, dict) else None
+        found = reply.fields.get("prompt")
         if not isinstance(found, str):
             raise EngineError(
-                f"{self.link.root}{DETOKENIZE} does not give text ({reply.status} {reply.words})",
-                fix="give the model's tokenizer with --tokenizer FOLDER",
+                f"{self.link.root}{DETOKENIZE} does not give text ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
             )
         return found
 
-    def _list(self) -> list[str]:
+    @cached_property
+    def _all_texts(self) -> list[str]:
         reply = self.link.get(TOKENS, largest=LARGEST_LIST)
-        found = reply.value.get("texts") if reply.good and isinstance(reply.value, dict) else None
+        found = reply.fields.get("texts")
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
             raise EngineError(
                 f"{self.link.root}{TOKENS} does not list tokens ({reply.status} {reply.words})",
@@ -115,9 +118,7 @@ class ComparedTokenizer:
         return found
 
     def _compare(self, text: str, ours: Encoding, *, special: bool) -> None:
-        found = self.service.ask(text, special=special)
-        assert found is not None
-        theirs = found[0]
+        theirs, _ = self.service.ask(text, special=special)
         if np.array_equal(ours.ids, theirs):
             return
         shorter = min(len(theirs), len(ours.ids))
@@ -162,7 +163,7 @@ class ServedTokenizer:
     def __init__(self, service: TokenService) -> None:
         self.service = service
         self._texts: dict[int, str] = {}  # of tokens whose names were seen
-        plain, full = (self._ids(PROBE, special=special) for special in (False, True))
+        plain, full = (service.ask(PROBE, special=special)[0] for special in (False, True))
         front = _front(full, plain)
         adds_bos = front is not None and front > 0
         known = json.dumps([plain.tolist(), full.tolist(), service.model])
@@ -174,29 +175,22 @@ class ServedTokenizer:
             adds_bos=adds_bos,
         )
 
-    def _ids(self, text: str, *, special: bool) -> Ids:
-        found = self.service.ask(text, special=special)
-        assert found is not None
-        return found[0]
-
     def encode(self, text: str, *, special: bool) -> Encoding:
-        found = self.service.ask(text, special=False, names=True)
-        assert found is not None
-        ids, names = found
+        ids, names = self.service.ask(text, special=False, names=True)
         pieces = _pieces(text, names)
         if pieces is None:
             raise ModelError(
                 "the tokens of the server's tokenizer do not spell the text, so their places in it are unknown",
-                fix="give the model's tokenizer with --tokenizer FOLDER",
+                fix=GIVE_TOKENIZER,
             )
         self._texts.update(zip(ids.tolist(), map(spelled, pieces), strict=True))
         spans = _spans(text, pieces)
-        full = self._ids(text, special=True) if special else ids
+        full = self.service.ask(text, special=True)[0] if special else ids
         front = _front(full, ids)
         if front is None:
             raise ModelError(
                 "the server's tokenizer changes its tokens when it adds special ones",
-                fix="give the model's tokenizer with --tokenizer FOLDER",
+                fix=GIVE_TOKENIZER,
             )
         behind = len(full) - front - len(ids)
         starts, ends = (
@@ -225,23 +219,24 @@ class ServedTokenizer:
 
     @cached_property
     def _other(self) -> list[int]:
-        return [int(token) for token in self._ids("a", special=False)[-1:]]
+        return [int(token) for token in self.service.ask("a", special=False)[0][-1:]]
 
     def pieces(self) -> list[bytes]:
-        raise ModelError("a server does not list its tokens", fix="give the model's tokenizer with --tokenizer FOLDER")
+        raise ModelError("a server does not list its tokens", fix=GIVE_TOKENIZER)
 
     def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
-        raise OptionError(
-            "chat rows need the model's chat template", fix="give the model's tokenizer with --tokenizer FOLDER"
-        )
+        raise OptionError("chat rows need the model's chat template", fix=GIVE_TOKENIZER)
 
 
 def _front(full: Ids, plain: Ids) -> int | None:
     """How many special tokens stand in front of a text; None if the text's own tokens changed."""
-    for at in range(len(full) - len(plain) + 1):
-        if np.array_equal(full[at : at + len(plain)], plain):
-            return at
-    return None
+    known, codes = np.unique(np.concatenate([full, plain]), return_inverse=True)
+    if len(known) > sys.maxunicode:
+        return None  # no tokenizer has as many
+    # one character for each id: the search in a text takes linear time, however many special tokens there are
+    text = codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    at = text[: len(full)].find(text[len(full) :])
+    return None if at < 0 else at
 
 
 def _pieces(text: str, names: list[str]) -> list[bytes] | None:

@@ -26,7 +26,7 @@ from scoremode.errors import ModelError
 from scoremode.head.record_format import LEFT_OUT
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
-from scoremode.store.kld import log_probabilities
+from scoremode.references.kld import log_probabilities
 from scoremode.values import Bools, Floats, Ids, Raw
 
 NEVER = -3.0e4  # a log-probability whose exponential is 0 even in float64

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, require_docstrings
-from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.engines.plugin import (
+    EVERYTHING,
+    Capabilities,
+    EnginePlugin,
+    Work,
+    require_docstrings,
+    subject_of_checkpoint,
+)
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError
 
 if TYPE_CHECKING:
@@ -44,20 +51,12 @@ class TransformersPlugin(EnginePlugin):
     def subject(self, model: str, options: TransformersOptions, tokenizer: str | None) -> Subject:
         require_docstrings("Transformers")
         from scoremode.engines.transformers.adapters import with_adapter
-        from scoremode.models.subject import checkpoint_subject
 
-        subject = checkpoint_subject(
-            model,
-            tokenizer=tokenizer,
-            trust_remote_code=bool(options.trust_remote_code),
-            revision=options.revision,
-            token=options.token,
-        )
+        subject = subject_of_checkpoint(model, options, tokenizer)
         return subject if options.adapter is None else with_adapter(subject, options.adapter)
 
     def settings(self, subject: Subject, options: TransformersOptions) -> dict[str, Any]:
-        from scoremode.engines.transformers.choices import chosen_device_and_dtype
-        from scoremode.engines.transformers.quantization import require_quantization_library
+        from scoremode.engines.transformers.choices import chosen_device_and_dtype, require_quantization_library
 
         assert subject.checkpoint is not None
         require_quantization_library(subject.checkpoint)

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.errors import ModelError
 from scoremode.models.subject import Subject
-from scoremode.store.cache import remembered_sha256
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -31,30 +31,12 @@ from scoremode.engines.base import (
 from scoremode.engines.batching import batches_by_length
 from scoremode.engines.distributions import LogitsOfStates, with_distributions
 from scoremode.engines.tensors import Against, IndexedWindow, split_columns, store_head, to_raw
+from scoremode.engines.transformers import choices, sharing
 from scoremode.engines.transformers.adapters import put_on
-from scoremode.engines.transformers.choices import (
-    DTYPES,
-    choose_batch_tokens,
-    choose_device,
-    choose_dtype,
-    describe_device,
-    versions,
-)
 from scoremode.engines.transformers.loading import load_model
-from scoremode.engines.transformers.options import TransformersOptions
 from scoremode.engines.transformers.other_batches import PADDING, OtherBatches, other_threads
-from scoremode.engines.transformers.sharing import (
-    FILLED,
-    WORTH_SHARING,
-    common_prefix,
-    cost_of_a_pass,
-    fed,
-    is_group,
-    pack,
-    passes,
-    rows_needed,
-    selected,
-)
+from scoremode.engines.transformers.sharing import common_prefix, fed, rows_needed
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns
@@ -86,10 +68,10 @@ class TransformersEngine(Engine):
             raise ModelError(
                 f"{type(model).__name__} has no body separate from its head", fix="choose a causal language model"
             )
-        self.batch_tokens = choose_batch_tokens(options.batch_tokens, model.device.type)
-        self.pass_cost = cost_of_a_pass(sum(p.numel() for p in model.parameters()), model.device.type)
+        self.batch_tokens = choices.choose_batch_tokens(options.batch_tokens, model.device.type)
+        self.pass_cost = sharing.cost_of_a_pass(sum(p.numel() for p in model.parameters()), model.device.type)
         # small windows fill batches until a pass is worth its cost, unless the user bounded them
-        self.small_batch = max(self.batch_tokens, 0 if options.batch_tokens else FILLED * self.pass_cost)
+        self.small_batch = max(self.batch_tokens, 0 if options.batch_tokens else sharing.FILLED * self.pass_cost)
         self._output_type: Any = None  # type that the body returns, set on the first pass
         self._other_batches: OtherBatches | None = None  # how windows are batched while the noise floor is measured
         if model.dtype == torch.float32:
@@ -102,11 +84,11 @@ class TransformersEngine(Engine):
         self.facts = EngineFacts(
             engine="transformers",
             dtype=str(model.dtype).removeprefix("torch."),
-            device=describe_device(model.device),
+            device=choices.describe_device(model.device),
             head="exact-fp32" if self.head else "as-served",
             vocabulary=self.vocabulary,
             context_length=facts.context_length if facts else getattr(config, "max_position_embeddings", None),
-            versions=versions(),
+            versions=choices.versions(),
             settings={
                 "batch_tokens": self.batch_tokens,
                 "attention": str(getattr(config, "_attn_implementation", None)),
@@ -238,7 +220,7 @@ class TransformersEngine(Engine):
         grouped = source.prefix_group is not None
         usual = batches_by_length(source, self.small_batch if grouped else self.batch_tokens)
         if grouped and self.shares_prefixes:
-            usual = pack(source, usual, self.small_batch, self.pass_cost)
+            usual = sharing.pack(source, usual, self.small_batch, self.pass_cost)
         return usual
 
     def _batches(self, source: WindowSource) -> list[Ints]:
@@ -270,7 +252,7 @@ class TransformersEngine(Engine):
         """How the rows of a batch are computed: by what its windows share."""
         if source.prefix_group is None or len(batch) == 1:
             return self._rows_together
-        if not is_group(source.prefix_group[batch]):
+        if not sharing.is_group(source.prefix_group[batch]):
             return self._rows_perhaps_alike if self.shares_prefixes else self._rows_together
         return partial(self._rows_shared, source.prefix_group) if self.shares_prefixes else self._rows_in_parts
 
@@ -314,7 +296,7 @@ class TransformersEngine(Engine):
     def _rows_perhaps_alike(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows of different questions, which may begin alike, as after the same examples."""
         tokens = [fed(w) for _, w in windows]
-        alike = common_prefix(tokens) >= max(2, WORTH_SHARING * max(map(len, tokens)))
+        alike = common_prefix(tokens) >= max(2, sharing.WORTH_SHARING * max(map(len, tokens)))
         one_group = np.zeros(1 + max(index for index, _ in windows), np.int64)
         yield from self._rows_shared(one_group, windows) if alike else self._rows_together(windows)
 
@@ -334,7 +316,7 @@ class TransformersEngine(Engine):
         place = {group: i for i, group in enumerate(members)}
         rest = [fed(w)[common:] for _, w in windows]
         longest = max(rows_needed(w) for _, w in windows)
-        for part in passes([len(ids) for ids in rest], max(1, 4 * self.small_batch // longest), self.pass_cost):
+        for part in sharing.passes([len(ids) for ids in rest], max(1, 4 * self.small_batch // longest), self.pass_cost):
             chosen = [windows[i] for i in part]
             places = np.array([place[int(groups[index])] for index, _ in chosen])
             hidden = self._continued(cache, places, [rest[i] for i in part])
@@ -351,7 +333,7 @@ class TransformersEngine(Engine):
         """The hidden states of what follows; None if nothing does. ``places``: which prefix each follows."""
         if not max(map(len, rest)):
             return None
-        chosen = selected(cache, torch.from_numpy(places).to(self.model.device))
+        chosen = sharing.selected(cache, torch.from_numpy(places).to(self.model.device))
         return self._hidden(self._padded(rest), chosen)
 
     def _padded(self, sequences: list[Ids]) -> Tensor:
@@ -401,8 +383,8 @@ class TransformersEngine(Engine):
 
 def load(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, list[str]]:
     """The model on its device, with its adapter, and notes on tensors that were left out."""
-    device = choose_device(options.device)
-    model, notes = load_model(facts, device, choose_dtype(options.dtype, device, facts), options)
+    device = choices.choose_device(options.device)
+    model, notes = load_model(facts, device, choices.choose_dtype(options.dtype, device, facts), options)
     return (model if options.adapter is None else put_on(model, options.adapter)), notes
 
 
@@ -412,7 +394,7 @@ def find_head(model: Any) -> Head | None:
     if not isinstance(layer, torch.nn.Linear):
         return None
     weight, bias = layer.weight.detach(), layer.bias
-    if weight.dtype not in DTYPES.values() or weight.device.type == "meta":
+    if str(weight.dtype).removeprefix("torch.") not in choices.DTYPES or weight.device.type == "meta":
         return None
     config = model.config.get_text_config()
     scale = 1.0

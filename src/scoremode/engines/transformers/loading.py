@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scoremode.engines.registry import known_engines
-from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError, ModelError
 from scoremode.models.facts import ModelFacts, unused_note
 from scoremode.models.safetensors import read_header
@@ -52,6 +52,7 @@ def load_model(facts: ModelFacts, device: str, dtype: Any, options: Transformers
     absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if absent:  # Transformers would fill them with random numbers and continue
         raise ModelError(f"the checkpoint {facts.name} lacks {absent[0]}", fix="download the model again")
+    model.config.return_dict = True  # answers have names, whatever the config says
     return model, unused_note([*map(str, info["unexpected_keys"]), *_dropped(model, facts)])
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.options import TransformersOptions
+from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import ModelError
 from scoremode.models.subject import Subject
 from scoremode.text.tokenizer import HuggingFaceTokenizer
@@ -68,31 +67,17 @@ def plain_model(model: Any) -> Any:
     return model
 
 
-@dataclass(slots=True)
-class _Training:
-    """Which parts of a model were in training mode."""
-
-    modules: list[Any]
-
-    @staticmethod
-    def of(model: Any) -> _Training:
-        return _Training([module for module in model.modules() if module.training])
-
-    def restore(self) -> None:
-        for module in self.modules:
-            module.training = True
-
-
 class WrappedEngine(TransformersEngine):
     """The Transformers engine on a model whose training mode is restored when the engine is closed."""
 
     def __init__(self, model: Any, options: TransformersOptions) -> None:
-        self._training = _Training.of(model)
+        self._in_training = [module for module in model.modules() if module.training]
         try:
             super().__init__(model, None, options)
         except BaseException:
-            self._training.restore()
+            self.close()
             raise
 
     def close(self) -> None:
-        self._training.restore()
+        for module in self._in_training:
+            module.training = True

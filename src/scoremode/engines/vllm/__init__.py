@@ -9,11 +9,19 @@ Only pooler.py and tap.py, which only vLLM's own processes load, import vLLM and
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.plugin import Capabilities, EnginePlugin, Work, require_docstrings
+from scoremode.engines.plugin import (
+    EVERYTHING,
+    Capabilities,
+    EnginePlugin,
+    Work,
+    require_docstrings,
+    subject_of_checkpoint,
+)
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.options import EngineArguments, VllmOptions
+from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
 from scoremode.errors import ScoremodeError
 
 if TYPE_CHECKING:
@@ -31,17 +39,7 @@ class VllmPlugin(EnginePlugin):
     contract = 1
     name = "vllm"
     summary = "quantized weights as served, any parallel size: pip install '.[vllm]'"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        rank=True,
-        entropy=True,
-        top=True,
-        any_target=True,
-        hidden_states=True,
-        divergence=True,
-        distributions=True,
-        replicas=True,
-        generates=True,
-    )
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, side_by_side=False, generates=True)
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {
         "device": "choose devices with CUDA_VISIBLE_DEVICES",
@@ -60,16 +58,8 @@ class VllmPlugin(EnginePlugin):
         return None
 
     def subject(self, model: str, options: VllmOptions, tokenizer: str | None) -> Subject:
-        from scoremode.models.subject import checkpoint_subject
-
         require_docstrings("vLLM")
-        return checkpoint_subject(
-            model,
-            tokenizer=tokenizer,
-            trust_remote_code=bool(options.trust_remote_code),
-            revision=options.revision,
-            token=options.token,
-        )
+        return subject_of_checkpoint(model, options, tokenizer)
 
     def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:
         EngineArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use

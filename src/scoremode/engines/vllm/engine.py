@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,6 @@ from scoremode.engines.base import (
     SCORES,
     Baseline,
     Engine,
-    EngineFacts,
     NoiseFloor,
     StoredDistributions,
     StoredHead,
@@ -22,26 +22,26 @@ from scoremode.engines.base import (
 )
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.facts import engine_facts
+from scoremode.engines.vllm.facts import dtype_of, engine_facts
 from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.processes import end
 from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, request_for_test, require_agreement
 from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import one_line, start
+from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
 from scoremode.engines.vllm.wire import Request, states_words
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError, print_line
+from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.references.format import RAW_DTYPES as RAW
 from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
-from scoremode.store.reference_format import RAW_DTYPES as RAW
 from scoremode.values import Bools, Ids
 
+logger = logging.getLogger(__name__)
+
 STEPS_AHEAD = 8  # batches of prompts that wait after the one being computed, so that the scheduler never runs out
-
 SMALLEST_BATCH = 256  # tokens
-
 HEAD_BYTES = 16 << 20  # bytes of the head's matrix per answer
 
 
@@ -92,13 +92,13 @@ class VllmEngine(Engine):
             said = self._own_context or getattr(config.model_config.hf_text_config, "max_position_embeddings", 0)
             self._context = max(self._longest, int(said or 0))
             self._vocabulary = int(config.model_config.get_vocab_size())
-            self._dtype = str(config.model_config.dtype).removeprefix("torch.")
             self._asked = 0
             self._gather = False
             verdict = self._self_test(version)
             self._has_answered = True
             self._stored_head = verdict.kernel.pop("stored_head", "")
-            self.facts = self._facts(version, verdict)
+            facts = engine_facts(config, version, verdict, gathered=self._gather)
+            self.facts = replace(facts, context_length=self._context, notes=(*self._notes, *facts.notes))
             self._require_kernel()
         except BaseException:
             self.close()
@@ -186,7 +186,8 @@ class VllmEngine(Engine):
         for first in range(0, head.rows, step):
             count = min(step, head.rows - first)
             nothing = Request(np.zeros(1, np.int32), np.zeros((1, 1), np.int32))
-            words = self._one(replace(nothing, extra="head", first=first, count=count))
+            asked = replace(nothing, extra="head", first=first, count=count)
+            words = self._one(np.ones(2, np.int32), asked)  # the prompt does not matter
             block = np.ascontiguousarray(words[:, :line]).view(RAW[head.dtype])
             weight[first : first + count] = block.reshape(count, -1)[:, : head.width]
             bias[first : first + count] = np.ascontiguousarray(words[:, line]).view(np.float32)
@@ -202,9 +203,9 @@ class VllmEngine(Engine):
             )
         return HeadFacts.read(self._stored_head)
 
-    def _one(self, request: Request) -> Words:
-        """The answer to a request about the model itself, sent with a prompt of two tokens."""
-        name = self._submit(np.ones(2, np.int32), request)
+    def _one(self, ids: Ids, request: Request) -> Words:
+        """The answer to a request that is alone in flight."""
+        name = self._submit(ids, request)
         outputs: list[Any] = []
         while not outputs:
             outputs = [o for o in self._step() if o.request_id == name]
@@ -227,7 +228,7 @@ class VllmEngine(Engine):
         if not self.log.ran_out_of_memory() or tokens < SMALLEST_BATCH:
             return False
         self.log.discard()
-        print_line(f"scoremode: out of memory; restarting vLLM with --max-num-batched-tokens {tokens}")
+        logger.warning("out of memory; restarting vLLM with --max-num-batched-tokens %d", tokens)
         self.close()
         self.options = replace(self.options, max_num_batched_tokens=tokens)
         self._begin()
@@ -264,7 +265,9 @@ class VllmEngine(Engine):
             flying.clear()  # the engine was interrupted too and may not respond: it will be closed
             raise
         finally:
-            self._forget(flying)
+            if flying:  # nobody reads the remaining answers
+                with contextlib.suppress(Exception):  # a dead engine has forgotten them
+                    self.llm.llm_engine.abort_request(list(flying))
 
     def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int], extra: Extra) -> Job | None:
         index = next(fresh, None)
@@ -341,34 +344,18 @@ class VllmEngine(Engine):
                 fix = "use --engine transformers, or other options of vLLM"
             raise EngineError(f"vLLM stopped ({why})", fix=f"{fix}; {self.log.where()}") from None
 
-    def _forget(self, flying: dict[str, Job]) -> None:
-        """Nobody reads the remaining answers: tell vLLM to drop what is in flight. A dead engine already has."""
-        if flying:
-            with contextlib.suppress(Exception):
-                self.llm.llm_engine.abort_request(list(flying))
-
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _self_test(self, version: str) -> Verdict:
         """Compare our scores with those of the model's own ``compute_logits``; raise an error if they disagree."""
         tried: list[Verdict] = []
         for gather in (False, True) if self.options.tensor_parallel_size > 1 else (False,):
-            tried.append(self._try_head(gather))
+            words = self._one(*request_for_test(self._vocabulary, self._longest, gather=gather))
+            tried.append(judge_answers(words, dtype_of(self.llm.llm_engine.vllm_config)))
             if tried[-1].agrees:
                 # models that mask logits by index are wrong on shards but right on gathered logits
                 self._gather = gather
                 break
         return require_agreement(tried, version)
-
-    def _try_head(self, gather: bool) -> Verdict:
-        name = self._submit(*request_for_test(self._vocabulary, self._longest, gather=gather))
-        outputs: list[Any] = []
-        while not outputs:
-            outputs = [o for o in self._step() if o.request_id == name]
-        return judge_answers(np.asarray(outputs[0].outputs.data), self._dtype)
-
-    def _facts(self, version: str, head: Verdict) -> EngineFacts:
-        found = engine_facts(self.llm.llm_engine.vllm_config, version, head, gathered=self._gather)
-        return replace(found, context_length=self._context, notes=(*self._notes, *found.notes))
 
     def _require_kernel(self) -> None:
         wanted, used = self.options.head_kernel, self.facts.settings["head_kernel"]

@@ -8,19 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines import leftovers
 from scoremode.engines.generation import Generator, Sampling
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments, VllmOptions
-from scoremode.engines.vllm.processes import Processes, end
-from scoremode.engines.vllm.start import choose_dtype
+from scoremode.engines.vllm.processes import end
+from scoremode.engines.vllm.start import KV_CACHE, QUIET, choose_dtype, one_line, start_guarded
+from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.values import Ids
-
-DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "2"}  # GiB; on a CPU vLLM would take almost all of the memory, or refuse to start
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
 
 
 class VllmGenerator(Generator):
@@ -30,37 +26,24 @@ class VllmGenerator(Generator):
         given = EngineArguments.of(options, work)
         support.check_version(support.installed_version(), given.allow_untested)
         arguments = given.arguments()
-        self.llm: Any = None
         self.log = VllmLog()
-        self._processes = Processes()
-        leftovers.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
-        try:
-            with (
-                self._processes.killed_by_signals(),
-                self.log.taking_output(),
-                support.environment({}, QUIET | DEFAULTS),
-            ):
-                self.llm = self._start(str(folder), arguments, given.trust_remote_code)
-        except BaseException:
-            self._processes.kill()
-            self._processes.wait(5)
-            raise
-        self._processes.started(self.llm)
-        self._processes.watch(self.llm)
+        self.llm: Any
+        self.llm, self._processes = start_guarded(lambda: self._start(str(folder), arguments, given.trust_remote_code))
 
     def _start(self, model: str, arguments: dict[str, Any], trust_remote_code: bool) -> Any:
-        from vllm import LLM
-        from vllm.platforms import current_platform
+        with self.log.taking_output(), support.environment({}, QUIET | KV_CACHE):
+            from vllm import LLM
+            from vllm.platforms import current_platform
 
-        on_cpu = current_platform.is_cpu()
-        chosen = {"dtype": choose_dtype(model, on_cpu, trust_remote_code), "use_tqdm_on_load": False} | arguments
-        if on_cpu:
-            chosen.setdefault("enforce_eager", True)  # compiling takes longer than most runs on a CPU
-        try:
-            return LLM(model=model, **chosen)
-        except Exception as error:
-            why = self.log.cause() or str(error).strip().split("\n")[0][:300]
-            raise ModelError(f"vLLM cannot start {model} ({why})", fix=self.log.where()) from None
+            on_cpu = current_platform.is_cpu()
+            chosen = {"dtype": choose_dtype(model, on_cpu, trust_remote_code), "use_tqdm_on_load": False} | arguments
+            if on_cpu:
+                chosen.setdefault("enforce_eager", True)  # compiling takes longer than most runs on a CPU
+            try:
+                return LLM(model=model, **chosen)
+            except Exception as error:
+                why = self.log.cause() or one_line(error)
+                raise ModelError(f"vLLM cannot start {model} ({why})", fix=self.log.where()) from None
 
     def generate(self, prompts: Sequence[Ids], sampling: Sampling) -> Iterator[tuple[int, Ids]]:
         from vllm import SamplingParams
@@ -79,7 +62,7 @@ class VllmGenerator(Generator):
         try:
             written = self.llm.generate(asked, chosen, use_tqdm=False)
         except Exception as error:
-            why = self.log.cause() or str(error).strip().split("\n")[0][:300]
+            why = self.log.cause() or one_line(error)
             raise EngineError(f"vLLM stopped ({why})", fix=self.log.where()) from None
         for index, output in enumerate(written):
             yield index, np.array(output.outputs[0].token_ids, dtype=np.int32)

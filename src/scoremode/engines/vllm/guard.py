@@ -10,38 +10,13 @@ import contextlib
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
+
+from scoremode.engines.process_guard import identity
 
 PARENT = "SCOREMODE_VLLM_PARENT"  # identity of the scoremode process
 SECONDS = 0.5  # between two checks
-PROC = Path("/proc/self/stat")
 _watching: set[int] = set()  # process ids: a forked process inherits this set, but not the thread
-
-
-def identity(pid: int) -> str | None:
-    """Id and start time of a process, for ``PARENT``: an id alone may be reused later. None if the process has ended.
-
-    The start time is the kernel's own tick count; a date would change when the clock is set.
-    """
-    stat = Path(f"/proc/{pid}/stat")
-    if not PROC.exists():
-        return _identity_without_proc(pid)
-    try:
-        fields = stat.read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in (b"Z", b"X") else f"{pid}:{int(fields[19])}"  # a zombie has ended
-
-
-def _identity_without_proc(pid: int) -> str | None:
-    import psutil  # a dependency of vLLM, so it is installed
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else f"{pid}:{process.create_time()}"
-    except psutil.NoSuchProcess:
-        return None
 
 
 def watch_parent() -> None:

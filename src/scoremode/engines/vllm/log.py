@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from scoremode.store.cache import cache_folder
+from scoremode.disk.folders import cache_folder
 
 ERROR_LINE = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Interrupt)): (.+)")
 SAYS_NOTHING = ("Engine core initialization failed", "EngineCore encountered", "EngineDeadError", "WorkerProc init")

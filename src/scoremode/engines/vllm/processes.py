@@ -15,7 +15,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from scoremode.engines import leftovers
+from scoremode.engines import exit_hooks
 from scoremode.engines.vllm.guard import is_tracker
 from scoremode.engines.vllm.log import VllmLog
 
@@ -163,18 +163,18 @@ def kill_all() -> None:
 def end(llm: Any, processes: Processes, log: VllmLog) -> None:
     """Shut vLLM down: at once after an interruption; its log is of use only if something went wrong."""
     why = sys.exc_info()[0]
-    stop(llm, processes, at_once=why is not None and issubclass(why, KeyboardInterrupt))
+    if why is not None and issubclass(why, KeyboardInterrupt):
+        processes.kill()
+    stop(llm, processes)
     if why is None:
         log.discard()
 
 
-def stop(llm: Any, processes: Processes, *, at_once: bool = False) -> None:
+def stop(llm: Any, processes: Processes) -> None:
     """Shut vLLM down and wait for its processes, but for no others; never raises."""
     import gc
 
     processes.all()
-    if at_once:
-        processes.kill()
     core = getattr(llm.llm_engine, "engine_core", None)
     if core is not None:
         _within(SHUTDOWN_SECONDS, core.shutdown)
@@ -198,4 +198,4 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
     thread.join(seconds)
 
 
-leftovers.kill.append(kill_all)
+exit_hooks.kill.append(kill_all)

@@ -10,9 +10,9 @@ from scoremode.engines.base import UNIFORM
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, unpack_words
 from scoremode.errors import EngineError
 from scoremode.plan.windows import measured
+from scoremode.references.format import RAW_DTYPES as RAW
 from scoremode.scores.packing import Words, line_words, read_lines
 from scoremode.scores.schema import BUILT_IN
-from scoremode.store.reference_format import RAW_DTYPES as RAW
 from scoremode.values import Ids
 
 TEST_TOKENS, TEST_TARGETS = 12, 3

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
-from scoremode.engines import leftovers
+from scoremode.engines import exit_hooks
+from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.options import EngineArguments
 from scoremode.engines.vllm.processes import Processes
+from scoremode.engines.vllm.vllm_options import EngineArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import ModelError, ScoremodeError
+
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # in the processes that vLLM starts
+}
+KV_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "2"}  # GiB; on a CPU vLLM would take almost all of the memory, or refuse to start
 
 
 def start(
     model: str, arguments: dict[str, Any], options: EngineArguments, tokenizer: bool, log: VllmLog
 ) -> tuple[Any, Processes]:
     """``vllm.LLM`` in score mode and the processes that it started; a one-line error if vLLM refuses to start."""
+    return start_guarded(lambda: _start(model, arguments, options, tokenizer, log))
+
+
+def start_guarded(make: Callable[[], Any]) -> tuple[Any, Processes]:
+    """Makes a ``vllm.LLM``. None of its processes is left if that fails or is interrupted."""
     processes = Processes()
-    leftovers.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
+    exit_hooks.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
     try:
         with processes.killed_by_signals():
-            llm = _start(model, arguments, options, tokenizer, log)
+            llm = make()
     except BaseException:
         processes.kill()
         processes.wait(5)
@@ -34,15 +48,9 @@ def start(
 
 
 def _start(model: str, arguments: dict[str, Any], options: EngineArguments, tokenizer: bool, log: VllmLog) -> Any:
-    defaults = {
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "PYTHONWARNINGS": "ignore::FutureWarning",  # in the processes that vLLM starts
-    }
-    marks = {plugin.SWITCH: "1", guard.PARENT: guard.identity(os.getpid()) or ""}
+    marks = {plugin.SWITCH: "1", guard.PARENT: identity(os.getpid()) or ""}
     marks |= support.plugin_filter() | support.copied_to_ray(plugin.SWITCH)
-    switches = support.environment(marks, defaults)
-    with log.taking_output(), switches:
+    with log.taking_output(), support.environment(marks, QUIET):
         from vllm import LLM
         from vllm.config import PoolerConfig
         from vllm.platforms import current_platform
@@ -102,11 +110,8 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
     By default the pooling runner casts float32 checkpoints to float16, but the serving runner casts them to bfloat16.
     On a CPU float32 stays: most CPUs have no fast bfloat16, and float32 is more exact.
     """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except Exception:  # vLLM knows more formats, and gives a better error message
+    config = _config_of(model, trust_remote_code)
+    if config is None:
         return "float32" if on_cpu else "bfloat16"
     if on_cpu:
         return "bfloat16" if _needs_bfloat16_on_cpu(config) else "float32"
@@ -117,34 +122,35 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
 
 def quantization_of(model: str, trust_remote_code: bool) -> Any:
     """The ``quantization_config`` of a checkpoint; None if it has none, or no config that Transformers knows."""
+    return getattr(_config_of(model, trust_remote_code), "quantization_config", None)
+
+
+def _config_of(model: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-    except Exception:  # as in choose_dtype
+        return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    except Exception:  # vLLM knows more formats, and gives a better error message
         return None
-    return getattr(config, "quantization_config", None)
 
 
 def _needs_bfloat16_on_cpu(config: Any) -> bool:
     """vLLM's kernel for packed int4 weights does not support float32; with AMX, nor does that for int8 activations."""
     import torch
 
-    quantization = getattr(config, "quantization_config", None) or {}
-    groups = quantization.get("config_groups", {}) if isinstance(quantization, dict) else {}
-    weights = [group.get("weights") or {} for group in groups.values()]
-    int4 = any(w.get("num_bits") == 4 and w.get("type") == "int" for w in weights)
+    quantization = getattr(config, "quantization_config", None)
+    int4 = any(support.is_integer(scheme.get("weights"), 4) for scheme in support.schemes_of(quantization) or ())
     return int4 or (support.is_w8a8(quantization) and bool(torch.cpu._is_amx_tile_supported()))
 
 
 def device_defaults(on_cpu: bool, options: EngineArguments) -> dict[str, str]:
-    defaults = {}
+    defaults: dict[str, str] = {}
     found = support.installed_version().split(".")
     if (int(found[0]), int(found[1])) < (0, 32):
         # in older versions the V2 model runner can only embed, and never calls a pooler
         defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if on_cpu:
-        defaults["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GiB; by default vLLM takes a large part of the memory
+        defaults |= KV_CACHE
         ranks = options.tensor_parallel_size * options.pipeline_parallel_size
         if ranks > 1:
             defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # binding fails with fewer cores than it wants

@@ -13,8 +13,8 @@ from torch import Tensor
 from scoremode.engines.heads import HeadFile, heads_folder
 from scoremode.engines.tensors import from_raw
 from scoremode.head.matrix import Head
-from scoremode.store.reference import Reference
-from scoremode.store.reference_format import RAW_DTYPES
+from scoremode.references.format import RAW_DTYPES
+from scoremode.references.reader import Reference
 from scoremode.values import Ints, Raw
 
 logger = logging.getLogger("vllm.scoremode")
@@ -131,7 +131,7 @@ class SentStates:
         return Head(
             weight=from_raw(stored.weight(first_id, width), stored.header.dtype).to(device),
             vocabulary=width,
-            bias=None if bias is None else from_raw(bias, stored.header.bias_dtype).to(device),
+            bias=None if bias is None else from_raw(bias, stored.header.bias_dtype or "").to(device),
             scale=stored.header.scale,
             softcap=stored.header.softcap,
             first_id=first_id,

@@ -127,26 +127,28 @@ def check_int4_on_cpu(quantization: Any) -> None:
 
 def _int4_weights_alone(quantization: Any) -> bool:
     """Does the config declare W4A16 (GPTQ, AWQ or compressed-tensors)? Int8 activations have their own kernels."""
-    if not isinstance(quantization, Mapping):
-        return False
-    groups = quantization.get("config_groups")
-    if not isinstance(groups, Mapping):
-        bits = quantization.get("bits", quantization.get("w_bit"))
-        return quantization.get("quant_method") in ("gptq", "awq", "auto-round") and bits == 4
-    schemes = [group for group in groups.values() if isinstance(group, Mapping) and not group.get("input_activations")]
-    weights = [dict(scheme.get("weights") or {}) for scheme in schemes]
-    return any(w.get("num_bits") == 4 and w.get("type") == "int" for w in weights)
+    schemes = schemes_of(quantization)
+    if schemes is None:
+        given = quantization if isinstance(quantization, Mapping) else {}
+        return given.get("quant_method") in ("gptq", "awq", "auto-round") and given.get("bits", given.get("w_bit")) == 4
+    return any(is_integer(s.get("weights"), 4) and not s.get("input_activations") for s in schemes)
 
 
 def is_w8a8(quantization: Any) -> bool:
     """Does the config of a compressed-tensors checkpoint ask for int8 weights and int8 activations?"""
+    schemes = schemes_of(quantization) or ()
+    return any(is_integer(s.get("weights"), 8) and is_integer(s.get("input_activations"), 8) for s in schemes)
+
+
+def schemes_of(quantization: Any) -> list[Mapping[str, Any]] | None:
+    """The schemes of a compressed-tensors checkpoint; None for other formats."""
     groups = quantization.get("config_groups") if isinstance(quantization, Mapping) else None
-    schemes = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
-    return any(_is_int8(scheme.get("weights")) and _is_int8(scheme.get("input_activations")) for scheme in schemes)
+    return [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else None
 
 
-def _is_int8(numbers: Any) -> bool:
-    return isinstance(numbers, Mapping) and numbers.get("num_bits") == 8 and numbers.get("type") == "int"
+def is_integer(numbers: Any, bits: int) -> bool:
+    """Are these weights or activations integers of so many bits?"""
+    return isinstance(numbers, Mapping) and numbers.get("num_bits") == bits and numbers.get("type") == "int"
 
 
 def rounds_int8_activations() -> bool:

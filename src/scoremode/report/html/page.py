@@ -1,35 +1,31 @@
 """The report as one HTML page: no network access, nothing to install, all text escaped.
 
-Python writes the text and draws the charts (charts.py); one script (assets/report.js) shows the scored text. Its
-numbers are stored as base64 of typed arrays: a hundred thousand tokens take a few megabytes, and the browser keeps
-elements for only one page of them at a time.
-
-Texts, names and paths come from untrusted files. They are written to HTML through ``escaped`` and to the script's data
-through ``script_json`` (frame.py); the script writes them with textContent only. The page's content security policy
-allows this one script, by its hash, and nothing else.
+Python computes, the templates in the folder beside this file write HTML and SVG, and one script (report.js) shows the
+scored text. The script writes texts with textContent only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import overload
 
-from scoremode.errors import InputError
+from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
-from scoremode.report.html.figures import charts_section
-from scoremode.report.html.frame import frame
-from scoremode.report.html.headline import headline
-from scoremode.report.html.numbers import Statistics
-from scoremode.report.html.provenance import provenance_section
-from scoremode.report.html.quality import quality_section
-from scoremode.report.html.runs import same_run
-from scoremode.report.html.tables import summary_section
-from scoremode.report.html.tasks import write_tasks
-from scoremode.report.html.text import TEXT_TARGETS, page_data, text_section
+from scoremode.report.html.charts import charts_section
+from scoremode.report.html.provenance import distinct_runs, provenance_section, same_run
+from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section
+from scoremode.report.html.size_chart import size_section
+from scoremode.report.html.summary import summary_section
+from scoremode.report.html.tasks_page import render_tasks
+from scoremode.report.html.templating import fill_page
+from scoremode.report.numbers import Statistics, usable
+from scoremode.report.text import listed
 from scoremode.statistics.comparison import Comparison
-from scoremode.store.outputs import check_report
+from scoremode.statistics.ranking import closest, pairs_tested
 from scoremode.store.run import Run
+from scoremode.verbs.outputs import check_report
 
 
 def render(
@@ -44,57 +40,54 @@ def render(
     alone = [
         run for run in runs if not any(same_run(run, own) for c in comparisons for own in (c.baseline, c.candidate))
     ]
-    data = page_data(comparisons, alone, text_targets)
-    title, lead = headline(comparisons, statistics, alone)
-    quality = quality_section(comparisons, statistics)
-    body = "".join(
-        (
+    baselines = distinct_runs(c.baseline for c in comparisons) or alone
+    texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
+    names, best, tied = [c.name for c in comparisons], None, []
+    if comparisons:
+        with suppress(RunError, ValueError):  # baselines or texts differ, or no candidate has a value
+            best, *tied = closest(comparisons) if len(comparisons) > 1 else [0]
+    return fill_page(
+        "report.html",
+        title=_title(names, baselines, texts),
+        baseline=baselines[0] if baselines else None,
+        texts=texts,
+        names=names,
+        best=best,
+        tied=listed([names[i] for i in tied]),
+        s=statistics[best] if best is not None else {},
+        by="kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio",
+        pairs=pairs_tested(len(comparisons)),
+        parts=(
             summary_section(comparisons, statistics, alone),
-            quality,
+            size_section(comparisons, statistics),
             charts_section(comparisons, statistics, alone),
             text_section(comparisons, alone, text_targets),
             provenance_section(comparisons, alone),
-        )
+        ),
+        left_out=() if len(comparisons) > 1 else ("quality",),
+        data=page_data(comparisons, alone, text_targets),
     )
-    sections = {"summary": "Summary", **({"quality": "Size"} if quality else {}), "charts": "Charts", "text": "Text"}
-    return frame(title, lead, {**sections, "provenance": "Provenance"}, body, data=data, skip=("text", "the text"))
+
+
+def _title(candidates: Sequence[str], baselines: Sequence[Run], texts: str) -> str:
+    if not baselines:
+        return "Nothing to report"
+    unnamed = "the baseline" if candidates else "a model"
+    models = listed(list(dict.fromkeys(str(run.manifest.get("model", unnamed)) for run in baselines)))
+    return f"{listed(candidates)} against {models}" if candidates else f"{models} on {texts}"
 
 
 @overload
-def write(
-    path: Path,
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
-    *,
-    runs: Sequence[Run] = (),
-    text_targets: int = TEXT_TARGETS,
-    flag: str = "-o",
-) -> Path: ...
+def write(path: Path, page: str, flag: str = "-o") -> Path: ...
 @overload
-def write(
-    path: str | Path,
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
-    *,
-    runs: Sequence[Run] = (),
-    text_targets: int = TEXT_TARGETS,
-    flag: str = "-o",
-) -> Path | str: ...
-def write(
-    path: str | Path,
-    comparisons: Sequence[Comparison],
-    statistics: Sequence[Statistics],
-    *,
-    runs: Sequence[Run] = (),
-    text_targets: int = TEXT_TARGETS,
-    flag: str = "-o",
-) -> Path | str:
-    """Write the page to a file, all of it or nothing. An older report is replaced; any other file is refused.
+def write(path: str | Path, page: str, flag: str = "-o") -> Path | str: ...
+def write(path: str | Path, page: str, flag: str = "-o") -> Path | str:
+    """Write a page to a file, all of it or nothing. An older report is replaced; any other file is refused.
 
     ``flag`` is the option that named the file, for error messages.
     """
     output = check_report(path, flag)
-    output.write(render(comparisons, statistics, runs=runs, text_targets=text_targets).encode())
+    output.write(page.encode())
     return output.where
 
 
@@ -105,16 +98,17 @@ def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path
 def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str:
     """Comparisons, or runs, as one HTML page; comparisons on tasks have a page of their own.
 
-    Gives where it lies: a path, or the URI as text.
+    Returns the path of the page, or its URI as text.
 
     >>> import scoremode as sm
     >>> sm.report("report.html", *sm.compare("ref/", "candidate"))     # doctest: +SKIP
     """
+    check_report(path)  # before the work
     on_tasks = [f for f in found if isinstance(f, TasksComparison)]
     if on_tasks:
         if len(on_tasks) < len(found):
             raise InputError("comparisons on tasks and on texts do not share a page", fix="write two reports")
-        return write_tasks(path, on_tasks)
+        return write(path, render_tasks(on_tasks))
     comparisons = [f for f in found if isinstance(f, Comparison)]
     runs = [f for f in found if isinstance(f, Run)]
-    return write(path, comparisons, [c.statistics() for c in comparisons], runs=runs)
+    return write(path, render(comparisons, [c.statistics() for c in comparisons], runs=runs))

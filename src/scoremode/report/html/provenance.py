@@ -1,93 +1,54 @@
-"""How to reproduce the numbers of the page: facts about each run, and the commands."""
+"""The runs of a page: how they are named, and how to reproduce their numbers."""
 
 from __future__ import annotations
 
-import html
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scoremode.report.html.charts import escaped, visible
-from scoremode.report.html.numbers import file_size, usable
-from scoremode.report.html.runs import run_name, same_run
-from scoremode.report.served import Served, served_run
+from markupsafe import Markup
+
+from scoremode.report.html.templating import fill
+from scoremode.report.numbers import Statistics, file_size, usable
+from scoremode.report.served import ServedModel, served_manifest
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 
-# ── provenance ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+def same_run(one: Run, other: Run) -> bool:
+    return one is other or (one.path is not None and one.path == other.path)
 
 
-def run_facts(run: Run) -> dict[str, str]:
-    """What another person needs to reproduce the numbers; facts that the manifest lacks are left out."""
-    m = run.manifest
-    speed = usable(m.get("tokens_per_second"))
-    seconds = usable(m.get("seconds"))
-    facts = {
-        "model": m.get("model"),
-        "model revision": m.get("model_revision"),
-        "model sha256": m.get("model_fingerprint"),
-        **served_facts(run, served_run(run)),
-        "hardware": _pairs(m.get("hardware")),
-        "method": m.get("method"),
-        "method settings": _pairs(m.get("method_settings")),
-        "corpus": m.get("corpus"),
-        "corpus sha256": m.get("corpus_sha256"),
-        "corpus bytes": f"{m['corpus_bytes']:,}" if usable(m.get("corpus_bytes")) is not None else None,
-        "tokenizer": m.get("tokenizer"),
-        "plan digest": run.plan_digest,
-        "targets": f"{len(run.scores):,}",
-        "windows": f"{m['windows']:,}" if usable(m.get("windows")) is not None else None,
-        "notes": "; ".join(map(str, m.get("notes") or [])),
-        "scored at": m.get("created") or m.get("finished"),
-        "seconds": f"{seconds:,.1f}" if seconds is not None else None,
-        "tokens/s": f"{speed:,.0f}" if speed is not None else None,
-        "folder": run.path,
-    }
-    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
-
-
-def served_facts(run: Run, served: Served) -> dict[str, str]:
-    """How a model was served: its format and sizes, the engine, its versions, kernels and settings."""
-    return manifest_facts(run.manifest, served)
-
-
-def manifest_facts(m: Mapping[str, Any], served: Served) -> dict[str, str]:
-    """As ``served_facts``, of a manifest."""
-    settings = m.get("engine_settings") or {}
-    facts = {
-        "format": m.get("model_format"),
-        **_size_facts(served),
-        "engine": m.get("engine"),
-        "versions": _pairs(m.get("versions")),
-        "dtype": m.get("dtype"),
-        "device": m.get("device"),
-        "head": m.get("head"),
-        "head kernel": settings.get("head_kernel"),
-        "engine settings": _pairs({k: v for k, v in settings.items() if k != "head_kernel"}),
-    }
-    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
-
-
-def _size_facts(served: Served) -> dict[str, str | None]:
-    """The size of a model, and of its parts, in words."""
-    bits, stored = served.bits_per_weight, served.stored_bytes
-    found = {
-        "bits per weight": None if bits is None else f"{bits:.3f}, all weights together",
-        "size of the weights": None if stored is None else f"{file_size(stored)} ({stored:,} bytes)",
-    }
-    for part in served.parts:
-        each = f"{part.bits_per_weight:,.3f} bits per weight, {file_size(part.stored_bytes)}"
-        found[f"size of the {part.name}"] = f"{each}, {part.weights:,} weights"
+def distinct_runs(runs: Iterable[Run]) -> list[Run]:
+    found: list[Run] = []
+    for run in runs:
+        if not any(same_run(run, other) for other in found):
+            found.append(run)
     return found
 
 
-def _pairs(values: Any) -> str:
-    if not isinstance(values, Mapping):
-        return "" if values is None else str(values)
-    return ", ".join(f"{k} {v}" for k, v in values.items() if v is not None and v != "")
+def distinct_baselines(
+    comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
+) -> list[tuple[Comparison, Statistics]]:
+    """The first comparison with each baseline."""
+    pairs = list(zip(comparisons, statistics, strict=True))
+    first = distinct_runs(c.baseline for c in comparisons)
+    return [next(pair for pair in pairs if same_run(pair[0].baseline, run)) for run in first]
 
 
-def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> str:
+def run_name(run: Run, among: Sequence[Run] = ()) -> str:
+    """The model's name, with the text, engine or folder added if the model alone would not tell the runs apart."""
+    m = run.manifest
+    parts = [str(m.get("model", "run"))]
+    for name in ("corpus", "engine", "dtype", "method"):
+        if len({str(other.manifest.get(name)) for other in among}) > 1:
+            parts.append(str(m.get(name)))
+    named = " · ".join(parts)
+    twins = [other for other in among if [str(other.manifest.get("model", "run"))] == parts[:1]]
+    return f"{named} · {run.path}" if len(parts) == 1 and len(twins) > 1 and run.path else named
+
+
+def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
     named: list[tuple[str, Run]] = []
     for c in comparisons:
         if not any(same_run(c.baseline, run) for _, run in named):
@@ -95,24 +56,84 @@ def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) 
         named.append((c.name, c.candidate))
     named += [(run_name(run, alone), run) for run in alone]
     if not named:
-        return ""
+        return Markup()
     facts = [run_facts(run) for _, run in named]
     shared = {k: v for k, v in facts[0].items() if len(facts) > 1 and all(f.get(k) == v for f in facts)}
-    parts = [f"<h3>Same for all runs</h3>{facts_list(shared)}"] if shared else []
+    runs = []
     for (name, run), own in zip(named, facts, strict=True):
-        rest = {k: v for k, v in own.items() if k not in shared}
-        number = next((i for i, c in enumerate(comparisons) if c.candidate is run), None)
-        own_id = "" if number is None else f' id="run-{number}"'
-        parts.append(f"<details{own_id}><summary>{escaped(name)}</summary>{facts_list(rest)}</details>")
-    return (
-        '<section id="provenance" aria-labelledby="provenance-title"><h2 id="provenance-title">Provenance</h2>'
-        f"{_commands(comparisons, alone)}{''.join(parts)}</section>\n"
+        number = next((i for i, c in enumerate(comparisons) if c.candidate is run), None)  # the table links to it
+        runs.append((name, number, {k: v for k, v in own.items() if k not in shared}))
+    commands = distinct_commands([*(c.manifest for c in comparisons), *(run.manifest for run in alone)])
+    first = ("Same for all runs", shared) if shared else None
+    return fill("provenance.html", commands=commands, first=first, runs=runs)
+
+
+def run_facts(run: Run) -> dict[str, str]:
+    """Facts that another person needs to reproduce the numbers; those that the manifest lacks are left out."""
+    m = run.manifest
+    speed, seconds = usable(m.get("tokens_per_second")), usable(m.get("seconds"))
+    return _known(
+        {
+            "model": m.get("model"),
+            "model revision": m.get("model_revision"),
+            "model sha256": m.get("model_fingerprint"),
+            **served_facts(m),
+            "hardware": _pairs(m.get("hardware")),
+            "method": m.get("method"),
+            "method settings": _pairs(m.get("method_settings")),
+            "corpus": m.get("corpus"),
+            "corpus sha256": m.get("corpus_sha256"),
+            "corpus bytes": f"{m['corpus_bytes']:,}" if usable(m.get("corpus_bytes")) is not None else None,
+            "tokenizer": m.get("tokenizer"),
+            "plan digest": run.plan_digest,
+            "targets": f"{len(run.scores):,}",
+            "windows": f"{m['windows']:,}" if usable(m.get("windows")) is not None else None,
+            "notes": "; ".join(map(str, m.get("notes") or [])),
+            "scored at": m.get("created") or m.get("finished"),
+            "seconds": f"{seconds:,.1f}" if seconds is not None else None,
+            "tokens/s": f"{speed:,.0f}" if speed is not None else None,
+            "folder": run.path,
+        }
     )
 
 
-def facts_list(facts: Mapping[str, str]) -> str:
-    lines = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts.items())
-    return f'<dl class="facts">{lines}</dl>'
+def served_facts(m: Mapping[str, Any], its: ServedModel | None = None) -> dict[str, str]:
+    """How a model was served: its format and sizes, the engine, its versions, kernels and settings.
+
+    ``its`` are the sizes to show, if they are not those of the manifest.
+    """
+    settings, its = m.get("engine_settings") or {}, its or served_manifest(m)
+    bits, stored = its.bits_per_weight, its.stored_bytes
+    parts = {
+        f"size of the {part.name}": f"{part.bits_per_weight:,.3f} bits per weight, {file_size(part.stored_bytes)}, "
+        f"{part.weights:,} weights"
+        for part in its.parts
+    }
+    return _known(
+        {
+            "format": m.get("model_format"),
+            "bits per weight": None if bits is None else f"{bits:.3f}, all weights together",
+            "size of the weights": None if stored is None else f"{file_size(stored)} ({stored:,} bytes)",
+            **parts,
+            "engine": m.get("engine"),
+            "versions": _pairs(m.get("versions")),
+            "dtype": m.get("dtype"),
+            "device": m.get("device"),
+            "head": m.get("head"),
+            "head kernel": settings.get("head_kernel"),
+            "engine settings": _pairs({k: v for k, v in settings.items() if k != "head_kernel"}),
+        }
+    )
+
+
+def _known(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}
+
+
+def _pairs(values: Any) -> str:
+    if not isinstance(values, Mapping):
+        return "" if values is None else str(values)
+    return ", ".join(f"{k} {v}" for k, v in values.items() if v is not None and v != "")
 
 
 def commands_of(manifest: Mapping[str, Any]) -> list[str]:
@@ -125,19 +146,5 @@ def commands_of(manifest: Mapping[str, Any]) -> list[str]:
     return [line if isinstance(line, str) else shlex.join(map(str, line)) for line in given]
 
 
-def _commands(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> str:
-    return commands_block([*(c.manifest for c in comparisons), *(run.manifest for run in alone)])
-
-
-def commands_block(manifests: Sequence[Mapping[str, Any]]) -> str:
-    """The commands of these manifests, each once, with a button that copies them."""
-    lines = list(dict.fromkeys(line for manifest in manifests for line in commands_of(manifest)))
-    if not lines:
-        return ""
-    # the copied text is what was typed; only deceptive invisible characters are made visible
-    text = html.escape("\n".join(visible(line) for line in lines), quote=True)
-    return (
-        '<h3 id="commands-title">Commands that reproduce these numbers</h3><div class="commands">'
-        f'<pre id="commands" tabindex="0" aria-labelledby="commands-title">{text}</pre>'
-        '<button type="button" id="copy" hidden>Copy</button></div>'
-    )
+def distinct_commands(manifests: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(line for manifest in manifests for line in commands_of(manifest)))

@@ -27,15 +27,15 @@ class Series:
     places: Places
 
     @property
-    def finite(self) -> Column:
+    def finite(self) -> StreamedColumn:
         """The values that can be drawn."""
-        return Column(self.values).where(np.isfinite)
+        return StreamedColumn(self.values).where(np.isfinite)
 
 
-class Column:
+class StreamedColumn:
     """Values that are read block by block.
 
-    >>> some = Column(lambda: [np.array([3.0, -1.0]), np.array([2.0])])
+    >>> some = StreamedColumn(lambda: [np.array([3.0, -1.0]), np.array([2.0])])
     >>> some.count, some.largest, some.where(lambda v: v > 0).quantile(0.5)
     (3, 3.0, 2.5)
     """
@@ -44,16 +44,16 @@ class Column:
         self.blocks = blocks
 
     @staticmethod
-    def joined(*columns: Column) -> Column:
+    def joined(*columns: StreamedColumn) -> StreamedColumn:
         """All values of several columns."""
-        return Column(lambda: (block for column in columns for block in column.blocks()))
+        return StreamedColumn(lambda: (block for column in columns for block in column.blocks()))
 
-    def where(self, wanted: Callable[[Floats], Bools]) -> Column:
+    def where(self, wanted: Callable[[Floats], Bools]) -> StreamedColumn:
         """Only those values of which this is true."""
-        return Column(lambda: (block[wanted(block)] for block in self.blocks()))
+        return StreamedColumn(lambda: (block[wanted(block)] for block in self.blocks()))
 
-    def absolute(self) -> Column:
-        return Column(lambda: map(np.abs, self.blocks()))
+    def absolute(self) -> StreamedColumn:
+        return StreamedColumn(lambda: map(np.abs, self.blocks()))
 
     @cached_property
     def _extent(self) -> tuple[int, float]:
@@ -76,8 +76,8 @@ class Column:
         return streamed_quantile(self.blocks(), self.count, fraction)
 
 
-def column_of(array: Floats) -> Column:
-    return Column(lambda: array_blocks(array))
+def column_of(array: Floats) -> StreamedColumn:
+    return StreamedColumn(lambda: array_blocks(array))
 
 
 def delta_logprob(c: Comparison) -> Iterator[Floats]:

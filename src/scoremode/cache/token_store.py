@@ -1,0 +1,293 @@
+"""Tokens of long texts on disk: columns that are mapped into memory, once for each text and tokenizer.
+
+texts/DIGEST/ids.bin, char_end.bin, …    one column each, little endian, in the smallest type that holds its numbers
+texts/DIGEST/tokens.json                 what they are, their checksums, a seal; written last
+texts/DIGEST/.lock                       while a process writes them
+
+DIGEST is computed from all that decides the tokens: the text, how it is arranged, the tokenizer. A process that is
+killed leaves a folder without tokens.json, and the next one begins again. Files are never written over, because
+another process may have mapped them: they are removed and made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scoremode.cache.entries import mark_used
+from scoremode.cache.eviction import make_room
+from scoremode.disk import manifests
+from scoremode.disk.files import write_atomically
+from scoremode.disk.folders import LOCK, TOKENS_MARK, entry_folder
+from scoremode.disk.locks import hold_lock
+from scoremode.errors import CorpusError, RunError, print_line
+from scoremode.strict_json import read_object
+from scoremode.text.tokenizer import TokenizerFacts
+from scoremode.text.tokens import TokenBlock, Tokens, TokenStream
+from scoremode.values import frozen, mapped_array
+
+FORMAT = 1
+STORED_FROM = 1 << 20  # bytes of text; the tokens of a shorter one are made each time
+TYPES = ("u1", "<u2", "<u4", "<i8")  # of columns that grow; numbers are never negative
+BLOCK = 1 << 20  # bytes that are read together
+TOGETHER = 1 << 16  # numbers that are written together
+MAPPED = ("ids", "char_end", "byte_len", "word_starts", "mask")
+WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short: read into memory
+OPTIONAL = ("mask", "joined_at")
+WAITING = "waiting for another process that cuts the same text into tokens"
+
+_FILE = {
+    "type": manifests.one_of("<i4", *TYPES),
+    "count": manifests.whole(),
+    "crc32": manifests.whole(most=(1 << 32) - 1),
+}
+_FIELDS = {
+    "format": manifests.whole(),
+    "key": manifests.mapping(),
+    "files": manifests.mapping(manifests.record(_FILE)),
+    "notes": manifests.each(manifests.text),
+}
+_checked: set[tuple[Any, ...]] = set()  # files whose checksums this process knows to be right
+
+
+class CannotKeepError(Exception):
+    """Tokens cannot be written, and why."""
+
+
+def kept_tokens(key: Mapping[str, Any] | None, stream: TokenStream) -> Tokens:
+    """The tokens of a text: those in the cache, else made and stored there. Without a key they last for this process.
+
+    ``key`` has all that decides the tokens. If the cache cannot be written, they last for this process as well.
+    """
+    if key is not None:
+        key = {**key, "format": FORMAT, "byte_order": "little"}
+        folder = entry_folder("texts", key)
+        try:
+            return _from_cache(folder, key, stream)
+        except CannotKeepError as error:
+            print_line(f"cache: tokens cannot be kept in {folder} ({error}); they are kept for this command alone")
+    try:
+        with _writing():
+            place = tempfile.TemporaryDirectory(prefix="scoremode-tokens-")
+        with place as temporary:  # what is mapped survives its removal
+            return TokenFiles(Path(temporary), {}).write(stream)
+    except CannotKeepError as error:
+        raise CorpusError(
+            f"the tokens of the text cannot be written ({error})",
+            fix="free some space, or set SCOREMODE_CACHE and TMPDIR to folders with more room",
+        ) from None
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotKeepError(error.strerror or str(error)) from None
+
+
+def _from_cache(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> Tokens:
+    facts = stream.tokenizer.facts
+    found = _open(folder, key, facts)
+    if found is not None:
+        return found
+    with _writing():
+        folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        try:
+            held.enter_context(hold_lock(folder / LOCK, waiting=WAITING))
+        except RunError as error:
+            raise CannotKeepError(error.message) from None
+        found = _open(folder, key, facts)  # made while this process waited
+        if found is None:
+            found = TokenFiles(folder, key).write(stream)
+    make_room(folder)
+    return found
+
+
+# ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens | None:
+    """The stored tokens; None if there are none that can be used, and a line that says so if they are damaged."""
+    if not (folder / TOKENS_MARK).exists():
+        return None
+    try:
+        tokens = read_tokens(folder, key, facts)
+    except (OSError, ValueError) as error:
+        print_line(f"cache: {folder / TOKENS_MARK} or a file beside it is damaged ({error}); the tokens are made again")
+        return None
+    mark_used(folder)
+    return tokens
+
+
+def read_tokens(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens:
+    """Map the columns of a folder, after their checksums were compared; ValueError if anything is wrong."""
+    manifest = read_object(folder / TOKENS_MARK)
+    bad = manifests.unusable_field(manifest, _FIELDS)
+    if bad is not None or not manifests.is_sealed(manifest):
+        raise ValueError(f"its {bad or 'seal'} is wrong")
+    if manifest["key"] != dict(key):
+        raise ValueError("it belongs to another text")
+    files = manifest["files"]
+    if set(MAPPED + WHOLE) - set(OPTIONAL) - files.keys() or files.keys() - set(MAPPED + WHOLE):
+        raise ValueError("it lists other columns")
+    columns = {name: _column(folder / f"{name}.bin", name, about) for name, about in files.items()}
+    count = len(columns["ids"])
+    if any(len(columns[name]) != count for name in MAPPED if name in columns):
+        raise ValueError("its columns differ in length")
+    starts = columns["doc_starts"]
+    if not (len(starts) and starts[0] == 0 and starts[-1] == count and np.all(np.diff(starts) >= 0)):
+        raise ValueError("its documents do not add up")
+    mask = columns.pop("mask", None)
+    return Tokens(
+        **columns,
+        tokenizer=facts,
+        target_mask=None if mask is None else mask.view(np.bool_),
+        notes=tuple(manifest["notes"]),
+    )
+
+
+def _column(path: Path, name: str, about: Mapping[str, Any]) -> Any:
+    kind = np.dtype(about["type"])
+    with path.open("rb") as file:
+        if path.stat().st_size != about["count"] * kind.itemsize:
+            raise ValueError(f"{path.name} has another size")
+        stamp = _stamp(path)
+        if stamp not in _checked:
+            checksum = 0
+            while block := file.read(BLOCK):
+                checksum = zlib.crc32(block, checksum)
+            if checksum != about["crc32"]:
+                raise ValueError(f"{path.name} has another checksum")
+            _checked.add(stamp)
+        if not about["count"]:
+            return np.zeros(0, kind)
+        if name in WHOLE:
+            file.seek(0)
+            return frozen(np.fromfile(file, kind).astype(np.int64))
+        return mapped_array(file, kind)
+
+
+def _stamp(path: Path) -> tuple[Any, ...]:
+    found = path.stat()
+    return str(path), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+# ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class TokenFiles:
+    """Columns that go to files while a text is read."""
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self.folder, self.key = folder, key
+        self._columns: dict[str, _Column] = {}
+        self._without_mask = False
+        with _writing():
+            self._remove()
+
+    def _remove(self) -> None:
+        names = (f"{name}.{end}" for name in MAPPED + WHOLE for end in ("bin", "wide"))
+        for name in (TOKENS_MARK, *names):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def write(self, stream: TokenStream) -> Tokens:
+        """Write all tokens, then the manifest, and map the files."""
+        try:
+            for block in stream:
+                self._add_block(block)
+            return self._finished(stream)
+        except BaseException:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
+        """Remove what was written, because the text could not be read to its end."""
+        with suppress(OSError, ValueError):  # it may be closed already
+            for column in self._columns.values():
+                column.close()
+            self._remove()
+
+    def _add(self, name: str, numbers: Any, kind: str | None = None) -> None:
+        with _writing():
+            if name not in self._columns:
+                self._columns[name] = _Column(self.folder / f"{name}.bin", kind)
+            self._columns[name].add(numbers)
+
+    def _add_block(self, block: TokenBlock) -> None:
+        self._add("ids", block.ids, "<i4")
+        self._add("char_end", block.char_end)
+        self._add("byte_len", block.byte_len)
+        self._add("word_starts", block.word_starts)
+        self._without_mask = self._without_mask or block.mask is None
+        self._add("mask", np.zeros(0, np.uint8) if block.mask is None else block.mask.view(np.uint8), "u1")
+
+    def _finished(self, stream: TokenStream) -> Tokens:
+        none = np.zeros(0, np.int32)  # so that every column has its file
+        self._add_block(TokenBlock(none, none.astype(np.int64), none, none, none.astype(np.bool_)))
+        for name in WHOLE:
+            numbers = getattr(stream.index, name)
+            if numbers is not None:
+                self._add(name, numbers)
+        with _writing():
+            if self._without_mask or not self._columns["mask"].count:
+                unused = self._columns.pop("mask")
+                unused.close()
+                unused.path.unlink()
+            files = {name: column.close() for name, column in self._columns.items()}
+            _checked.update(_stamp(column.path) for column in self._columns.values())
+            manifest = {"format": FORMAT, "key": dict(self.key), "files": files, "notes": list(stream.index.notes)}
+            write_atomically(self.folder / TOKENS_MARK, json.dumps(manifests.sealed(manifest), indent=1).encode())
+            return read_tokens(self.folder, self.key, stream.tokenizer.facts)
+
+
+class _Column:
+    """A file of numbers that grow: it begins in the smallest type, and is written again in a larger one if it must."""
+
+    def __init__(self, path: Path, kind: str | None) -> None:
+        self.path, self.kind = path, kind or TYPES[0]
+        self._fixed, self.count, self._crc = kind is not None, 0, 0
+        self._pending, self._waiting = list[Any](), 0  # documents may be short: they are written together
+        self._file = path.open("xb")
+
+    def add(self, numbers: Any) -> None:
+        self._pending.append(numbers)
+        self._waiting += len(numbers)
+        self.count += len(numbers)
+        if self._waiting >= TOGETHER:
+            self._flush()
+
+    def _flush(self) -> None:
+        numbers = np.concatenate([np.zeros(0, self.kind), *self._pending])
+        self._pending, self._waiting = [], 0
+        if not self._fixed and len(numbers):
+            largest = int(numbers.max())
+            while largest > np.iinfo(self.kind).max:
+                self._widen()
+        data = np.ascontiguousarray(numbers, dtype=self.kind).tobytes()
+        self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
+
+    def _widen(self) -> None:
+        narrow, self.kind = self.kind, TYPES[TYPES.index(self.kind) + 1]
+        self._file.close()
+        wide = self.path.with_suffix(".wide")
+        with self.path.open("rb") as old:
+            self._file, self._crc = wide.open("wb"), 0
+            while block := old.read(BLOCK):
+                data = np.frombuffer(block, narrow).astype(self.kind).tobytes()
+                self._file.write(data)
+                self._crc = zlib.crc32(data, self._crc)
+        wide.replace(self.path)
+
+    def close(self) -> dict[str, Any]:
+        self._flush()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return {"type": self.kind, "count": self.count, "crc32": self._crc}

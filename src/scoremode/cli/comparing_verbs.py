@@ -1,0 +1,214 @@
+"""The verbs that compare: compare, tasks and report. Their flags, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from dataclasses import replace
+from typing import Any
+
+from scoremode.cli import flags
+from scoremode.cli.output import print_json, progress_bar, show
+from scoremode.cli.parser import Verb
+
+logger = logging.getLogger(__name__)
+
+RULE_HOLDS = 1
+
+
+class CompareVerb(Verb):
+    summary = "what changed between a baseline and its candidates, with errors"
+    epilog = (
+        "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
+        "Exit code 1: a --fail-if rule holds."
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        flags.add(parser, {"baseline BASELINE": "a model, a reference, a .kld file, or a run"})
+        flags.add(parser, {"candidates CANDIDATE …": "models, or runs of the same plan"})
+        flags.add_question(parser)
+        flags.add_engine(parser)
+        flags.add_baseline(parser)
+        kept = {
+            "--out DIR": "keep the runs there; an interrupted comparison resumes",
+            "--fresh": "score again even if runs are there, and replace them",
+            "--fail-if RULE …": 'as in "kl_mean > 0.02" or "same_top < 0.9 surely"',
+            **flags.REPORT,
+        }
+        flags.add(parser.add_argument_group("comparison"), kept)
+        layout = {"--llamacpp": "print what llama.cpp's tool prints, by its formulas"}
+        flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **layout, **flags.JSON})
+
+    def run(self, parsed: argparse.Namespace) -> int:
+        from scoremode.statistics import gate
+        from scoremode.statistics.comparison import comparison_statistics
+        from scoremode.verbs.compare import compare
+
+        rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+        output = _checked_report(parsed)
+        with progress_bar("scoring") as progress:
+            found = compare(
+                parsed.baseline,
+                *parsed.candidates,
+                out=parsed.out,
+                fresh=parsed.fresh,
+                progress=progress,
+                **flags.question(parsed),
+                **flags.model_arguments(parsed),
+                **flags.baseline_arguments(parsed),
+            )
+        found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
+        statistics = [comparison_statistics(c) for c in found]
+        _print_comparisons(parsed, found, statistics)
+        if output:
+            from scoremode.report.html.page import render
+
+            _write_report(parsed, output, render(found, statistics))
+        return _verdict([gate.check(rule, one) for rule in rules for one in statistics])
+
+
+def _print_comparisons(parsed: argparse.Namespace, found: list[Any], statistics: list[dict[str, Any]]) -> None:
+    from scoremode.report.model_card import markdown, model_index
+    from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+
+    if parsed.markdown:
+        print(markdown(found, statistics))
+    elif parsed.llamacpp:
+        print(llamacpp_layout(found))
+    elif parsed.model_index:
+        print("\n".join(map(model_index, found, statistics)))
+    else:
+        show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
+
+
+class TasksVerb(Verb):
+    summary = "candidates against a baseline on tasks of lm-eval: recovery and flips, with errors"
+    epilog = "Tasks are those of lm-eval that ask for log-likelihoods. Exit code 1: a --fail-if rule holds."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        flags.add(parser, {"baseline BASELINE": "a model", "candidates CANDIDATE …": "models"})
+        asked = parser.add_argument_group("tasks")
+        named = "tasks, groups, tags, patterns or YAML files, as in arc_easy,piqa"
+        flags.add(asked, {"--tasks NAMES": named}, required=True)
+        flags.add(asked, {"--task-data DIR": "local data: DIR/TASK_SPLIT.jsonl, one row per line"})
+        flags.add(asked, {"--include-path DIR …": "YAML files of your own tasks; their code is run"})
+        flags.add(asked, {"--num-fewshot N": "examples (default: what the task says)"}, type=flags.count)
+        flags.add(asked, {"--limit N": "only the first N documents of each task"}, type=flags.count)
+        flags.add(asked, {"--metric NAME": "of recovery and flips (default: acc_norm, else acc)"})
+        flags.add(asked, {"--apply-chat-template": "write questions as the model's chat template"})
+        flags.add_engine(parser)
+        flags.add_baseline(parser)
+        kept = {
+            "--out DIR": "keep the answers there (default: in the cache)",
+            "--fresh": "ask again, even if answers are kept",
+            "--fail-if RULE …": 'as in "recovery < 0.99 surely" or "arc_easy.flips > 0.05"',
+            **flags.REPORT,
+        }
+        flags.add(parser.add_argument_group("comparison"), kept)
+        flags.add(parser.add_mutually_exclusive_group(), {**flags.CARDS, **flags.JSON})
+
+    def run(self, parsed: argparse.Namespace) -> int:
+        from scoremode.harness.tasks import tasks
+        from scoremode.statistics import gate
+
+        rules = [gate.parse_for_tasks(text) for text in parsed.fail_if or ()]  # before an hour of scoring
+        output = _checked_report(parsed)
+        with progress_bar("asking") as progress:
+            found = tasks(
+                parsed.baseline,
+                *parsed.candidates,
+                tasks=parsed.tasks,
+                num_fewshot=parsed.num_fewshot,
+                limit=parsed.limit,
+                metric=parsed.metric,
+                apply_chat_template=parsed.apply_chat_template,
+                task_data=parsed.task_data,
+                include_path=parsed.include_path or (),
+                out=parsed.out,
+                fresh=parsed.fresh,
+                rows=[rule.task for rule in rules if rule.task is not None],
+                progress=progress,
+                **flags.model_arguments(parsed),
+                **flags.baseline_arguments(parsed),
+            )
+        found = [replace(c, manifest={"command": _command_line()}) for c in found]
+        _print_tasks(parsed, found)
+        if output:
+            from scoremode.report.html.tasks_page import render_tasks
+
+            _write_report(parsed, output, render_tasks(found))
+        failures = []
+        for rule in rules:
+            for c in found:
+                row, named = (c.overall, c.name) if rule.task is None else (c.row(rule.task), f"{c.name}, {rule.task}")
+                failures.append(gate.check(rule, {**row, "name": named}))
+        return _verdict(failures)
+
+
+def _print_tasks(parsed: argparse.Namespace, found: list[Any]) -> None:
+    from scoremode.report.model_card import tasks_markdown, tasks_model_index
+    from scoremode.report.terminal.comparison_tables import tasks_json, tasks_tables
+
+    if parsed.markdown:
+        print(tasks_markdown(found))
+    elif parsed.model_index:
+        print("\n".join(map(tasks_model_index, found)))
+    else:
+        show(parsed, lambda: tasks_json(found), lambda: tasks_tables(found))
+
+
+def _checked_report(parsed: argparse.Namespace) -> Any:
+    """The file of ``--report``, checked before an hour of scoring; None if none was asked for."""
+    from scoremode.verbs.outputs import check_report
+
+    return None if parsed.report is None else check_report(parsed.report, "--report", made_later=parsed.out)
+
+
+def _write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
+    from scoremode.report.html.page import write
+
+    write(parsed.report, page, "--report")
+    for_machines = bool(parsed.json or parsed.markdown or parsed.model_index)
+    output.announce(f"\nreport written to {output}", quiet=for_machines)
+
+
+def _command_line() -> str:
+    """What was typed, without secrets."""
+    from scoremode.disk.manifests import command_without_secrets
+
+    return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
+
+
+def _verdict(checked: list[str | None]) -> int:
+    """Print which rules hold; the exit code."""
+    failures = [why for why in checked if why]
+    for why in failures:
+        logger.error(why)
+    return RULE_HOLDS if failures else 0
+
+
+class ReportVerb(Verb):
+    summary = "runs and comparisons as one HTML page"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        flags.add(parser, {"run_folders RUN …": "folders written with --out; the first is the baseline"})
+        parser.add_argument("-o", "--output", metavar="FILE", required=True, help="the page, as in report.html")
+        flags.add(parser, flags.JSON)
+
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.report.html.page import render, write
+        from scoremode.statistics.comparison import comparison_statistics
+        from scoremode.store.runs import load
+        from scoremode.verbs.compare import of_runs
+        from scoremode.verbs.outputs import check_report
+
+        output = check_report(parsed.output)  # before columns are read
+        first, *others = parsed.run_folders
+        found = of_runs(first, others)
+        page = render(found, [comparison_statistics(c) for c in found], runs=[] if found else [load(first)])
+        write(parsed.output, page)
+        if parsed.json:
+            print_json({"report": parsed.output, "runs": len(parsed.run_folders)})
+        output.announce(f"written to {output}", quiet=parsed.json)

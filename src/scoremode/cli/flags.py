@@ -1,0 +1,244 @@
+"""Flags that several verbs share, each declared once, under the names that people of this field know."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from scoremode import strict_json
+from scoremode.errors import OptionError
+
+if TYPE_CHECKING:
+    from scoremode.engines.options import KnownOption
+
+Flags = Mapping[str, str]
+"""Flags as the help shows them, and what they do.
+
+``--out DIR`` has a value, ``--fresh`` is a switch, ``--target TEXT …`` may be given again, and N is a whole number.
+"""
+
+
+def integer(text: str) -> int:
+    """A whole number in plain digits, for argparse: not ``1e3``, ``' 5'`` or ``1_000``."""
+    if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a whole number, as in 512")
+    if len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{_cut(text)} is too large")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A number that is not negative, for argparse."""
+    value = integer(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _number(text: str) -> float:
+    """The number; NaN if the text is not one."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def amount(text: str) -> float:
+    """A finite number that is not negative, for argparse."""
+    value = _number(text)
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number, as in 1 or 0.5")
+    return value
+
+
+def number_within(option: KnownOption) -> Callable[[str], float]:
+    """A reader of numbers within an option's bounds, for argparse."""
+
+    def read(text: str) -> float:
+        low, high, value = option.details.above, option.details.at_most, _number(text)
+        if not ((low is None or value > low) and (high is None or value <= high)) or math.isnan(value):
+            raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number {option.bounds()}".rstrip())
+        return value
+
+    return read
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+JSON: Flags = {"--json": "print the facts for machines, and nothing else"}
+CARDS: Flags = {
+    "--markdown": "print the table for a model card",
+    "--model-index": "print the metadata block for the Hugging Face hub",
+}
+REPORT: Flags = {"--report FILE": "write the HTML report there"}
+MODEL: Flags = {"model MODEL": "smollm2-135m, a checkpoint folder, or a name on the hub"}
+TEXT: Flags = {
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder or a "
+    "pattern ('notes/*.txt') of files, or - for stdin",
+    "--text TEXT": "a text given here",
+    "--dataset NAME": "a dataset on the Hugging Face hub",
+    "--dataset-config CONFIG": "",
+    "--split SPLIT": "of the dataset (default: test)",
+    "--field FIELD": "of .jsonl or .parquet rows (default: text, or messages)",
+    "--num-samples N": "only the first N rows (of one plain text: lines)",
+    "--document-tokens N": "only the first N tokens of each document",
+    "--assistant-only": "of chat rows, score the assistant's tokens alone",
+}
+METHOD: Flags = {
+    "--method METHOD …": "see scoremode methods (default: sliding-once)",
+    "--context-length N": "tokens per window (default: the method's)",
+    "--stride N": "tokens between windows (default: the method's)",
+    "--max-windows N": "0 for all (default: the method's own limit)",
+}
+AGAIN = {"--corpus TEXT …": "; give it again for another question", "--method METHOD …": "; may be given again"}
+QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
+ENGINE: Flags = {
+    "--engine ENGINE": "see scoremode engines (default: the one that fits the model)",
+    "--tokenizer FOLDER": "another tokenizer than the model's own",
+}
+REPLICAS: Flags = {
+    "--replicas N": "engines at a time (default: one, in this process)",
+    "--ray ADDRESS": "auto, or HOST:PORT of a Ray cluster (default: Ray is started here)",
+}
+PER_REPLICA: Flags = {
+    "--gpus-per-replica N": "also a share (default: what it needs)",
+    "--cpus-per-replica N": "default: 1 for each process of an engine",
+}
+BASELINE: Flags = {"--baseline-engine NAME": "default: --engine", "--baseline-dtype DTYPE": "default: --dtype"}
+
+
+def add(parser: Any, flags: Flags, **details: Any) -> None:
+    """Add flags to a parser or to one of its groups; ``details`` are arguments of ``add_argument`` for all of them."""
+    for words, about in flags.items():
+        name, _, value = words.partition(" ")
+        given: dict[str, Any] = {"metavar": value.removesuffix(" …"), "help": about or None}
+        if not value:
+            given = {"action": "store_true", "help": about}
+        elif value.endswith(" …"):
+            given |= {"action": "append"} if name.startswith("-") else {"nargs": "+"}
+        elif value == "N":
+            given["type"] = integer
+        parser.add_argument(name, **{**given, **details})
+
+
+def add_worst(parser: Any) -> None:
+    add(parser, {"--worst N": "worst-predicted tokens to show (default: 8)"}, type=count, default=8)
+
+
+def add_model(parser: argparse.ArgumentParser, *, several: bool = False, replicas: bool = True) -> None:
+    """A model, the question that it is asked, and its engine."""
+    add(parser, MODEL)
+    add_question(parser, several=several)
+    add_engine(parser, replicas=replicas)
+
+
+def add_question(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Flags of a question; with ``several``, a corpus or a method that is given again is another question."""
+    for title, flags in (("text", TEXT), ("method", METHOD)):
+        more = AGAIN if several else {}
+        add(parser.add_argument_group(title), {name: about + more.get(name, "") for name, about in flags.items()})
+
+
+def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
+    """``--engine``, every option of every engine, as the engines declare them, and how the work is spread."""
+    from scoremode.engines.registry import all_options
+
+    shared = parser.add_argument_group("engine")
+    add(shared, ENGINE)
+    groups = {}
+    for engines, option in all_options().values():
+        if len(engines) > 1:
+            _add_option(shared, option)
+            continue
+        if engines[0] not in groups:
+            groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
+        _add_option(groups[engines[0]], option)
+    if replicas:
+        group = parser.add_argument_group("replicas", "several engines share the work: pip install '.[ray]'")
+        add(group, REPLICAS)
+        add(group, PER_REPLICA, type=amount)
+
+
+def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
+    details = option.details
+    same: dict[str, Any] = {"dest": option.name, "help": details.help}
+    if option.kind == "bool":
+        same |= {"action": "store_true", "default": None}
+    elif option.kind == "Pairs":
+        same |= {"action": "append", "metavar": details.metavar}
+    else:
+        readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
+        same |= {"type": readers.get(option.kind, str), "metavar": details.metavar, "choices": details.choices}
+    group.add_argument(option.flag, *details.older_flags, **same)
+
+
+def add_baseline(parser: argparse.ArgumentParser) -> None:
+    words = "if it is scored in a different way than the candidates"
+    add(parser.add_argument_group("baseline", words), BASELINE)
+
+
+def _engine_arg(text: str) -> tuple[str, Any]:
+    """``name=value``, the value is read as JSON if it is JSON."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise OptionError(f"--engine-arg {text} is not NAME=VALUE", fix="as in --engine-arg max_num_seqs=64")
+    try:
+        return name, strict_json.parse(value)
+    except ValueError:
+        return name, value
+
+
+def question(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The question of a command that asks one."""
+    found = questions(parsed)
+    if len(found) > 1:
+        flag = "--corpus" if len(parsed.corpus or ()) > 1 else "--method"
+        raise OptionError(
+            f"{flag} is given {len(found)} times, and {parsed.verb} asks one question",
+            fix="run it once for each; several files are one corpus as a folder or a pattern like 'notes/*.txt'",
+        )
+    return found[0]
+
+
+def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    """One question for each corpus and each method, in the order given; what was not given is left out."""
+    shared = {name: getattr(parsed, name) for name in QUESTION if name not in ("corpus", "method")}
+    corpora, methods = parsed.corpus or [None], parsed.method or [None]
+    for flag, values in (("--corpus", corpora), ("--method", methods)):
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            raise OptionError(f"{flag} {_cut(twice)} is given twice", fix="give it once")
+    asked = [{**shared, "corpus": corpus, "method": method} for corpus in corpora for method in methods]
+    return [{name: value for name, value in one.items() if value is not None and value is not False} for one in asked]
+
+
+def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The options of engines that were given, and what was said of replicas."""
+    from scoremode.cluster.spread import SPREAD
+    from scoremode.engines.registry import all_options
+
+    found = {}
+    for name, (_, option) in all_options().items():
+        value = getattr(parsed, name)
+        if option.kind == "Pairs" and value:
+            value = tuple(_engine_arg(text) for text in value)
+        if value is not None:
+            found[name] = value
+    spread = {name: getattr(parsed, name, None) for name in SPREAD}
+    return found | {name: value for name, value in spread.items() if value is not None}
+
+
+def model_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The engine, the tokenizer and the engine's options: how a model is loaded."""
+    return {"engine": parsed.engine, "tokenizer": parsed.tokenizer, **engine_options(parsed)}
+
+
+def baseline_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The engine and the options of the baseline alone."""
+    options = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
+    return {"baseline_engine": parsed.baseline_engine, "baseline_options": options}

@@ -1,0 +1,318 @@
+"""The replicas of one model, as the driver sees them: started, polled, and restarted when they die."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scoremode.cluster.ledger import Pace
+from scoremode.cluster.ray_cluster import Cluster, reason_of
+from scoremode.cluster.replica import OTHER_FILES, OTHER_VERSION, Opened, Replica, ReplicaSpec
+from scoremode.cluster.replica_log import ReplicaLog, ReplicaStats
+from scoremode.cluster.spread import Room
+from scoremode.cluster.transport import Refusal, WindowSubset
+from scoremode.errors import EngineError, ScoremodeError
+
+MOST_FAILURES = 3  # starts in a row that led to no answer
+PAUSE = (0.0, 1.0, 4.0)  # seconds before another start
+NO_ROOM_SECONDS = 15.0  # that a cluster may be without room for a single replica: a lost node may come back
+WAITING_SECONDS = 10.0  # after which the user is told what the pool waits for
+CLOSE_SECONDS = 5.0  # for engines to end the processes that they started
+SHOW_SECONDS = 0.25  # between two updates of the progress line
+SHOWN = 8  # replicas whose rates are shown one by one
+RESUME = "what was scored is kept: run the same command again to resume"
+
+
+@dataclass(eq=False)
+class Assignment:
+    """Batches that a replica computes, and the stream of its answers."""
+
+    batches: list[int]
+    subset: WindowSubset
+    tokens: int
+    stream: Any
+    sent: float
+    is_copied: bool = False  # another replica computes the same
+
+
+@dataclass(eq=False)
+class ReplicaHandle:
+    """One replica. A restart gives it another actor, and another incarnation."""
+
+    number: int
+    stats: ReplicaStats
+    actor: Any = None
+    placement_group: Any = None  # if its processes may lie on several nodes
+    calls: dict[str, Any] = field(default_factory=dict)  # method of the actor ─▶ the reference of its result
+    opened: Opened | None = None
+    is_probed: bool = False
+    assignments: deque[Assignment] = field(default_factory=deque)
+    pace: Pace = field(default_factory=Pace)
+    starts: int = 0
+    failures: int = 0  # in a row
+    not_before: float = 0.0  # when it may be started again
+    is_left_out: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.stats.name
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.number}.{self.starts}"
+
+    @property
+    def is_ready(self) -> bool:
+        return self.opened is not None
+
+    @property
+    def rate(self) -> str:
+        """Tokens per second in a few characters: – not ready, … not known yet."""
+        rate = self.pace.rate
+        if not self.is_ready or rate is None:
+            return "…" if self.is_ready else "–"
+        return f"{rate / 1000:.0f}k" if rate >= 10_000 else f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A replica died, and why."""
+
+    why: str
+
+
+class ReplicaPool:
+    """Starts all replicas of a model, polls them, and restarts those that died."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        spec: ReplicaSpec,
+        room: Room,
+        environment: Mapping[str, str],
+        log: ReplicaLog,
+    ) -> None:
+        self.cluster, self.spec, self.room, self.log = cluster, spec, room, log
+        self.show: Callable[[str], None] | None = None  # gets the rates of all replicas
+        self._shown = 0.0  # when it last got them
+        self._environment = dict(environment)
+        self._ray = cluster.ray
+        self.replicas = [ReplicaHandle(number, stats) for number, stats in enumerate(log.replicas)]
+        self._first_refusal: Refusal | None = None
+        self._last_reason = "none could start"
+        self._idle_since: float | None = None  # since when no replica is ready
+        self._told_waiting = False
+        fitting, count = cluster.fitting(room), len(self.replicas)
+        if not fitting:
+            raise EngineError(
+                f"a replica needs {room.words} on one node; the cluster has {cluster.offers()}",
+                fix="give fewer --gpus-per-replica or --cpus-per-replica, or a larger cluster",
+            )
+        if fitting < count:
+            log.event(
+                f"room for {fitting} of {count} replicas ({room.words} each; the cluster has {cluster.offers()}); the "
+                "others join when there is room"
+            )
+
+    @property
+    def ready(self) -> list[ReplicaHandle]:
+        return [replica for replica in self.replicas if replica.is_ready]
+
+    @property
+    def sharers(self) -> int:
+        """How many replicas share the work, those that are starting included."""
+        return sum(not replica.is_left_out for replica in self.replicas)
+
+    def wait_for_one(self) -> ReplicaHandle:
+        """Waits for a ready replica; returns the one with the least to do."""
+        while not self.ready:
+            self._poll_starting()
+        return min(self.ready, key=lambda replica: len(replica.assignments))
+
+    def wait_for_all(self, seconds: float) -> int:
+        """Waits until all replicas are ready or left out; returns how many are ready."""
+        until = time.monotonic() + seconds
+        while not all(one.is_ready or one.is_left_out for one in self.replicas) and time.monotonic() < until:
+            self._poll_starting()
+        return len(self.ready)
+
+    def _poll_starting(self) -> None:
+        """Polls starting replicas and handles those that died."""
+        for replica, _, result in self.poll():
+            if isinstance(result, Lost):
+                self.log.event(f"{replica.name} was gone before it scored anything ({result.why})", is_detail=True)
+                self.replace(replica, result.why)
+
+    def poll(self, timeout: float = 0.25) -> Iterator[tuple[ReplicaHandle, str, Any]]:
+        """Restarts dead replicas, and yields the results of the methods ``score`` and ``probe`` since the last poll.
+
+        The result of a method whose replica has died is ``Lost``.
+        """
+        self._restart_dead()
+        self._show_rates()
+        waiting = {call: (one, method) for one in self.replicas for method, call in one.calls.items()}
+        waiting |= {one.assignments[0].stream: (one, "score") for one in self.replicas if one.assignments}
+        if not waiting:
+            time.sleep(min(timeout, 0.05))
+            return
+        self._ray.wait(list(waiting), num_returns=1, timeout=timeout)
+        ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+        for call in ready:
+            replica, method = waiting[call]
+            if replica.actor is None:  # it was lost a moment ago
+                continue
+            replica.calls.pop(method, None)
+            try:
+                result = self._ray.get(next(call) if method == "score" else call)
+            except StopIteration:
+                yield replica, method, Lost("its answers ended before they were complete")
+            except self._ray.exceptions.RayError as error:
+                yield replica, method, Lost(reason_of(error))
+            else:
+                if method == "open":
+                    self._set_opened(replica, result)
+                elif method != "where":
+                    yield replica, method, result
+
+    def _show_rates(self) -> None:
+        now = time.monotonic()
+        if self.show is not None and now - self._shown >= SHOW_SECONDS:
+            self._shown = now
+            self.show(rates_of(self.replicas))
+
+    def _restart_dead(self) -> None:
+        """Starts replicas that do not run, and raises an error if none can."""
+        now = time.monotonic()
+        for replica in self.replicas:
+            if replica.actor is None and not replica.is_left_out and now >= replica.not_before:
+                self._start(replica)
+        if not self.sharers:
+            raise self._all_gone()
+        if self.ready:
+            self._idle_since = None
+            return
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        waited = now - self._idle_since
+        if waited > NO_ROOM_SECONDS and not self.cluster.fitting(self.room):
+            raise EngineError(
+                f"all replicas are gone and there is no room for one; {self.cluster.offers()}", fix=RESUME
+            )
+        unplaced = all("where" in replica.calls for replica in self.replicas)
+        if waited > WAITING_SECONDS and not self._told_waiting and unplaced:
+            self._told_waiting = True
+            have = f"the cluster has {self.cluster.offers()}"
+            self.log.event(f"waiting for {self.room.words} to become free, or for Ray to start a process; {have}")
+
+    def _all_gone(self) -> ScoremodeError:
+        if self._first_refusal is not None:
+            return self._first_refusal.error()
+        count = len(self.replicas)
+        gone = "the replica is gone" if count == 1 else f"all {count} replicas are gone"
+        return EngineError(f"{gone} ({self._last_reason})", fix=RESUME)
+
+    def _start(self, replica: ReplicaHandle) -> None:
+        replica.starts += 1
+        replica.pace, replica.is_probed = Pace(), False
+        options: dict[str, Any] = {
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "num_cpus": self.room.all_cpus,
+            "num_gpus": self.room.all_gpus,
+            "runtime_env": {"env_vars": self._environment},
+        }
+        if self.room.over_nodes:
+            options |= self._over_nodes(replica)
+        replica.actor = self._ray.remote(Replica).options(**options).remote()
+        # "where" is answered as soon as the actor has a process
+        replica.calls = {"where": replica.actor.where.remote(), "open": replica.actor.open.remote(self.spec)}
+
+    def _over_nodes(self, replica: ReplicaHandle) -> dict[str, Any]:
+        """Reserves a bundle for each rank; the actor lies in the first, and its engine puts its ranks into all."""
+        from ray.util import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = {kind: n for kind, n in (("GPU", self.room.gpus), ("CPU", self.room.cpus)) if n}
+        group = placement_group([dict(bundle) for _ in range(self.room.ranks)], strategy="PACK")
+        replica.placement_group = group
+        strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+        return {"scheduling_strategy": strategy, "num_gpus": 0, "num_cpus": self.room.cpus}
+
+    def _set_opened(self, replica: ReplicaHandle, said: Opened | Refusal) -> None:
+        """A replica has opened its engine, or has said why it cannot."""
+        if isinstance(said, Refusal):
+            self._first_refusal = self._first_refusal or said
+            is_final = said.is_input or said.fix in (OTHER_FILES, OTHER_VERSION) or len(self.replicas) == 1
+            self._end_or_restart(replica, str(said.error()), is_final=is_final)
+            return
+        replica.opened, stats = said, replica.stats
+        stats.host, stats.device, stats.seconds_to_start = said.host, said.facts.device, said.seconds
+        stats.starts += 1
+        if stats.starts > 1:
+            self.log.event(f"{replica.name} is back, on {said.host}", is_detail=True)
+
+    def replace(self, replica: ReplicaHandle, why: str) -> None:
+        """Ends a replica that died or whose engine failed; a fresh one takes its place, unless too many failed."""
+        self._last_reason = why
+        self.log.counts["deaths"] += 1
+        self._end_or_restart(replica, why)
+
+    def _end_or_restart(self, replica: ReplicaHandle, why: str, *, is_final: bool = False) -> None:
+        replica.failures = MOST_FAILURES if is_final else replica.failures + 1
+        self._end(replica)
+        if replica.failures < MOST_FAILURES:
+            replica.not_before = time.monotonic() + PAUSE[replica.failures - 1]
+            return
+        replica.is_left_out = True
+        self.log.counts["left out"] += 1
+        if len(self.replicas) > 1:
+            self.log.event(f"{replica.name} is left out: {why}")
+
+    def _end(self, replica: ReplicaHandle) -> None:
+        actor, replica.actor, replica.opened = replica.actor, None, None
+        group, replica.placement_group = replica.placement_group, None
+        replica.calls.clear()
+        replica.assignments.clear()
+        if actor is not None:
+            self._ray.kill(actor)
+        if group is not None:
+            from ray.util import remove_placement_group
+
+            remove_placement_group(group)
+
+    def is_node_lost(self, replica: ReplicaHandle) -> bool:
+        return replica.opened is not None and not self.cluster.is_alive(replica.opened.node)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of one replica, of another one if that dies. An error of its engine is raised."""
+        while True:
+            replica = self.wait_for_one()
+            try:
+                found = self._ray.get(getattr(replica.actor, method).remote(*arguments))
+            except self._ray.exceptions.RayError as error:
+                self.log.event(f"{replica.name} is gone ({reason_of(error)})")
+                self.replace(replica, reason_of(error))
+                continue
+            if isinstance(found, Refusal):
+                raise found.error()
+            return found
+
+    def close(self) -> None:
+        """Ends all replicas, after their engines."""
+        ending = [replica.actor.close.remote() for replica in self.ready]
+        if ending and self._ray.is_initialized():
+            self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
+        for replica in self.replicas:
+            self._end(replica)
+
+
+def rates_of(replicas: list[ReplicaHandle]) -> str:
+    """``3/4 replicas: 12k 11k 12k –``: tokens per second of each.
+
+    >>> rates_of([ReplicaHandle(number, ReplicaStats("")) for number in range(2)])
+    '0/2 replicas: – –'
+    """
+    rates = " ".join(one.rate for one in replicas[:SHOWN]) + (" …" if len(replicas) > SHOWN else "")
+    return f"{sum(one.is_ready for one in replicas)}/{len(replicas)} replicas: {rates}"

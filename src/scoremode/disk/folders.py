@@ -1,0 +1,72 @@
+"""Where the cache folder is, and the names of the files in the folders of runs, references and cache entries.
+
+The names stand here together, because every folder is checked for files that are not scoremode's before it is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from scoremode.arguments import ALMOST_URI
+from scoremode.errors import OptionError
+
+LOCK = ".lock"  # while a process writes into the folder
+TEMPORARY = ".scoremode-*.tmp"  # files that are still being written
+
+MANIFEST, SCORES, JOURNAL = "manifest.json", "scores.parquet", "partial.journal"  # of a run
+PLACE = ".place.json"  # in the work folder of a run behind a URI: that URI
+
+REFERENCE, HEAD = "reference.json", "head.safetensors"  # of a reference, beside the files of its run
+PARTIAL, ROWS, PARTIAL_HEAD = "partial.reference.json", "partial.rows", ".head.safetensors.partial"
+SHARD_NAME = re.compile(r"states-\d{5,}\.safetensors")
+
+MODEL_MARK, ANSWERS, TOKENS_MARK, FILE_MARK = "scoremode.json", "answers.records", "tokens.json", ".file.json"
+HASHES, USAGE, EVICTING, TASK_INDEX = "sha256.json", "usage.txt", ".evicting.lock", "lm-eval-tasks.json"
+
+SET_IT = "set SCOREMODE_CACHE to a folder that can be written"
+
+
+def shard_name(shard: int) -> str:
+    """The name of a file of hidden states."""
+    return f"states-{shard:05d}.safetensors"
+
+
+def is_reference_file(name: str) -> bool:
+    """Is this the name of a file that a reference adds to a run folder?"""
+    return name in {REFERENCE, HEAD, PARTIAL, ROWS, PARTIAL_HEAD} or SHARD_NAME.fullmatch(name) is not None
+
+
+def is_temporary(name: str) -> bool:
+    """Is this the name of a file that is being written, or was left by a killed process?"""
+    return fnmatchcase(name, TEMPORARY)
+
+
+def cache_folder() -> Path:
+    """``$SCOREMODE_CACHE``, else ``$XDG_CACHE_HOME/scoremode``, else ``~/.cache/scoremode``."""
+    try:
+        if chosen := os.environ.get("SCOREMODE_CACHE"):
+            if ALMOST_URI.match(chosen):
+                raise OptionError("SCOREMODE_CACHE is a URI, and the cache is a folder of this machine", fix=SET_IT)
+            return Path(chosen).expanduser()
+        base = os.environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "scoremode"
+    except RuntimeError:  # this user has no home
+        raise OptionError("there is no home folder for the cache", fix=SET_IT) from None
+
+
+def entry_folder(kind: str, identity: Mapping[str, Any]) -> Path:
+    """The cache folder of an entry; the same identity gives the same folder."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / kind / digest[:20]
+
+
+def give_another(folder: Path) -> str:
+    """The fix for a folder that cannot be used: another cache, or another --out if the user named the folder."""
+    return SET_IT if folder.is_relative_to(cache_folder()) else "give another --out"

@@ -1,0 +1,93 @@
+"""The identity of processes, and a guard that ends processes of ours when this one is gone, even if it was killed.
+
+Ray's own processes notice that their parent is gone, most within seconds, some within a minute. The guard is this file,
+run as a process of its own: its standard input ends when the driver does. So it imports nothing of scoremode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SECONDS = 3.0  # that guarded processes have to end by themselves
+PROC = Path("/proc")
+
+
+def identity(pid: int) -> str | None:
+    """Id and start time of a process: an id alone may be reused later. None if the process has ended.
+
+    The start time is the kernel's own tick count; a date would change when the clock is set.
+    """
+    if not (PROC / "self" / "stat").exists():
+        return _identity_without_proc(pid)
+    try:
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else f"{pid}:{int(fields[19])}"  # a zombie has ended
+
+
+def _identity_without_proc(pid: int) -> str | None:
+    import psutil  # a dependency of the engines that ask for this
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{pid}:{process.create_time()}"
+    except psutil.NoSuchProcess:
+        return None
+
+
+def descendants(pid: int) -> list[str]:
+    """Identities of all processes that a process has started, and of those that they have started."""
+    parents: dict[int, int] = {}
+    for found in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parents[int(found.name)] = int((found / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    family = [pid]
+    for parent in family:  # it grows meanwhile
+        family += [child for child, its in parents.items() if its == parent]
+    return [known for child in family[1:] if (known := identity(child)) is not None]
+
+
+def start(folder: str, before: set[str]) -> subprocess.Popen[bytes] | None:
+    """Guards what this process has started since ``before``; None where processes cannot be listed."""
+    guarded = [one for one in descendants(os.getpid()) if one not in before]
+    if not guarded:
+        return None
+    command, nowhere = [sys.executable, "-I", "-S", __file__, folder, *guarded], subprocess.DEVNULL
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True, cwd="/"
+    )
+
+
+def stop(guard: subprocess.Popen[bytes]) -> None:
+    """Lets the guard do its work now."""
+    if guard.stdin is not None:
+        guard.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        guard.wait(SECONDS + 2)
+
+
+def main(folder: str, guarded: list[str]) -> None:
+    """Waits until the driver is gone, kills what is still running a little later, and removes the folder."""
+    sys.stdin.buffer.read()
+    until = time.monotonic() + SECONDS
+    left = {int(one.partition(":")[0]): one for one in guarded}
+    while left := {pid: one for pid, one in left.items() if identity(pid) == one}:
+        if time.monotonic() > until:
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(0.05)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

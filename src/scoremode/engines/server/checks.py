@@ -1,0 +1,190 @@
+"""Two checks of a server: does it answer with log-probabilities of the tokens that were sent, and is it still the same?
+
+The first one is made once, on a probe:
+
+one two three one two three …     what repeats becomes likely: sums of probabilities come near 1, and are never above
+one two three one                 the same scores as inside the longer text: no score depends on what follows
+one two three one two three … X   another last token: its own score changes, and no other
+
+The sum of the k largest of V probabilities is at least k / V. Logits that pass for log-probabilities here would have
+to obey both bounds at every position.
+
+The second one is made whenever another process may have answered: scores of two models must never be mixed in one run.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.server.forms import FORMS, MOST, Form, WrongAnswerError
+from scoremode.engines.server.link import Link
+from scoremode.engines.server.served import RefusedError, ask, not_logprobs, score
+from scoremode.errors import EngineError
+from scoremode.text.tokenizer import TextTokenizer
+from scoremode.values import Floats
+
+TEXT = "one two three one two three one two three one two three one two three one two three " * 2
+LENGTH, SHORTEST = 32, 4
+SAME = 0.1  # nats, mean of |d|: what another length of the prompt may move; a shift by one moves scores by several
+UNCHANGED = 0.03  # nats, mean of |d|: what another batch may move
+ALMOST_ONE = 1.001
+PEAKED = 0.5
+LARGEST_VOCABULARY = 1 << 20
+TRIES = 8  # requests that may reach another of several servers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProbeResult:
+    """What the check found; ``scores`` are compared later, to see whether the server is still the same."""
+
+    ids: tuple[int, ...]
+    scores: Floats
+    mass: tuple[float, float] | None  # smallest and largest sum of the likeliest tokens' probabilities
+    notes: tuple[str, ...] = ()
+
+
+def probe_ids(tokenizer: TextTokenizer, longest: int | None) -> tuple[int, ...]:
+    """Tokens that repeat, as many as fit."""
+    ids = tokenizer.encode(TEXT, special=True).ids.tolist()
+    length = LENGTH if longest is None else min(LENGTH, longest)
+    if min(len(ids), length) < SHORTEST:
+        raise EngineError(
+            f"the server takes prompts of {longest} tokens, which is too short to check it",
+            fix="start it with a larger --max-model-len",
+        )
+    return tuple(ids[:length])
+
+
+def probe(link: Link, form: Form, model: str, ids: Sequence[int]) -> ProbeResult:
+    """Check a server; EngineError if its answers are not what they must be."""
+
+    def scores(prompt: Sequence[int]) -> Floats:
+        return score(link, form, model, prompt).logprob
+
+    whole, half = scores(ids), len(ids) // 2
+    _require_same(link, whole[: half - 1], scores(ids[:half]))
+    last_decides = False  # does another last token change its own score? That it changes no other is required
+    for other in [i for i in dict.fromkeys(ids) if i != ids[-1]][:3]:
+        found = scores([*ids[:-1], other])
+        _require_same(link, whole[:-1], found[:-1])
+        if distance(whole[-1:], found[-1:]) > SAME:
+            last_decides = True
+            break
+    if not form.names_ids and not last_decides:
+        raise EngineError(
+            f"{link.root} does not say which tokens its scores are about, and another last token changes no score",
+            fix="use a server that has prompt_logprobs",
+        )
+    largest = _largest(link, form, model, ids)
+    mass = None if largest is None else _mass(link, form, largest)
+    return ProbeResult(tuple(ids), whole, mass, tuple(_notes(form, mass)))
+
+
+def _require_same(link: Link, one: Floats, other: Floats) -> None:
+    if not (moved := distance(one, other)) <= SAME:
+        raise EngineError(
+            f"scores of {link.root} change with the tokens that follow (by {moved:.2g} nats on average)",
+            fix="it does not score prompts left to right, or not the tokens that it is sent: use another server",
+        )
+
+
+def distance(one: Floats, other: Floats) -> float:
+    """Mean of |d|; where both are minus infinity they agree."""
+    with np.errstate(invalid="ignore"):
+        d = np.where(one == other, 0.0, np.abs(one - other))
+    return float(d.mean()) if len(d) else 0.0
+
+
+def _largest(link: Link, form: Form, model: str, ids: Sequence[int]) -> list[list[float]] | None:
+    """For each token the probabilities of the most likely ones, as many as the server gives."""
+    for most in (MOST, 5, 1):
+        try:
+            found = ask(link, form, model, ids, most, largest=64 << 20).largest
+        except RefusedError:
+            continue
+        except WrongAnswerError:
+            return None
+        likely = [sorted(map(math.exp, one), reverse=True) for one in found or ()]
+        return [one[:most] for one in likely] if found is not None else None
+    return None
+
+
+def _mass(link: Link, form: Form, largest: list[list[float]]) -> tuple[float, float]:
+    sums = [sum(found) for found in largest]
+    if max(sums) > ALMOST_ONE:
+        raise not_logprobs(link, f"the probabilities of {len(largest[0])} tokens sum to {max(sums):.4g}")
+    if form.names_ids:  # else tokens with one text are counted once
+        too_little = [s for s, found in zip(sums, largest, strict=True) if s < len(found) / LARGEST_VOCABULARY]
+        if too_little:
+            raise not_logprobs(link, f"the largest probabilities sum to only {min(too_little):.2g}")
+    return min(sums), max(sums)
+
+
+def _notes(form: Form, mass: tuple[float, float] | None) -> list[str]:
+    found = []
+    if form is not FORMS[0]:
+        found.append("the server has no prompt_logprobs: scored by echo")
+    if not form.names_ids:
+        found.append("the server does not repeat the ids of tokens: that scores belong to them was checked on a probe")
+    if mass is None:
+        found.append("the server gives one probability a token: that its numbers are log-probabilities is unproven")
+    elif mass[1] < PEAKED:
+        found.append(
+            f"the server was sure of nothing in the probe (sums of probabilities up to {mass[1]:.2g}): that its "
+            "numbers are log-probabilities is likely, not proven"
+        )
+    return found
+
+
+# ── the same server ──────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class Description:
+    """A server at one time: what it says of itself, its scores of a fixed prompt, and which process it is."""
+
+    facts: Mapping[str, Any]
+    scores: Floats
+    instance: str | None = None  # None: it does not say
+
+
+class SameServer:
+    """Compares a server with what it was when the run began."""
+
+    def __init__(self, root: str, first: Description, describe: Callable[[], Description]) -> None:
+        self.root, self.first, self.describe = root, first, describe
+        self._known = {first.instance}
+        self._lock = threading.Lock()
+
+    def check(self) -> str | None:
+        """Ask the server who it is and for its scores, and compare. Returns the instance that was found to be equal."""
+        now = self.describe()
+        for name, before in self.first.facts.items():
+            if now.facts.get(name) != before:
+                raise changed(self.root, f"its {name} was {str(before)[:200]} and is {str(now.facts.get(name))[:200]}")
+        ours, theirs = self.first.scores, now.scores
+        moved = distance(ours, theirs) if ours.shape == theirs.shape else float("inf")
+        if not moved <= UNCHANGED:
+            raise changed(self.root, f"it gives other scores than before (by {moved:.2g} nats a token on a probe)")
+        return now.instance
+
+    def confirm(self, instance: str) -> None:
+        """Require that the instance that gave an answer is the first one, or one just like it."""
+        with self._lock:
+            for _ in range(TRIES):
+                if instance in self._known:
+                    return
+                self._known.add(self.check())
+        raise changed(self.root, "an answer came from a server that is not found again")
+
+
+def changed(root: str, why: str) -> EngineError:
+    return EngineError(
+        f"{root} changed: {why}",
+        fix="start the server as it was and run the same command again to resume; "
+        "a run of the server as it is now begins with --fresh or in another --out",
+    )

@@ -1,0 +1,223 @@
+"""Documents ─▶ answers of one model: each document is asked once, kept at once, and never asked again.
+
+documents ──encode──▶ ids ──not kept yet──▶ engine ──▶ answers.records
+
+What is kept is found by the ids of a document. A kill loses the documents that were being computed, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from scoremode.cache.task_answers import Answer, AnswerFile, answers_folder, digest_of, opened_answers
+from scoremode.disk.manifests import without_secrets
+from scoremode.engines.base import Engine, EngineFacts
+from scoremode.engines.plugin import Work
+from scoremode.errors import EngineError
+from scoremode.harness.documents import TaskDocument
+from scoremode.harness.encoding import HarnessEncoder
+from scoremode.models.subject import Subject
+from scoremode.strict_json import parse
+from scoremode.values import Bools, Ints
+from scoremode.verbs.likelihoods import Continuation, likelihoods
+from scoremode.verbs.manifest import processor_name
+from scoremode.verbs.model import LazyModel
+from scoremode.verbs.progress import Progress
+from scoremode.verbs.question import library_versions, numbers_version
+
+TaskDocuments = Mapping[str, Sequence[TaskDocument]]
+"""Documents by the name of their task."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelAnswers:
+    """What one model answered, and who it is."""
+
+    answers: Mapping[str, list[list[Answer]]]  # by task; one list per document, in the order of its pairs
+    facts: dict[str, Any]  # the model, the engine and its settings, as a manifest has them
+    notes: tuple[str, ...]  # what a reader of the numbers must know
+    asked: int  # documents that were computed now
+    kept: int  # documents whose answers were there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prepared:
+    """The documents of one task as ids."""
+
+    name: str
+    asked: list[Continuation]  # of all documents, one after the other
+    begin: Ints  # (documents + 1,) where the continuations of each document begin
+    groups: Ints  # continuations of one number begin with the same tokens: a context, and what fits of it
+    digests: list[str]
+    spanning: int  # documents with a token that spans a border
+    truncated: int  # documents that were cut to fit
+
+    @property
+    def fed(self) -> int:
+        """Tokens that a model is given."""
+        return sum(one.fed for one in self.asked)
+
+
+def answer_documents(
+    held: LazyModel,
+    tasks: TaskDocuments,
+    *,
+    out: Path | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> ModelAnswers:
+    """The model's answers to all documents. The engine is opened only if some of them are not kept yet."""
+    prepared, identity = _prepare(held, tasks), identity_of(held)
+    with ExitStack() as stack:
+        if out is None and held.is_given:  # only the caller knows what it is: nothing is kept
+            out = Path(stack.enter_context(TemporaryDirectory(prefix="scoremode-")))
+        kept = stack.enter_context(opened_answers(out or answers_folder(identity), identity))
+        done = {p.name: _done(p, kept, fresh=fresh) for p in prepared}
+        missing = sum(int((~some).sum()) for some in done.values())
+        if missing:
+            longest = max(one.fed for p in prepared for one in p.asked)
+            engine = held.engine(Work(longest, shares_prompts=True), progress)
+            kept.set_engine(_engine_facts(engine.facts))
+            fed, total = 0, sum(p.fed for p in prepared)
+            for p in prepared:
+                _ask(engine, p, kept, done[p.name], _part_of(progress, fed, total))
+                fed += p.fed
+        found = {p.name: [_found(kept, p, i) for i in range(len(p.digests))] for p in prepared}
+        facts = {**_model_facts(held.subject), **(kept.engine or {"engine": held.engine_name})}
+    total = sum(len(p.digests) for p in prepared)
+    return ModelAnswers(found, facts, tuple(_notes(prepared, facts)), missing, total - missing)
+
+
+def identity_of(held: LazyModel) -> dict[str, Any]:
+    """What must be equal for kept answers to be this model's; the ids of a document say the rest."""
+    identity = {
+        "model": held.subject.fingerprint,
+        "tokenizer": held.subject.tokenizer.facts.fingerprint,
+        "engine": held.engine_name,
+        "settings": without_secrets({**held.settings(), "shares_prompts": True}),
+        **numbers_version(held.engine_name),
+    }
+    as_stored: dict[str, Any] = parse(json.dumps(identity, allow_nan=False))
+    return as_stored
+
+
+# ── ids ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _prepare(held: LazyModel, tasks: TaskDocuments) -> list[_Prepared]:
+    chosen = held.limit()
+    facts = held.given_facts
+    context = chosen[1] if chosen else facts.context_length if facts else held.subject.context_length
+    encoder = HarnessEncoder(held.subject.tokenizer, max_length=context)
+    return [_prepared(encoder, name, documents) for name, documents in tasks.items()]
+
+
+def _prepared(encoder: HarnessEncoder, name: str, documents: Sequence[TaskDocument]) -> _Prepared:
+    asked: list[Continuation] = []
+    begin, groups, digests = [0], [], []
+    spanning = truncated = group = 0
+    for document in documents:
+        found = [encoder.pair_of_task(pair, name, document.number) for pair in document.pairs]
+        asked += [one.asked for one in found]
+        begin.append(len(asked))
+        starts = [(context, one.truncated) for (context, _), one in zip(document.pairs, found, strict=True)]
+        numbers = {start: group + i for i, start in enumerate(dict.fromkeys(starts))}
+        groups += [numbers[start] for start in starts]
+        group += len(numbers)
+        digests.append(digest_of([(one.asked.ids, one.asked.first) for one in found]))
+        spanning += any(one.spanning for one in found)
+        truncated += any(one.truncated for one in found)
+    return _Prepared(name, asked, np.array(begin), np.array(groups, np.int64), digests, spanning, truncated)
+
+
+def _notes(prepared: Sequence[_Prepared], facts: Mapping[str, Any]) -> Iterator[str]:
+    for p in prepared:
+        of = f"of {len(p.digests):,} documents"
+        if p.truncated:
+            yield f"{p.name}: {p.truncated:,} {of} were cut on the left to fit the model's context, as lm-eval does"
+        if p.spanning:
+            yield f"{p.name}: {p.spanning:,} {of} have a token across the border of a choice, split as lm-eval does"
+    yield from facts.get("notes", ())
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _done(p: _Prepared, kept: AnswerFile, *, fresh: bool) -> Bools:
+    """Which documents need not be asked."""
+    if fresh:
+        return np.zeros(len(p.digests), dtype=np.bool_)
+    counts = np.diff(p.begin).tolist()
+    found = [kept.get(digest, count) is not None for digest, count in zip(p.digests, counts, strict=True)]
+    return np.array(found, dtype=np.bool_)
+
+
+def _found(kept: AnswerFile, p: _Prepared, index: int) -> list[Answer]:
+    found = kept.get(p.digests[index], int(p.begin[index + 1] - p.begin[index]))
+    assert found is not None, "asked before"
+    return found
+
+
+def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, progress: Progress | None) -> None:
+    """Ask the documents of one task that are not done. All are listed, so that a resumed run meets the same batches."""
+    document = np.repeat(np.arange(len(p.digests)), np.diff(p.begin))
+    waiting = [int(n) for n in np.diff(p.begin)]
+    answers: list[Answer | None] = [None] * len(p.asked)
+    for index, found in likelihoods(engine, p.asked, p.groups, done[document], progress):
+        answers[index] = (found.log_prob, found.is_greedy)
+        own = int(document[index])
+        waiting[own] -= 1
+        if not waiting[own]:
+            its = answers[int(p.begin[own]) : int(p.begin[own + 1])]
+            kept.add(p.digests[own], [one for one in its if one is not None])
+
+
+def _part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """The progress of one task as a part of the progress over all."""
+    return None if progress is None else lambda done, _: progress(before + done, total)
+
+
+def require_greedy(name: str, task: Any, answers: Sequence[Sequence[Answer]], engine: str) -> None:
+    """Refuse a task whose metric needs ranks that the engine did not measure."""
+    needs = task.OUTPUT_TYPE == "loglikelihood" or "exact_match" in task.aggregation()
+    if needs and any(greedy is None for its in answers for _, greedy in its):
+        raise EngineError(
+            f"the task {name} asks whether an answer is the model's first choice, which {engine} does not measure",
+            fix="leave the task out, or use another --engine",
+        )
+
+
+# ── who answered ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
+    return {
+        "engine": facts.engine,
+        "dtype": facts.dtype,
+        "device": facts.device,
+        "head": facts.head,
+        "engine_settings": without_secrets(
+            {k: v for k, v in facts.settings.items() if not isinstance(v, float) or math.isfinite(v)}
+        ),
+        "versions": {**library_versions(facts.engine), **facts.versions, "python": platform.python_version()},
+        "hardware": {"machine": platform.machine(), "processor": processor_name(), "system": platform.system()},
+        "notes": list(facts.notes),
+    }
+
+
+def _model_facts(subject: Subject) -> dict[str, Any]:
+    found = {
+        "model": subject.name,
+        "model_fingerprint": subject.fingerprint,
+        "model_revision": subject.revision,
+        "tokenizer": subject.tokenizer.facts.fingerprint,
+        "weight_bytes": subject.weight_bytes,
+        "bits_per_weight": subject.bits_per_weight,
+        "model_format": subject.format,
+        "sizes": subject.sizes.as_json() if subject.sizes else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,1 +1,0 @@
-"""Files that lie elsewhere: URIs, the file systems behind them, and objects that are read and written whole."""

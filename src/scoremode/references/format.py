@@ -1,0 +1,302 @@
+"""The file format of a reference: the position of each row, the manifests, and checks of both.
+
+Files are not trusted: types, ranges, sizes and file names are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scoremode.disk import manifests
+from scoremode.disk.files import write_atomically
+from scoremode.disk.folders import HEAD, PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.disk.manifests import Kind, is_sealed, sealed, unusable_field
+from scoremode.errors import RunError, harmless
+from scoremode.strict_json import read_object
+
+FORMAT = 2
+RAW_DTYPES: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<f2"),
+    "float32": np.dtype("<f4"),
+}
+SAFETENSORS_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+DATA_START = 512
+"""Every file's header is padded to this offset: rows are aligned, and a header can be written after its rows."""
+MOST_ROWS, WIDEST = 1 << 48, 1 << 24
+
+
+# ── geometry ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class TensorFile(NamedTuple):
+    """The size and the header that a safetensors file must have."""
+
+    size: int
+    header: bytes
+
+    @staticmethod
+    def of(*tensors: tuple[str, str, tuple[int, ...]]) -> TensorFile:
+        """The file of consecutive tensors (name, dtype, shape); its header is padded with spaces."""
+        described, at = {}, 0
+        for name, dtype, shape in tensors:
+            end = at + math.prod(shape) * RAW_DTYPES[dtype].itemsize
+            described[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+            at = end
+        written = json.dumps(described, separators=(",", ":")).encode()
+        assert len(written) <= DATA_START - 8, "a header that is too long"
+        return TensorFile(DATA_START + at, struct.pack("<Q", DATA_START - 8) + written.ljust(DATA_START - 8))
+
+    def problem(self, path: Path) -> str | None:
+        """Why the file at this path is not this one, in words; None if its size and header are right."""
+        try:
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                return "is not a file"
+            if found.st_size != self.size:
+                how = "was truncated" if found.st_size < self.size else "is too long"
+                return f"{how} ({found.st_size} bytes instead of {self.size})"
+            with path.open("rb") as file:
+                return None if file.read(DATA_START) == self.header else "does not have the expected header"
+        except FileNotFoundError:
+            return "is missing"
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """Which row is stored in which file, and where."""
+
+    targets: int
+    width: int
+    dtype: str
+    rows_per_shard: int
+
+    @staticmethod
+    def in_manifest(manifest: Mapping[str, Any]) -> ShardLayout:
+        return ShardLayout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * RAW_DTYPES[self.dtype].itemsize
+
+    @property
+    def shards(self) -> int:
+        return -(-self.targets // self.rows_per_shard)
+
+    def shard_range(self, shard: int) -> tuple[int, int]:
+        """The first row of a shard, and the number of its rows."""
+        first = shard * self.rows_per_shard
+        return first, min(self.rows_per_shard, self.targets - first)
+
+    def shard_file(self, shard: int) -> TensorFile:
+        return TensorFile.of(("states", self.dtype, (self.shard_range(shard)[1], self.width)))
+
+    def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """The parts of a range of rows: (shard, byte offset in its file, rows before this part, rows of this part)."""
+        before = 0
+        while before < count:
+            shard, row = divmod(first + before, self.rows_per_shard)
+            rows = min(count - before, self.rows_per_shard - row)
+            yield shard, DATA_START + row * self.row_bytes, before, rows
+            before += rows
+
+
+def head_file(head: Mapping[str, Any], width: int) -> TensorFile:
+    bias = [("bias", head["bias_dtype"], (head["rows"],))] if head["has_bias"] else []
+    return TensorFile.of(("weight", head["dtype"], (head["rows"], width)), *bias)
+
+
+def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dict[str, int]:
+    """The size of a reference on disk, and the size of float16 logits for comparison.
+
+    >>> estimate_bytes(1000, 4096, "bfloat16", 128256)["states"]
+    8192000
+    """
+    item = RAW_DTYPES[dtype].itemsize
+    states, head = targets * width * item, vocabulary * width * item
+    return {"states": states, "head": head, "total": states + head, "logits_fp16": targets * vocabulary * 2}
+
+
+# ── manifests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+dtype = manifests.one_of(*RAW_DTYPES)
+factor = manifests.number(least=1e-300, most=1e30)  # a value outside means a damaged file
+HEAD_FIELDS: dict[str, Kind] = {
+    "file": manifests.one_of(HEAD),
+    "rows": manifests.whole(1, 1 << 32),
+    "vocabulary": manifests.whole(1, 1 << 32),
+    "dtype": dtype,
+    "has_bias": manifests.flag,
+    "bias_dtype": manifests.optional(dtype),
+    "scale": factor,
+    "softcap": manifests.optional(factor),
+}
+FIELDS: dict[str, Kind] = {
+    "format": manifests.whole(FORMAT, FORMAT),
+    "targets": manifests.whole(0, MOST_ROWS),
+    "width": manifests.whole(1, WIDEST),
+    "rows_per_shard": manifests.whole(1, MOST_ROWS),
+    "dtype": dtype,
+    "plan_digest": manifests.text,
+    "method": manifests.text,
+    "model_fingerprint": manifests.text,
+    "tokenizer": manifests.text,
+    "engine": manifests.mapping(),
+    "identity": manifests.mapping(),
+    "vocabulary": manifests.whole(1, 1 << 32),
+    "shards": manifests.each(
+        manifests.record({"file": manifests.text, "rows": manifests.whole(1, MOST_ROWS), "sha256": manifests.sha256})
+    ),
+    "head": manifests.record({**HEAD_FIELDS, "sha256": manifests.sha256}),
+}
+MORE: dict[str, Kind] = {
+    "method_settings": manifests.mapping(),
+    "corpus": manifests.line,
+    "corpus_sha256": manifests.text,
+}
+PARTIAL_FIELDS: dict[str, Kind] = {
+    "format": manifests.whole(FORMAT, FORMAT),
+    "ready": manifests.flag,
+    "identity": manifests.mapping(),
+    "layout": manifests.mapping(),
+}
+
+
+def remake_fix(folder: Path) -> str:
+    """How to fix a damaged reference, for an error message."""
+    return f"copy the folder again, or remove it and make it again: {_command(folder)}"
+
+
+def _command(folder: Path) -> str:
+    return f"scoremode reference MODEL --corpus … --out {shlex.quote(str(folder))}"
+
+
+def read_reference_manifest(folder: Path) -> dict[str, Any]:
+    """The checked manifest of a finished reference; RunError if it is missing, changed or invalid."""
+    path, remake = folder / REFERENCE, remake_fix(folder)
+    if not path.exists():
+        if (folder / PARTIAL).exists():
+            raise RunError(f"{folder} contains an unfinished reference", fix="run the same command again to resume")
+        raise RunError(f"{folder} is not a reference", fix=f"make one: {_command(folder)}")
+    try:
+        manifest = read_object(path)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix=remake) from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror})", fix=remake) from None
+    known = manifest.get("format")
+    if type(known) is int and known != FORMAT:
+        raise RunError(
+            f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="make the reference again"
+        )
+    if not is_sealed(manifest):
+        raise RunError(f"{path} was changed after the reference was made", fix=remake)
+    wrong = manifest_problem(manifest)
+    if wrong is not None:
+        raise RunError(f"{path} is damaged ({harmless(wrong)})", fix=remake)
+    return manifest
+
+
+def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with a reference's manifest, in words; None if every field has the right type and range."""
+    unfit = unusable_field(manifest, FIELDS, MORE)
+    if unfit is not None:
+        return f"no usable {unfit}"
+    layout = ShardLayout.in_manifest(manifest)
+    if len(manifest["shards"]) != layout.shards:
+        return "its list of files does not cover the targets"
+    for shard, entry in enumerate(manifest["shards"]):
+        # file names are fixed, so that a manifest cannot refer to files outside its folder
+        name, (_, rows) = shard_name(shard), layout.shard_range(shard)
+        if entry["file"] != name or entry["rows"] != rows:
+            return f"file {shard} is not {name} with {rows} rows"
+    if manifest["vocabulary"] > manifest["head"]["vocabulary"]:
+        return "no usable vocabulary"
+    return head_problem(manifest["head"])
+
+
+def head_problem(head: Any) -> str | None:
+    """What is wrong with a head's description, in words; None if it is consistent."""
+    if not manifests.record(HEAD_FIELDS)(head):
+        return "no usable head"
+    if head["vocabulary"] > head["rows"]:
+        return "its head has fewer rows than ids"
+    if head["has_bias"] != (head["bias_dtype"] is not None):
+        return "has_bias and bias_dtype disagree"
+    return None
+
+
+def write_partial(
+    folder: Path, identity: Mapping[str, Any], layout: ShardLayout | None = None, *, ready: bool = False
+) -> None:
+    """Write partial.reference.json. ``ready`` means that rows may be written: their space is allocated."""
+    known = {"format": FORMAT, "ready": ready, "identity": identity, "layout": layout.as_json() if layout else {}}
+    write_atomically(folder / PARTIAL, json.dumps(sealed({**known, "head": None})).encode())
+
+
+def read_partial(folder: Path) -> dict[str, Any] | None:
+    """The contents of partial.reference.json; None if there is no unfinished reference."""
+    path = folder / PARTIAL
+    if not path.exists():
+        return None
+    try:
+        known = read_object(path)
+        unfit = unusable_field(known, PARTIAL_FIELDS)
+        reason = f"no usable {unfit}" if unfit else None if is_sealed(known) else "it was changed"
+    except (ValueError, OSError) as error:
+        reason = str(error)
+    if reason:
+        raise RunError(f"{path} is damaged ({harmless(reason)})", fix="start again with --fresh")
+    return known
+
+
+# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def identity_in(folder: Path) -> dict[str, Any] | None:
+    """The identity of the reference in a folder, even if it is unfinished or damaged; None if it cannot be read."""
+    for name in (REFERENCE, PARTIAL):
+        with suppress(ValueError, OSError):
+            identity = read_object(folder / name).get("identity")
+            if isinstance(identity, dict):
+                return identity
+    return None
+
+
+def is_reference(folder: Path) -> bool:
+    """Does the folder contain a reference, finished or not, with a readable identity?"""
+    return identity_in(folder) is not None
+
+
+def discard(folder: Path) -> None:
+    """Remove a reference's own files, finished or not; does nothing if there is none. The caller holds the lock.
+
+    First, partial.reference.json is replaced by one that says that no rows are written; it is removed last. So after a
+    kill the remaining files are still known to be ours, and the next writer starts from the beginning.
+    """
+    if not any((folder / name).exists() for name in (REFERENCE, PARTIAL, ROWS)):
+        return
+    with suppress(OSError):  # a full disk must not prevent the removal
+        write_partial(folder, identity_in(folder) or {})
+    for name in (REFERENCE, ROWS):
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted(folder.iterdir(), key=lambda p: p.name == PARTIAL):
+        if is_reference_file(path.name):
+            path.unlink(missing_ok=True)
+
+
+def discard_others(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Remove the reference of another run, which a killed process left while it replaced that run."""
+    if identity_in(folder) != identity:
+        discard(folder)

@@ -1,0 +1,269 @@
+"""The files of a place: listed, read, written whole, removed. Operations that may still work are tried again.
+
+An object has its name only when it is complete: object stores work that way; elsewhere it is written under another
+name first. Files are sent and fetched in pieces, so memory does not grow with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC
+from io import RawIOBase
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scoremode.errors import OptionError, StorageError, one_line
+from scoremode.remote.file_systems import ADDRESS, file_system, reason_of, refusal
+from scoremode.remote.uri import SERVERS, Place
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between two attempts
+PIECE = 4 << 20  # bytes that are read or written at once
+UNFINISHED = ".scoremode-unfinished-"
+ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
+NO_FOLDERS = ("s3", "gs", "hf")  # they are parts of names, or come with the first file
+COSTLY_WRITES = ("hf",)  # each file that is written is a commit
+
+
+def seconds_in(variable: str, default: float, least: float, example: str) -> float:
+    """A number of seconds in an environment variable; OptionError if it is none, or less than ``least``."""
+    given = os.environ.get(variable, "").strip()
+    try:
+        seconds = float(given) if given else default
+    except ValueError:
+        seconds = -1.0
+    if not least <= seconds <= 86_400:
+        raise OptionError(f"{variable} is not a number of seconds", fix=f"give {example}")
+    return seconds
+
+
+def patience() -> float:
+    """Seconds for which failing requests are tried again: ``$SCOREMODE_STORAGE_PATIENCE``."""
+    return seconds_in("SCOREMODE_STORAGE_PATIENCE", 60.0, 0.0, "one, as in 60")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file or folder that exists."""
+
+    name: str  # relative to the place that was listed
+    size: int
+    modified: float | None  # seconds since 1970, by the server's clock
+    is_folder: bool = False
+
+
+class Objects:
+    """The files in a folder elsewhere, by names relative to it. ``Objects(place)`` asks nothing of a server yet."""
+
+    def __init__(self, place: Place, *, seconds: float | None = None) -> None:
+        """``seconds``: how long a failing request is tried again; by default as long as ``patience`` says."""
+        self.place = place
+        self.writes_are_costly = place.scheme in COSTLY_WRITES
+        self._seconds = patience() if seconds is None else seconds
+        self._arrow = file_system(place)
+        self._fsspec: Any | None = getattr(getattr(self._arrow, "handler", None), "fs", None)
+
+    def _path(self, name: str) -> str:
+        scheme, inner = self.place.scheme, self.place.path
+        if scheme in SERVERS:
+            inner = f"{scheme}://{inner}"
+        elif self._fsspec is not None:
+            inner = str(self._fsspec._strip_protocol(f"{scheme}://{inner}"))  # without the host
+        elif scheme in ("hdfs", "viewfs"):
+            inner = "/" + inner.partition("/")[2]
+        return f"{inner}/{name}" if name else inner
+
+    def _place(self, name: str) -> Place:
+        return self.place / name if name else self.place
+
+    def _attempt(self, name: str, doing: str, work: Callable[[], T], *, may_be_absent: bool = False) -> T:
+        """The result of ``work``, which is tried again while it may pass; StorageError if it stays impossible.
+
+        If the file ``may_be_absent``, FileNotFoundError is passed on.
+        """
+        deadline, pause = time.monotonic() + self._seconds, FIRST_PAUSE
+        while True:
+            try:
+                return work()
+            except Exception as error:  # each file system of fsspec raises its own kinds
+                if may_be_absent and isinstance(error, FileNotFoundError):
+                    raise
+                passes = not isinstance(error, StorageError) and reason_of(error).may_pass
+                if not passes or time.monotonic() + pause > deadline:
+                    raise refusal(self._place(name), doing, error) from None
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def listed(self, folder: str = "", *, deep: bool = False) -> list[Found]:
+        """The files in a folder, sorted by name; none if there is no such folder."""
+        from pyarrow import fs
+
+        before = self._path(folder)
+        selector = fs.FileSelector(before, recursive=deep, allow_not_found=True)
+        found = self._attempt(folder, "be listed", lambda: self._arrow.get_file_info(selector))
+        below = [(info, info.path[len(before) :].lstrip("/")) for info in found]
+        return sorted((self._found(info, name) for info, name in below if name), key=lambda one: one.name)
+
+    def look(self, name: str = "") -> Found | None:
+        """The file or folder of that name; None if there is none."""
+        if self.place.scheme in SERVERS:
+            return self._attempt(name, "be read", lambda: self._look_on_server(name))
+        info = self._attempt(name, "be read", lambda: self._arrow.get_file_info(self._path(name)))
+        return self._found(info, name) if info.type.name != "NotFound" else None
+
+    def _look_on_server(self, name: str) -> Found | None:
+        """fsspec says of every file that it cannot read over HTTP that there is none: raise the real reason."""
+        try:
+            assert self._fsspec is not None
+            return Found(name, self._fsspec.info(self._path(name))["size"] or 0, None)
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            status = getattr(cause, "status", None)
+            if cause is None or status in (404, 410):
+                return None
+            if status is not None:
+                raise OSError(f"HTTP status {status}") from None  # some of them pass
+            why = one_line(str(cause))[:200] or type(cause).__name__
+            raise StorageError(
+                f"{self._place(name)} cannot be read: the server does not answer ({why})", fix=ADDRESS
+            ) from None
+
+    def _found(self, info: Any, name: str) -> Found:
+        modified = info.mtime
+        if modified is None and self._fsspec is not None and info.type.name == "File":
+            with suppress(Exception):  # not every file system knows it
+                modified = self._fsspec.modified(info.path)
+                modified = modified if modified.tzinfo is not None else modified.replace(tzinfo=UTC)
+        seconds = None if modified is None else modified.timestamp()
+        return Found(name, info.size or 0, seconds, is_folder=info.type.name == "Directory")
+
+    def version(self, name: str = "") -> str | None:
+        """Everything that a server tells about a file's content without sending it; None if there is no such file."""
+        found = self.look(name)
+        if found is None or found.is_folder:
+            return None
+        marks = self._attempt(name, "be read", lambda: self._marks(self._path(name)))
+        return f"{found.size}|{found.modified}|{marks}"
+
+    def _marks(self, path: str) -> list[str]:
+        if self._fsspec is not None:
+            about = self._fsspec.info(path)
+            return [str(about.get(key)) for key in ("ETag", "etag", "sha256", "oid", "blob_id", "LastModified")]
+        with self._arrow.open_input_file(path) as file:
+            return sorted(f"{key}={value!r}" for key, value in (file.metadata() or {}).items())
+
+    # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def read(self, name: str, *, most: int) -> bytes | None:
+        """A small file, up to ``most`` bytes of it; None if there is none."""
+
+        def work() -> bytes:
+            with self._arrow.open_input_stream(self._path(name)) as stream:
+                return bytes(stream.read(most))
+
+        try:
+            return self._attempt(name, "be read", work, may_be_absent=True)
+        except FileNotFoundError:
+            return None
+
+    def pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
+        """Bytes of a file, in pieces. A cut connection goes on with the piece that was cut."""
+        source: Any | None = None
+
+        def work() -> bytes:
+            nonlocal source
+            try:
+                source = source or self._arrow.open_input_file(self._path(name))
+                if source.size() < end:
+                    raise StorageError(
+                        f"{self._place(name)} has {source.size()} bytes instead of {end}",
+                        fix="it was changed: try again",
+                    )
+                data = bytes(source.read_at(min(PIECE, end - begin), begin))
+            except Exception:
+                source = None
+                raise
+            if not data:
+                raise OSError("unexpected end of the file")
+            return data
+
+        while begin < end:
+            piece = self._attempt(name, "be read", work)
+            yield piece
+            begin += len(piece)
+
+    def fetch(self, name: str, to: Path, *, size: int) -> None:
+        """Append to ``to`` what it lacks of a file of this size; start again if it is longer.
+
+        The caller checks what was fetched: it may have been changed at the other end meanwhile.
+        """
+        with to.open("ab") as file:
+            if file.tell() > size:
+                file.truncate(0)
+                file.seek(0)
+            for piece in self.pieces(name, file.tell(), size):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sha256(self, name: str, size: int) -> str:
+        """The hash of a file of this size as it is now: all of it is read."""
+        hasher = hashlib.sha256()
+        for piece in self.pieces(name, 0, size):
+            hasher.update(piece)
+        return hasher.hexdigest()
+
+    # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file whole."""
+        self._attempt(name, "be written", lambda: self._put(name, [data], len(data)))
+
+    def send(self, name: str, path: Path, begin: int = 0, end: int | None = None) -> None:
+        """Write a file of this machine, or some of its bytes, whole."""
+        with path.open("rb", buffering=0) as file:
+            size = (os.fstat(file.fileno()).st_size if end is None else end) - begin
+            self._attempt(name, "be written", lambda: self._put(name, _pieces(file, begin, size), size))
+
+    def _put(self, name: str, pieces: Iterable[bytes], size: int) -> None:
+        final, scheme = self._path(name), self.place.scheme
+        folder, _, last = final.rpartition("/")
+        path = final if scheme in ATOMIC else f"{folder}/{UNFINISHED}{secrets.token_hex(4)}-{last}"
+        if scheme not in NO_FOLDERS:
+            self._arrow.create_dir(folder, recursive=True)
+        with self._arrow.open_output_stream(path) as stream:
+            for piece in pieces:
+                stream.write(piece)
+        written = self._arrow.get_file_info(path).size
+        if written != size:  # a read that failed in between still ends the object
+            with suppress(Exception):
+                self._arrow.delete_file(path)
+            raise OSError(f"unexpected end: {written} of {size} bytes arrived")
+        if path != final:
+            self._arrow.move(path, final)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; does nothing if there is none."""
+        with suppress(FileNotFoundError):
+            self._attempt(name, "be removed", lambda: self._arrow.delete_file(self._path(name)), may_be_absent=True)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder and everything in it; does nothing if there is none."""
+        with suppress(FileNotFoundError):
+            self._attempt(name, "be removed", lambda: self._arrow.delete_dir(self._path(name)), may_be_absent=True)
+
+
+def _pieces(file: RawIOBase, begin: int, size: int) -> Iterator[bytes]:
+    file.seek(begin)
+    while size > 0:
+        piece = file.read(min(PIECE, size))
+        if not piece:
+            raise OSError("unexpected end of the file")
+        size -= len(piece)
+        yield piece

@@ -1,0 +1,343 @@
+"""The one writer of a folder elsewhere: it works in a folder of this machine, and sends files while they are written.
+
+FOLDER/partial/WRITER/000007-1024-4096   bytes 1024 to 4096 of that writer's journal, the seventh piece it sent
+WORK/.place.json                         in the work folder: its URI, the writer's id, hashes of files that were sent
+
+A journal grows by whole records with checksums, so a piece may end anywhere. A piece begins where the one before it
+ended, or before that: then the writer had cut its journal there after a kill. Every writer's pieces hold a journal from
+its first byte, and pieces of two writers are never joined.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from scoremode.disk.files import file_sha256, write_atomically
+from scoremode.disk.folders import PLACE
+from scoremode.disk.records import RecordFile, read_record_header
+from scoremode.errors import RunError, StorageError, print_line
+from scoremode.remote.copies import fetch_verified
+from scoremode.remote.lease import Lease, LeaseLostError
+from scoremode.remote.objects import Objects, patience
+from scoremode.remote.uri import Place
+
+PARTIAL_FOLDER = "partial"
+PIECE = re.compile(r"([0-9a-f]{16})/(\d{6,})-(\d{1,18})-(\d{1,18})")
+LARGEST = 16 << 20  # bytes of a piece
+TICK = 0.25  # seconds between two looks for something to send
+OFTEN, SELDOM = 5.0, 60.0  # seconds between two pieces: at the beginning, and later
+SHARE = 0.01  # of the time so far that a lost machine may cost
+MUCH = 8 << 20  # bytes that are sent before their time
+LONGEST_PAUSE = 30.0  # seconds between two attempts
+FIRST_CONTACT = 10.0  # seconds for which requests for the lease are tried again
+
+
+# ── pieces ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Piece(NamedTuple):
+    """One piece of a writer's journal."""
+
+    holder: str
+    number: int
+    begin: int
+    end: int
+    name: str
+
+
+class SentJournals:
+    """The journals in a folder elsewhere: the pieces of every writer, in order.
+
+    The pieces of a writer end where one is missing or incomplete.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.pieces: dict[str, list[Piece]] = {}  # by the writer's id
+        found = []
+        for one in objects.listed(PARTIAL_FOLDER, deep=True):
+            match = PIECE.fullmatch(one.name)
+            if match is not None and not one.is_folder:
+                piece = Piece(match[1], int(match[2]), int(match[3]), int(match[4]), f"{PARTIAL_FOLDER}/{one.name}")
+                if 0 < piece.end - piece.begin == one.size <= LARGEST:
+                    found.append(piece)
+        ended = set[str]()
+        for piece in sorted(found):
+            pieces = self.pieces.setdefault(piece.holder, [])
+            if piece.begin > self.length(piece.holder):
+                ended.add(piece.holder)
+            if piece.holder not in ended:
+                pieces.append(piece)
+        self.longest = max(self.pieces, key=lambda holder: (self.length(holder), holder), default="")
+
+    def length(self, holder: str) -> int:
+        """Bytes of a writer's journal."""
+        pieces = self.pieces.get(holder)
+        return pieces[-1].end if pieces else 0
+
+    def first_line(self, *, most: int) -> bytes:
+        """The first line of the longest journal; empty if it cannot be read."""
+        begins = [piece for piece in self.pieces.get(self.longest, ()) if piece.begin == 0]
+        data = self._objects.read(begins[-1].name, most=most) if begins else None
+        return (data or b"").partition(b"\n")[0]
+
+    def fetch_longest(self, to: Path) -> None:
+        """Make the longest journal. Its records have checksums, which are checked when they are read."""
+        with to.open("wb") as file:
+            for piece in self.pieces[self.longest]:
+                data = self._objects.read(piece.name, most=LARGEST + 1)
+                if data is None or len(data) != piece.end - piece.begin:
+                    place = self._objects.place / piece.name
+                    raise RunError(f"{place} was changed while it was read", fix="run the same command again")
+                file.seek(piece.begin)
+                file.truncate()
+                file.write(data)
+
+
+class Note(msgspec.Struct):
+    """The note of a work folder about itself."""
+
+    place: str
+    holder: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # the writer's id
+    sent: dict[str, str]  # sha256 by name of files that lie elsewhere
+
+
+# ── the writer ───────────────────────────────────────────────────────────────────────────────────────────────────────
+class RemoteWriter:
+    """Holds the lease of a folder elsewhere, and sends from a thread what is written in the work folder.
+
+    The journal is sent in pieces. Other files (shards of a reference) are sent whole as soon as they are ``complete``,
+    read back, and removed here. Scoring goes on while the storage cannot be reached; one line says so.
+    """
+
+    def __init__(self, place: Place, folder: Path, *, sent_with_shards: tuple[str, ...] = ()) -> None:
+        """Take the folder; RunError if another live process writes there. The caller has locked the work folder."""
+        self.place, self.folder, self._with_shards = place, folder, sent_with_shards
+        self.objects, self._impatient = Objects(place), Objects(place, seconds=0.0)
+        note = self._read_note()
+        self.is_new = note is None
+        self.holder, self.sent = (note.holder, note.sent) if note else (secrets.token_hex(8), {})
+        self._journal: Path | None = None
+        self._shards: dict[str, None] = {}  # those that wait to be sent, in order
+        self._sending = ""  # the shard that is on its way
+        self._changed = threading.Condition()  # of notes and shards
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scoremode-writer", daemon=True)
+        self.lease = Lease(Objects(place, seconds=min(FIRST_CONTACT, patience())), self.holder)
+        self.lease.acquire()
+        try:
+            self.journals = SentJournals(self.objects)
+        except BaseException:
+            self.close()
+            raise
+        own = self.journals.pieces.get(self.holder)
+        self._number, self._sent_bytes = (own[-1].number + 1, own[-1].end) if own else (0, 0)
+        self.is_outdated = self.is_new or (
+            bool(self.journals.pieces) and not own
+        )  # the work folder: others wrote since
+
+    # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _read_note(self) -> Note | None:
+        with suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode((self.folder / PLACE).read_bytes(), type=Note)
+        return None
+
+    def _write_note(self) -> None:
+        write_atomically(self.folder / PLACE, msgspec.json.encode(Note(str(self.place), self.holder, self.sent)))
+
+    def keep_sent(self, names: Iterable[str]) -> None:
+        """Forget all files that were sent but these."""
+        with self._changed:
+            self.sent = {name: self.sent[name] for name in names if name in self.sent}
+            self._write_note()
+
+    def record_sent(self, name: str, sha256: str) -> None:
+        """Note that this file lies elsewhere now."""
+        with self._changed:
+            self.sent[name] = sha256
+            self._write_note()
+
+    # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def is_ahead_of(self, path: Path) -> bool:
+        """Is the longest journal that was sent longer than the sound part of this one?"""
+        return self.journals.length(self.journals.longest) > cut_to_sound(path)
+
+    def fetch_journal(self, to: Path) -> None:
+        """Make the longest journal that was sent."""
+        self.journals.fetch_longest(to)
+        if self.journals.longest != self.holder:
+            self._sent_bytes = 0
+
+    def send_journal(self, path: Path, *, resumes: bool = True) -> None:
+        """Send all of this journal, and from now on what is added to it.
+
+        It ``resumes`` one that this work folder may have sent in part, up to its first unsound record.
+        """
+        self._journal, self._sent_bytes = path, min(self._sent_bytes, cut_to_sound(path) if resumes else 0)
+        self._send_pieces(self.objects)
+        self._thread.start()
+
+    def _waiting_bytes(self) -> int:
+        with suppress(FileNotFoundError):
+            return self._journal.stat().st_size - self._sent_bytes if self._journal is not None else 0
+        return 0
+
+    def _send_pieces(self, objects: Objects) -> None:
+        end = self._sent_bytes + self._waiting_bytes()
+        while self._journal is not None and self._sent_bytes < end:
+            until = min(end, self._sent_bytes + LARGEST)
+            name = f"{PARTIAL_FOLDER}/{self.holder}/{self._number:06d}-{self._sent_bytes}-{until}"
+            objects.send(name, self._journal, self._sent_bytes, until)
+            self._sent_bytes, self._number = until, self._number + 1
+
+    # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def complete(self, name: str) -> None:
+        """Send this shard when there is time, and remove it here."""
+        with self._changed:
+            self._shards[name] = None
+
+    def needed(self, name: str) -> None:
+        """Bring this shard back, because it is about to be written; what was sent of it no longer counts."""
+        path = self.folder / name
+        with self._changed:
+            self._changed.wait_for(lambda: self._sending != name)
+            self._shards.pop(name, None)
+            sha256 = self.sent.get(name)
+            if sha256 is None:
+                return
+            if not path.exists():
+                found = self.objects.look(name)
+                size = found.size if found is not None else 0
+                fetch_verified(self.objects, name, path, size=size, sha256=sha256, wrong="is not what was sent")
+            self.keep_sent(self.sent.keys() - {name})
+
+    def sha256(self, name: str) -> str | None:
+        """The hash of a file that was sent; None of any other."""
+        return self.sent.get(name)
+
+    def read(self, name: str, offset: int, place: memoryview) -> None:
+        """Fill memory with bytes of a shard that was removed here."""
+        place[:] = b"".join(self.objects.pieces(name, offset, offset + len(place)))
+
+    def settle(self) -> None:
+        """Send no more shards after the one on its way. Those that are here are sent with the finished reference."""
+        with self._changed:
+            self._shards.clear()
+            self._changed.wait_for(lambda: not self._sending)
+
+    def _send_shard(self) -> None:
+        with self._changed:
+            self._sending = name = next(iter(self._shards), "")
+        path = self.folder / name
+        try:
+            if name and path.exists():
+                self.lease.verify()
+                sha256, size = file_sha256(path), path.stat().st_size
+                for each in (name, *self._with_shards):
+                    self._impatient.send(each, self.folder / each)
+                if self._impatient.sha256(name, size) != sha256:
+                    raise StorageError(f"{self.place / name} is not what was sent", fix="try again")
+                self.record_sent(name, sha256)
+                path.unlink()
+            with self._changed:
+                self._shards.pop(name, None)
+        finally:
+            with self._changed:
+                self._sending = ""
+                self._changed.notify_all()
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _run(self) -> None:
+        began = sent = time.monotonic()
+        pause, is_failing = TICK, False
+        least = 600.0 if self.objects.writes_are_costly else OFTEN
+        while not self._ended.wait(pause):
+            now, waiting = time.monotonic(), self._waiting_bytes()
+            interval = max(least, min(SELDOM, SHARE * (now - began)))
+            is_due = waiting > 0 and (now - sent >= interval or (waiting >= MUCH and least == OFTEN))
+            if not is_due and not self._shards and not is_failing:
+                continue
+            try:
+                self.lease.verify()
+                while self._shards and not self._ended.is_set():
+                    self._send_shard()
+                self._send_pieces(self._impatient)
+            except LeaseLostError:
+                return  # the lease's own thread finds out as well, and its error ends the run
+            except FileNotFoundError:
+                continue  # the journal was completed meanwhile
+            except (StorageError, OSError) as error:
+                if not is_failing:
+                    words = error.message if isinstance(error, StorageError) else str(error)
+                    print_line(
+                        f"scoremode: {words}; scoring goes on, and what is scored stays here until it can be sent"
+                    )
+                pause, is_failing = min(2 * pause, LONGEST_PAUSE), True
+            else:
+                if is_failing:
+                    print_line(f"scoremode: {self.place} can be written again")
+                pause, is_failing, sent = TICK, False, now
+
+    def stop_sending(self) -> None:
+        """End the thread after what it is sending; LeaseLostError if another writer has the folder."""
+        self._end_thread()
+        self._journal = None
+        self.lease.raise_if_lost()
+
+    def _end_thread(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def deliver(self, name: str, sha256: str | None = None) -> None:
+        """Send a file of the finished run, unless it was sent with this hash."""
+        if sha256 is None or self.sent.get(name) != sha256:
+            self.lease.verify()
+            self.objects.send(name, self.folder / name)
+            if sha256 is not None:
+                self.record_sent(name, sha256)
+
+    def remove(self, *names: str) -> None:
+        """Remove files elsewhere, in this order."""
+        for name in names:
+            self.lease.verify()
+            self.objects.remove(name)
+
+    def remove_journals(self, *, of_others: bool = False) -> None:
+        """Remove all pieces; with ``of_others``, only those of other writers that were there at the beginning."""
+        others = [f"{PARTIAL_FOLDER}/{holder}" for holder in sorted(self.journals.pieces) if holder != self.holder]
+        for folder in others if of_others else [PARTIAL_FOLDER]:
+            self.lease.verify()
+            self.objects.remove_folder(folder)
+
+    def close(self) -> None:
+        """Send the rest of the journal, if there is time and the folder is still ours, and give up the lease."""
+        self._end_thread()
+        with suppress(StorageError, OSError, RunError):
+            if self._waiting_bytes():
+                self.lease.verify()
+                self._send_pieces(self._impatient)
+        with suppress(StorageError, OSError, RunError):
+            self.lease.release()
+
+
+def cut_to_sound(path: Path) -> int:
+    """Check every record of a file and cut it after the last good one; its length then, 0 if there is no file."""
+    with suppress(FileNotFoundError, RunError):
+        header = read_record_header(path)
+        if header is not None:
+            file = RecordFile(path, header)
+            try:
+                for _ in file.replay():
+                    pass
+            finally:
+                file.close()
+            return file.end
+    return 0

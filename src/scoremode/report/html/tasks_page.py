@@ -1,0 +1,108 @@
+"""The page of comparisons on tasks: a table, recovery with its bounds, and the documents that flipped.
+
+Questions and choices come from untrusted files; the template escapes them. The page needs no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from scoremode.harness.results import ALL, Flip, TasksComparison, softmax
+from scoremode.report.html.provenance import distinct_commands, served_facts
+from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
+from scoremode.report.html.templating import fill, fill_page
+from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
+from scoremode.report.text import listed
+
+FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
+LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
+
+Row = Mapping[str, Any]
+
+
+def render_tasks(found: Sequence[TasksComparison]) -> str:
+    """The page of comparisons with one baseline on the same tasks."""
+    first, names = found[0], [c.name for c in found]
+    lines = [
+        Line(r["name"], r["kind"] != "task", tuple(_recovery(c.row(r["name"])) for c in found))
+        for r in shown_rows(first)
+    ]
+    models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
+    facts = [
+        (name, None, {"model": str(m.get("model")), "model sha256": str(m.get("model_fingerprint")), **served_facts(m)})
+        for name, m in models
+    ]
+    commands = distinct_commands(c.manifest for c in found)
+    return fill_page(
+        "tasks.html",
+        title=f"{listed(names)} against {first.baseline_name} on tasks",
+        best=max(found, key=lambda c: -math.inf if c.overall["recovery"] is None else c.overall["recovery"]),
+        tasks=len(first.tasks),
+        baseline=first.baseline_name,
+        candidates=[(c.name, shown_rows(c), _flips(c)) for c in found],
+        with_norm=any(row["acc_norm_baseline"] is not None for c in found for row in c.rows),
+        all=ALL,
+        top=first.top,
+        others=[*other_metrics(found), *dict.fromkeys(note for c in found for note in c.notes)],
+        chart=recovery_chart(lines, names),
+        most=FLIPS_SHOWN,
+        provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
+    )
+
+
+def _recovery(row: Row) -> Recovery:
+    return Recovery(row["recovery"], row["recovery_low"], row["recovery_high"])
+
+
+def _flips(c: TasksComparison) -> list[dict[str, Any]]:
+    """The documents that flipped, by task, as the template shows them."""
+    found = []
+    for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
+        flips = list(of_task)
+        lost = sum(not flip.gained for flip in flips)
+        title = f"{task}: {lost:,} lost, {len(flips) - lost:,} gained"
+        found.append({"title": title, "count": len(flips), "shown": [_flip(flip) for flip in flips[:FLIPS_SHOWN]]})
+    return found
+
+
+def _flip(flip: Flip) -> dict[str, Any]:
+    document = flip.document
+    context = "" if document.contexts_differ else document.pairs[0][0]
+    question = context if len(context) <= LONGEST_QUESTION else f"…{context[-LONGEST_QUESTION:]}"
+    choices = []
+    for i in range(len(flip.baseline)):
+        text = document.choices[i] if document.choices else document.pairs[0][1]
+        whole = text + document.pairs[i][1] if document.contexts_differ else text
+        shown = whole if len(whole) <= LONGEST_CHOICE else f"{whole[:LONGEST_CHOICE]}…"
+        answers = []
+        for side, chosen in ((flip.baseline, flip.chosen[0]), (flip.candidate, flip.chosen[1])):
+            share = softmax(side)[i]
+            number = f"{100 * share:.1f}% " if document.choices and math.isfinite(share) else ""
+            answers.append((number, chosen == i, _nats(side[i], text if flip.per_character else "")))
+        choices.append({"text": shown, "right": i in (document.gold or ()), "answers": answers})
+    return {"gained": flip.gained, "number": document.number, "question": question, "choices": choices}
+
+
+def _nats(log_prob: float, text: str) -> str:
+    """A log-probability, and that per character of a text."""
+    if not math.isfinite(log_prob):
+        return "probability 0"
+    each = f", {log_prob / len(text):.3f} per character" if text else ""
+    return f"{log_prob:.3f} nats{each}".replace("-", "−")
+
+
+def _task_facts(c: TasksComparison) -> dict[str, str]:
+    s = c.settings
+    facts = {
+        "lm-eval": s["lm_eval"],
+        "documents": "all" if s["limit"] is None else f"the first {s['limit']:,} of each task",
+        "few-shot examples": ", ".join(f"{name} {count}" for name, count in s["num_fewshot"].items()),
+        "versions of the tasks": ", ".join(f"{task.name} {task.version}" for task in c.tasks if task.version),
+        "chat template": "applied" if s["apply_chat_template"] else "not applied",
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in s["seeds"].items()),
+        "files": ", ".join(f"{name} (sha256 {sha256[:12]})" for name, sha256 in s["task_files"].items()),
+    }
+    return {name: str(value) for name, value in facts.items() if value not in (None, "")}

@@ -1,0 +1,136 @@
+"""The installation as tables for a terminal: engines, what ``scoremode doctor`` found, and the cache folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from scoremode.cache.units import age_words, counts_in_words, size_words
+from scoremode.report.terminal.console import Facts
+from scoremode.report.text import shown
+
+MISSING = {
+    "rank": "ranks",
+    "entropy": "entropy",
+    "top": "first choices",
+    "hidden_states": "references",
+    "divergence": "KL",
+}
+"""Capabilities that an engine may lack, in words."""
+
+LONGEST_ID = 16  # characters of a fingerprint that are shown
+HEADER = ("entry", "size", "last use", "state", "")
+RESUMES = "unfinished, resumes"
+
+
+def engines_table(found: Sequence[dict[str, Any]]) -> list[Any]:
+    table = Facts()
+    for engine in found:
+        name = Text(shown(engine["name"]), "bold")
+        if engine["summary"] is None:
+            table.line(name, Text(shown(f"cannot be used: {engine['problem']}"), "yellow"))
+            continue
+        table.line(name, shown(engine["summary"]))
+        if engine["problem"]:
+            table.line("", Text(shown(engine["problem"]), "yellow"))
+        missing = [words for key, words in MISSING.items() if not engine["capabilities"][key]]
+        if missing:
+            table.line("", Text(f"without {', '.join(missing)}", "dim"))
+    return [table]
+
+
+def doctor_table(found: dict[str, Any]) -> list[Any]:
+    table = Facts()
+    for name, number in found["versions"].items():
+        table.line(name, number)
+    table.line("", "")
+    for device in found["devices"]:
+        table.line(device["device"], shown(_device(device)))
+    for kind, kernel in found["head_kernels"].items():
+        table.line(f"head kernel, {kind}", shown(kernel))
+    for engine in found["engines"]:
+        if engine["problem"] and engine["name"] not in found["not_tested"]:
+            table.line(f"engine {shown(engine['name'])}", Text(shown(engine["problem"]), "yellow"))
+        for fact in engine["about"] if not engine["problem"] else ():
+            table.line(shown(fact["label"]), Text(shown(fact["value"]), "" if fact["good"] else "yellow"))
+    cache, embedded = found["cache"], found["embedded_model"]
+    table.line("cache folder", shown(cache["folder"]) + ("" if cache["writable"] else " (cannot be written)"))
+    there = "made" if embedded["made"] else "installed, made on first use"
+    table.line(embedded["name"], there if embedded["installed"] else f"not installed: {embedded['fix']}")
+    table.line("", "")
+    for check in found["self_tests"]:
+        verdict = Text("good  ", "bold green") if check["good"] else Text("FAILED  ", "bold red")
+        detail = shown(f"{check['detail']} ({check['seconds']:.1f} s)")
+        table.line(f"self-test: {check['name']}", verdict.append(Text(detail, "default")))
+    for name, reason in found["not_tested"].items():
+        table.line(
+            f"self-test: engine {shown(name)}", Text("not tested  ", "yellow").append(Text(shown(reason), "default"))
+        )
+    return [table]
+
+
+def _device(device: dict[str, Any]) -> str:
+    if device["device"] == "cpu":
+        return f"{device['name']}, {device['cores']} cores, {device['threads']} threads"
+    free, total = device["free_bytes"] / 2**30, device["total_bytes"] / 2**30
+    return f"{device['name']}, {free:.1f} of {total:.1f} GiB free"
+
+
+def cache_lines(found: dict[str, Any]) -> list[str]:
+    """What ``scoremode cache`` prints."""
+    rows = [HEADER, *(_row(entry) for entry in found["entries"])] if found["entries"] else []
+    limit = "no limit" if found["limit"] is None else f"limit {size_words(found['limit'])}"
+    total = [
+        f"{_counted(kind, total['entries'])}, {size_words(total['size'])}" for kind, total in found["totals"].items()
+    ]
+    where = f"{shown(found['folder'])}: {size_words(found['size'])}, {limit} for runs, references and texts"
+    return [*_aligned(rows), *([""] if rows else []), *total, where]
+
+
+def prune_lines(found: dict[str, Any]) -> list[str]:
+    """What ``scoremode cache prune`` prints."""
+    kinds = Counter(entry["kind"] for entry in found["removed"])
+    verb = "would remove" if found["dry_run"] else "removed"
+    freed = f" ({size_words(found['freed'])})" if kinds else ""
+    skipped = [f"skipped {shown(entry['path'])}: {shown(entry['reason'])}" for entry in found["skipped"]]
+    done = f"{verb} {counts_in_words(dict(kinds))}{freed}; {size_words(found['left'])} left"
+    return [*_aligned([_row(entry) for entry in found["removed"]]), *skipped, done]
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    used = f"{age_words(entry['age_seconds'])} ago"
+    size = "-" if entry["state"] == "foreign" else size_words(entry["size"])
+    resumes = entry["state"] == "unfinished" and entry["kind"] in ("runs", "references")
+    state = RESUMES if resumes else entry["state"]
+    return shown(entry["path"]), size, used, state, shown(_what(entry))
+
+
+def _what(entry: dict[str, Any]) -> str:
+    parts = [_short(entry.get(name)) for name in ("what", "model", "against", "corpus", "method", "engine")]
+    parts[2] = parts[2] and f"against {parts[2]}"
+    targets = entry.get("targets")
+    parts += [f"{targets:,} targets" if targets is not None else None, entry["note"]]
+    return ", ".join(part for part in parts if part)
+
+
+def _short(text: str | None) -> str | None:
+    """The start of a fingerprint; names are shown in full."""
+    hexadecimal = text is not None and len(text) > LONGEST_ID and not set(text.split(":")[-1]) - set("0123456789abcdef")
+    return f"{text[:LONGEST_ID]}…" if text is not None and hexadecimal else text
+
+
+def _counted(kind: str, number: int) -> str:
+    return counts_in_words({"other files" if kind == "other" else kind: number})
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return [
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:<{widths[3]}}  {row[4]}".rstrip()
+        for row in rows
+    ]

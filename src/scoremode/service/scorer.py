@@ -1,0 +1,173 @@
+"""Windows of many clients through one vLLM: a bounded number of tokens in flight, first come, first served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scoremode.engines.base import EngineFacts
+from scoremode.engines.messages import Asked
+from scoremode.engines.vllm import support
+from scoremode.engines.vllm.engine import STEPS_AHEAD
+from scoremode.engines.vllm.facts import dtype_of, engine_facts
+from scoremode.engines.vllm.jobs import Extra, Job
+from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, request_for_test, require_agreement
+from scoremode.engines.vllm.wire import Request
+from scoremode.errors import EngineError, InputError
+from scoremode.scores.answers import Answers
+from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
+from scoremode.service.requests import Limits, ModelLimits, check
+from scoremode.values import Ids
+
+NO_EXTRA = Extra()
+WITH_KL = Extra("kl", words=KL_WORDS)
+
+
+class TokensInFlight:
+    """Tokens in flight: as many as keep the scheduler busy. Those who wait are served in turn."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.used = most, 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, tokens: int) -> AsyncIterator[None]:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((tokens, turn))
+        self._grant()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was granted in the same moment
+                self._give_back(tokens)
+            raise
+        try:
+            yield
+        finally:
+            self._give_back(tokens)
+
+    def _give_back(self, tokens: int) -> None:
+        self.used -= tokens
+        self._grant()
+
+    def _grant(self) -> None:
+        """Let in those who come next, as long as there is room; one is let in however large it is."""
+        while self._waiting:
+            tokens, turn = self._waiting[0]
+            if not turn.cancelled():
+                if self.used and self.used + tokens > self.most:
+                    return
+                self.used += tokens
+                turn.set_result(None)
+            self._waiting.popleft()
+
+
+class Scorer:
+    """vLLM's ``EngineClient`` in score mode. It answers nothing before its self-test has passed."""
+
+    facts: EngineFacts
+    probe: list[float]  # scores of the self-test's prompt: other weights have others
+
+    def __init__(self, client: Any) -> None:
+        self.client, config = client, client.vllm_config
+        self.limits = Limits.read(config)
+        model, scheduler = config.model_config, config.scheduler_config
+        self.batch_tokens = int(scheduler.max_num_batched_tokens)
+        longest, inputs = int(model.max_model_len), int(model.get_vocab_size())
+        self.room = ModelLimits(longest, inputs, inputs)
+        self._replicas = int(config.parallel_config.data_parallel_size)
+        self.flow = TokensInFlight(max(STEPS_AHEAD * self.batch_tokens, 2 * longest) * self._replicas)
+        self._block = int(config.cache_config.block_size)
+        self._caches = bool(config.cache_config.enable_prefix_caching)
+        self._ranks = int(config.parallel_config.tensor_parallel_size)
+        self._gather, self._asked = False, 0
+
+    async def start(self) -> None:
+        """The self-test: our scores must agree with those of the model's own ``compute_logits``, on every replica."""
+        version, config = support.installed_version(), self.client.vllm_config
+        tried: list[Verdict] = []
+        answers: list[Words] = []
+        for gather in (False, True) if self._ranks > 1 else (False,):
+            ids, request = request_for_test(self.room.inputs, self.room.longest, gather=gather)
+            # as many at once as there are replicas: vLLM gives each of them one
+            answers = await asyncio.gather(*(self._submit(ids, request) for _ in range(self._replicas)))
+            verdicts = [judge_answers(words, dtype_of(config)) for words in answers]
+            tried.append(max(verdicts, key=lambda verdict: verdict.error - verdict.allowed))
+            if tried[-1].agrees:
+                self._gather = gather
+                break
+        verdict = require_agreement(tried, version)
+        verdict.kernel.pop("stored_head", "")
+        self.probe = read_lines(answers[0], TEST_TARGETS).logprob[:, 0].tolist()
+        self.room = replace(self.room, vocabulary=verdict.vocabulary)
+        self.facts = engine_facts(config, version, verdict, gathered=self._gather)
+
+    async def score(self, asked: Asked) -> list[Answers]:
+        """The answers to every window. If this is cancelled, vLLM forgets what is in flight."""
+        check(asked, self.limits, self.room)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
+        answers = [task.result() for task in tasks]
+        if asked.against is not None:
+            _require_divergences(answers)
+        return answers
+
+    async def _window(self, asked: Asked, index: int) -> Answers:
+        window, extra = asked.windows[index], NO_EXTRA if asked.against is None else WITH_KL
+        if not len(window.rows):
+            k = window.targets.shape[1]
+            return _read(np.zeros((0, line_words(k) + extra.words), np.int32), k, extra)
+        shared = bool(asked.shared) and asked.shared[index] and self._caches
+        # tokens after the last requested row change no answer
+        fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
+        job = Job(index, fed, shared, asked.vocabulary, extra)
+        while True:
+            async with self.flow.of(len(job.window.ids)):
+                words = await self._submit(job.window.ids, self._request(job, asked), job.read_cache)
+            rest = job.take(words, self._block)
+            if rest is None:
+                return _read(job.all_lines(), job.targets, extra)
+            job = rest
+
+    def _request(self, job: Job, asked: Asked) -> Request:
+        request = Request(
+            job.window.rows, job.window.targets, vocabulary=job.vocabulary, gather=self._gather, extra=job.extra.kind
+        )
+        if asked.against is None:
+            return request
+        states = asked.against.states[job.index][: len(job.window.rows)]  # missing rows are always the first ones
+        return replace(request, reference=asked.against.digest, states=states, states_dtype=asked.against.dtype)
+
+    async def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> Words:
+        from vllm import PoolingParams
+
+        from scoremode.engines.vllm.pooler import TASK
+
+        self._asked += 1
+        params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=request.to_kwargs())
+        prompt = {"type": "token", "prompt_token_ids": ids.tolist()}  # as vLLM's own renderer makes it
+        async for output in self.client.encode(prompt, params, f"scoremode-{self._asked}"):
+            if output.finished:
+                return np.asarray(output.outputs.data)
+        raise EngineError("vLLM ended a request without an answer", fix="see the server's log")
+
+
+def _read(lines: Words, k: int, extra: Extra) -> Answers:
+    answers = read_lines(lines, k)
+    return replace(answers, kl=read_divergences(lines[:, line_words(k) :])) if extra is WITH_KL else answers
+
+
+def _require_divergences(answers: Sequence[Answers]) -> None:
+    """A worker that could not load the baseline's head gives NaN instead of ending the server."""
+    for own in answers:
+        if own.kl is not None and np.isnan(own.kl).any():
+            raise InputError(  # not the engine's fault: the same request would fail again
+                "the baseline's head does not fit in the server's memory, or the baseline has NaN in it",
+                fix="start the server with a smaller --gpu-memory-utilization, or make the reference again",
+            )

@@ -1,0 +1,110 @@
+"""A tokenizer.json by the library ``tokenizers`` alone, so that a plan needs neither Transformers nor torch.
+
+Many classes of Transformers change what their file says. This is for files that Transformers wrote for its general
+class, which takes them as they are, beside settings that do not concern plain text. The tests compare both ways.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from scoremode.errors import ModelError
+
+GENERAL_CLASS = "TokenizersBackend"
+NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+WITHOUT_EFFECT = ("backend", "is_local", "local_files_only", "model_max_length", "tokenizer_class")  # on plain text
+MORE_FILES = ("added_tokens.json", "special_tokens_map.json")
+MOST_IDS = 100_000  # in larger vocabularies, Transformers repairs the patterns of some models
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Show only errors of Transformers and no progress bars inside the block; restore its settings afterwards."""
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder, by Transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise unusable(folder, error) from None
+
+
+def unusable(folder: str | Path, error: Exception) -> ModelError:
+    """The refusal of a tokenizer that the library could not load or use."""
+    reason = str(error).strip().split("\n")[0][:200]
+    return ModelError(
+        f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
+        fix="check that the folder contains tokenizer.json, or name another folder with --tokenizer",
+    )
+
+
+class TokenizerFile:
+    """What plain text needs of a tokenizer, under the names that Transformers has for it."""
+
+    is_fast = True
+
+    def __init__(self, folder: Path, named: Mapping[str, str | None]) -> None:
+        from tokenizers import Tokenizer
+
+        self.folder = folder
+        self.backend_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ids = {name: self.backend_tokenizer.token_to_id(token) for name, token in named.items() if token is not None}
+        self.bos_token_id, self.eos_token_id = ids.get("bos_token"), ids.get("eos_token")
+        self.all_special_ids = list(dict.fromkeys(ids.values()))
+        added = self.backend_tokenizer.get_added_tokens_decoder()
+        if self.backend_tokenizer.get_vocab_size() > MOST_IDS or set(ids.values()) - added.keys():
+            raise ValueError("Transformers would change it")
+
+    @staticmethod
+    def of(folder: Path) -> TokenizerFile | None:
+        """None if Transformers must be asked: it may change what the file says, or say what is wrong with it."""
+        try:
+            about, model = (
+                json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json")
+            )
+            named = {name: about.get(name) for name in NAMED}
+            general = about["tokenizer_class"] == GENERAL_CLASS and model["model_type"] == "llama"
+            if (
+                not general
+                or set(about) - set(NAMED + WITHOUT_EFFECT)
+                or any((folder / n).exists() for n in MORE_FILES)
+            ):
+                return None
+            return TokenizerFile(folder, named)
+        except Exception:  # the library raises a plain Exception for a damaged file
+            return None
+
+    @cached_property
+    def transformers(self) -> Any:
+        """The tokenizer of Transformers, for chat templates and for engines that want it."""
+        return load_transformers(self.folder)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
+        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def __call__(
+        self, texts: Sequence[str], *, add_special_tokens: bool, return_offsets_mapping: bool = False, **_: bool
+    ) -> dict[str, list[Any]]:
+        encodings = self.backend_tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        found = {"input_ids": [encoding.ids for encoding in encodings]}
+        return found | {"offset_mapping": [e.offsets for e in encodings]} if return_offsets_mapping else found

@@ -1,0 +1,302 @@
+"""Output files that the user names: checked before the work begins, so that nothing else is overwritten.
+
+what the name refers to         what happens
+nothing, or an empty file       written atomically
+a link                          its target is written, the link stays
+a device, a FIFO, /dev/stdout   written to directly, never replaced
+a URI                           written whole, if its folder can be listed
+a folder, a disk, a socket      refused
+a file in a run or reference    refused
+
+Results of pairs that go to a URI are written in a work folder here, and sent while they are scored:
+
+URI                          the results, when all are there
+URI.manifest.json            which question they answer; has their sha256; sent before them
+URI.scoremode/writer-….json  which process is writing (remote/lease.py)
+URI.scoremode/partial/…      while scoring: what is done so far, in pieces (remote/writer.py)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scoremode.disk.files import write_atomically
+from scoremode.disk.folders import JOURNAL, MANIFEST, SCORES, cache_folder
+from scoremode.errors import InputError, RunError, StorageError, alias_path, print_line
+from scoremode.references.format import is_reference
+from scoremode.remote.copies import FILES
+from scoremode.remote.objects import Objects
+from scoremode.remote.uri import SERVERS, Place, is_uri, located, require_path
+from scoremode.remote.writer import PARTIAL_FOLDER, RemoteWriter
+from scoremode.store import runs
+from scoremode.store.remote_runs import STAYS
+from scoremode.strict_json import read_object
+
+REPORT_MARK = b'<meta name="generator" content="scoremode'
+MARK_WITHIN = 1024  # the mark is within the first bytes of a report
+MOST_LINKS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that may be written. ``str()`` gives the user's name for it, and the target of a link."""
+
+    name: str  # as the user gave it
+    flag: str  # the option it was given with
+    path: Path  # the file that is written: the target of a link
+    is_stream: bool = False  # a device, a FIFO or an open file of this process: written to, never replaced
+    is_link: bool = False
+    descriptor: int | None = None  # for /dev/stdout and similar names
+    place: Place | None = None  # for a URI; then there is no path
+
+    def __str__(self) -> str:
+        return f"{self.name} (a link to {self.path})" if self.is_link else self.name
+
+    @property
+    def where(self) -> Path | str:
+        """Where it lies: a path, or the URI as text."""
+        if self.place is not None:
+            return str(self.place)
+        return self.path if is_uri(self.name) else Path(self.name)
+
+    @property
+    def exists(self) -> bool:
+        """Is there a file with content that would be overwritten?"""
+        if self.place is not None:
+            return self.beginning(1) != b""
+        return not self.is_stream and has_content(self.path)
+
+    def beginning(self, count: int) -> bytes:
+        """The first bytes of a file that exists, to see whose it is; InputError if it cannot be read."""
+        try:
+            if self.place is not None:
+                return Objects(self.place.parent).read(self.place.name, most=count) or b""
+            with self.path.open("rb") as file:
+                return file.read(count)
+        except OSError as error:
+            raise InputError(
+                f"{self.name} exists and cannot be read ({error.strerror})", fix="give another name"
+            ) from None
+
+    def write(self, data: bytes) -> None:
+        """Write all of it; RunError if that fails. A plain file is written atomically."""
+        if self.is_stream:
+            with self.stream() as write:
+                write(data)
+            return
+        if self.place is not None:
+            Objects(self.place.parent).write(self.place.name, data)
+            return
+        try:
+            write_atomically(self.path, data)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+    @contextmanager
+    def stream(self) -> Iterator[Callable[[bytes], None]]:
+        """A function that writes to a device, a FIFO or an open file of this process; it raises RunError on failure."""
+        with suppress(OSError, ValueError, AttributeError):  # standard output may be closed
+            sys.stdout.flush()
+        try:
+            if self.descriptor is not None:  # opening it again would start at 0 and overwrite what was printed
+                handle = os.dup(self.descriptor)
+            else:
+                handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError as error:
+            raise self._refusal(error) from None
+
+        def write(data: bytes) -> None:
+            rest = memoryview(data)
+            while rest:
+                try:
+                    rest = rest[os.write(handle, rest) :]
+                except BrokenPipeError:
+                    raise  # the reader closed the pipe, which is not our error
+                except OSError as error:
+                    raise self._refusal(error) from None
+
+        try:
+            yield write
+        finally:
+            os.close(handle)
+
+    def _refusal(self, error: OSError) -> RunError:
+        return RunError(f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}")
+
+    def announce(self, line: str, *, quiet: bool = False) -> None:
+        """Print that it was written; to standard error if standard output carries JSON (``quiet``) or the results."""
+        if not (quiet or self.is_stream):
+            print(line)
+        elif self.is_link or not quiet:
+            print_line(line.strip())
+
+
+def has_content(path: Path) -> bool:
+    """Is there a file that is not empty?"""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def check_output(name: str | Path, flag: str, *, made_later: str | Path | None = None) -> Output:
+    """Check the file that a user named; InputError if it cannot be written. ``made_later`` is a folder to be created.
+
+    >>> check_output("/dev/null", "-o").is_stream
+    True
+    >>> check_output("/", "-o")
+    Traceback (most recent call last):
+    ...
+    scoremode.errors.InputError: / is a folder; give a file name to -o
+    """
+    text, another = os.fspath(name), f"give another file to {flag}"
+    if not text or "\0" in text:
+        raise InputError(f"{flag} was given no file name", fix=f"give a file name to {flag}")
+    if is_uri(text):
+        return _check_elsewhere(text, flag)
+    require_path(text)
+    if (descriptor := _own_descriptor(text)) is not None:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            raise InputError(f"{text} is closed", fix=another) from None
+        return Output(text, flag, Path(text), is_stream=True, descriptor=descriptor)
+    path = Path(os.path.realpath(text))
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        mode = 0
+    except OSError as error:
+        raise InputError(f"{text} cannot be used ({error.strerror})", fix=another) from None
+    is_link = os.path.islink(text)
+    path = path if is_link else Path(text)  # messages use the user's name for the file
+    later = None if made_later is None else Path(os.path.realpath(made_later))
+    if text.endswith(os.sep) or path.absolute() == later or stat.S_ISDIR(mode):
+        raise InputError(f"{text} is a folder", fix=f"give a file name to {flag}")
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        return Output(text, flag, path, is_stream=True, is_link=is_link)
+    if mode and not stat.S_ISREG(mode):
+        kind = "a link in a circle" if stat.S_ISLNK(mode) else "a block device or a socket"
+        raise InputError(f"{text} is {kind}", fix=another)
+    will_be_there = later is not None and Path(os.path.realpath(path.parent)) in (later, *later.parents)
+    _check_folder(path.parent, text, another, made_later=will_be_there)
+    if mode and not os.access(path, os.W_OK):
+        raise InputError(f"{text} may not be written", fix=another)
+    return Output(text, flag, path, is_link=is_link)
+
+
+def _check_elsewhere(text: str, flag: str) -> Output:
+    """Check a file behind a URI. Whether it may be written shows when it is; whether there is a server shows now."""
+    where = located(text)
+    if isinstance(where, Path):
+        return check_output(where, flag)
+    if where.scheme in SERVERS or "/" not in where.path or text.endswith("/"):
+        raise InputError(f"{where} is not a file that can be written", fix=f"give a file name to {flag}")
+    beside = {found.name: found for found in Objects(where.parent).listed()}
+    if where.name in beside and beside[where.name].is_folder:
+        raise InputError(f"{where} is a folder", fix=f"give a file name to {flag}")
+    if {MANIFEST, SCORES} <= beside.keys() or PARTIAL_FOLDER in beside:
+        raise InputError(
+            f"{where} is inside a run or reference folder, where nothing else may be written",
+            fix=f"give another file to {flag}",
+        )
+    return Output(str(where), flag, Path(), place=where)
+
+
+def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
+    """As ``check_output``, for an HTML report: only an older report may be replaced."""
+    output = check_output(name, flag, made_later=made_later)
+    if output.exists and REPORT_MARK not in output.beginning(MARK_WITHIN):
+        raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
+    return output
+
+
+def _own_descriptor(text: str) -> int | None:
+    """The file descriptor of this process that a name like /dev/stdout refers to, or None."""
+    path = os.path.abspath(text)
+    for _ in range(MOST_LINKS):
+        if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
+            return int(found[1])
+        if not os.path.islink(path):
+            return None
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    return None
+
+
+def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> None:
+    if not folder.is_dir():
+        if made_later and not os.path.lexists(folder):
+            return
+        raise InputError(f"there is no folder {folder}", fix="make it first, or " + fix)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"the folder {folder} may not be written", fix=fix)
+    if _is_ours(folder):
+        raise InputError(f"{text} is inside a run or reference folder, where nothing else may be written", fix=fix)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Is the folder a run or a reference, finished or not? A scores.parquet alone may come from elsewhere."""
+    manifest = folder / MANIFEST
+    if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()):
+        return True
+    if is_reference(folder):
+        return True
+    try:
+        return isinstance(read_object(manifest).get("identity"), dict)
+    except (OSError, ValueError):
+        return False
+
+
+# ── results of pairs behind a URI ────────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
+    """A file of this machine to write instead of one behind a URI, which is sent at the end; others are as they are."""
+    place = output.place
+    if place is None:
+        yield output
+        return
+    folder = cache_folder() / FILES / hashlib.sha256(str(place).encode()).hexdigest()[:20]
+    path = folder / place.name
+    lock, _ = runs.lock_folder(folder, waits=False, name=str(place))
+    try:
+        alias_path(str(path), str(place))
+        with closing(RemoteWriter(place.parent / f"{place.name}.scoremode", folder)) as writer:
+            _fetch_results(Objects(place.parent), writer, path, fresh=fresh)
+            yield replace(output, path=path, place=None)
+            writer.stop_sending()
+            try:
+                for name in (f"{path.name}.manifest.json", path.name):
+                    writer.lease.verify()
+                    Objects(place.parent).send(name, folder / name)
+                writer.remove_journals()
+            except StorageError as error:
+                raise StorageError(f"the results are complete, but {error.message}", fix=STAYS) from None
+    finally:
+        lock.release()
+
+
+def _fetch_results(objects: Objects, writer: RemoteWriter, path: Path, *, fresh: bool) -> None:
+    """Bring the work folder up to date, with finished results or with the journal so far, which is sent from now on."""
+    partial, manifest = (path.with_name(path.name + ending) for ending in (".partial", ".manifest.json"))
+    sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
+    is_finished = path.name in sizes
+    if writer.is_outdated or is_finished:
+        for left in (path, manifest, partial):
+            left.unlink(missing_ok=True)
+    writer.keep_sent(())
+    for one in (manifest, path) if is_finished else ():
+        if one.name in sizes:
+            objects.fetch(one.name, one, size=sizes[one.name])
+    if fresh:
+        partial.unlink(missing_ok=True)
+    elif not is_finished and writer.is_ahead_of(partial):
+        writer.fetch_journal(partial)
+    writer.send_journal(partial)

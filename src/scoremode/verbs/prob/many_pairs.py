@@ -1,0 +1,419 @@
+"""Many pairs: read from a file as they are needed, scored chunk by chunk, their results in a file or a stream.
+
+A file of any length takes the memory of a few hundred pairs. Results are one line of JSON for each pair, resumed after
+a kill, never mixed with others:
+
+FILE                  the results, when all are there
+FILE.manifest.json    which question FILE answers, and its sha256
+FILE.partial          while scoring: what is done so far, one record for each chunk of pairs (records.py)
+.FILE.lock            while a process works on FILE
+
+The manifest takes its name before FILE does and goes after it: wherever a kill falls, a FILE without a manifest was
+written by somebody else, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from scoremode.disk.files import file_sha256, write_atomically, written_atomically
+from scoremode.disk.locks import hold_lock
+from scoremode.disk.records import RecordFile, read_record_header
+from scoremode.errors import InputError, RunError
+from scoremode.strict_json import parse, read_object
+from scoremode.verbs.outputs import Output, has_content
+from scoremode.verbs.prob.boundary import EncodedPair, longest_of
+from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, TokenScore
+from scoremode.verbs.progress import Progress
+
+Pair = tuple[str, str]
+
+STEP = 256  # pairs between two places in the file that are remembered
+KEPT = 1 << 14  # pairs that stay in memory as tokens; the others are encoded again when their turn comes
+EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
+CHUNK = 256  # pairs scored between two writes
+KIND, FORMAT = "scoremode prob", 2  # 2: small groups share a batch, which may change last digits
+BEGINNING = json.dumps({"for": KIND}).encode()[:-1]  # of every .partial
+ROUNDING = 1e-6  # nats that a stored sum may differ from the sum of its stored parts
+DISCARD = "give another --out, or --fresh"
+FIELDS, TOKEN_FIELDS = {field.name for field in fields(SequenceScore)}, set(TokenScore._fields)
+
+
+# ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+class PairFile:
+    """The pairs of a .jsonl file. Every row is checked at once, and read again when its pairs are asked for.
+
+    Rows are ``{"prompt": "…", "target": "…"}`` or ``{"prompt": "…", "targets": ["…", "…"]}``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise InputError(f"there is no file '{path}'", fix="check the path given to --file")
+        self.path = path
+        self._file = path.open("rb")
+        self._places = array("Q")  # of every STEP pairs: where the row of the first one begins,
+        self._skipped = array("Q")  # how many pairs of that row come before it,
+        self._checksums = array("Q")  # and a checksum, because the file may be changed before it is read again
+        self._count = 0
+        try:
+            self.digest = self._scan()
+        except BaseException:
+            self.close()
+            raise
+
+    def _scan(self) -> str:
+        """Check every row, and remember what is needed to read parts of the file again; sha256 of all pairs."""
+        digest = hashlib.sha256()
+        for at, before, pair in self._rows(0):
+            if self._count % STEP == 0:
+                self._places.append(at)
+                self._skipped.append(before)
+                self._checksums.append(0)
+            line = as_line(pair)
+            digest.update(line)
+            self._checksums[-1] = zlib.crc32(line, self._checksums[-1])
+            self._count += 1
+        if not self._count:
+            raise InputError(f"{self.path} holds no pairs", fix=EXAMPLE)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: slice) -> list[Pair]:
+        begin, end, step = part.indices(self._count)
+        first = begin // STEP
+        found = [pair for number in range(first, -(-end // STEP)) for pair in self._step(number)]
+        return found[begin - first * STEP : end - first * STEP : step] if end > begin else []
+
+    def _step(self, number: int) -> list[Pair]:
+        """STEP pairs, or what is left at the end."""
+        rows = self._rows(self._places[number], self._skipped[number])
+        try:
+            found = [pair for _, _, pair in islice(rows, min(STEP, self._count - number * STEP))]
+        except InputError:
+            found = []
+        if zlib.crc32(b"".join(map(as_line, found))) != self._checksums[number]:
+            raise InputError(f"{self.path} was changed while it was being read", fix="run the same command again")
+        return found
+
+    def _rows(self, at: int, skipped: int = 0) -> Iterator[tuple[int, int, Pair]]:
+        """Pairs from a row on: where the row begins, how many of its pairs came before, and the pair."""
+        self._file.seek(at)
+        for number, line in enumerate(self._file, 1):
+            begins, at = at, at + len(line)
+            if not line.strip():
+                continue
+            prompt, targets = self._row(line, number)
+            for before in range(skipped, len(targets)):
+                yield begins, before, (prompt, targets[before])
+            skipped = 0
+
+    def _row(self, line: bytes, number: int) -> tuple[str, list[str]]:
+        try:
+            row = parse(line, constants=True)
+            targets = row["targets"] if "targets" in row else [row["target"]]
+            good = isinstance(row["prompt"], str) and isinstance(targets, list) and set(map(type, targets)) == {str}
+        except (ValueError, KeyError, TypeError):
+            good = False
+        if not good:
+            raise InputError(f"{self.path} line {number} is not a pair", fix=EXAMPLE)
+        return row["prompt"], targets
+
+
+Pairs = list[Pair] | PairFile
+
+_quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
+
+
+def as_line(pair: Pair) -> bytes:
+    """A pair as it is hashed: as ``json.dumps`` writes it, and a line break."""
+    return f"[{_quoted(pair[0])}, {_quoted(pair[1])}]\n".encode()
+
+
+def digest_of(pairs: Pairs) -> str:
+    """sha256 of all pairs in order."""
+    if isinstance(pairs, PairFile):
+        return pairs.digest
+    return hashlib.sha256(b"".join(map(as_line, pairs[:]))).hexdigest()
+
+
+class EncodedChunks:
+    """Pairs as tokens, some at a time. All are checked and measured at once, but only the first KEPT are kept."""
+
+    def __init__(self, lm: SequenceProbability, pairs: Pairs, size: int) -> None:
+        self.lm, self.pairs, self.size = lm, pairs, size
+        self.count = -(-len(pairs) // size)
+        self.longest = self.fed = 0
+        self._kept: list[list[EncodedPair]] = []
+        for number in range(self.count):
+            if number == 0 or (number + 1) * size <= KEPT:
+                chunk = self._encode(number)
+                self._kept.append(chunk)
+                longest, fed = longest_of(chunk), sum(pair.fed for pair in chunk)
+            else:
+                begin = number * size
+                longest, fed = lm.measure(pairs[begin : begin + size], begin + 1)
+            self.longest, self.fed = max(self.longest, longest), self.fed + fed
+
+    def __getitem__(self, number: int) -> list[EncodedPair]:
+        return self._kept[number] if number < len(self._kept) else self._encode(number)
+
+    def _encode(self, number: int) -> list[EncodedPair]:
+        begin = number * self.size
+        return self.lm.encode(self.pairs[begin : begin + self.size], begin + 1)
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of the results."""
+
+    count: int
+    reused: bool  # they were there already: nothing was scored
+
+
+def score_to_file(
+    lm: SequenceProbability,
+    pairs: Pairs,
+    output: Output,
+    *,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Written:
+    """Score pairs into a file, or find them there. The same call resumes after an interruption.
+
+    Results of another question, and files that are not ours, are refused before the engine is started. ``fresh``
+    discards results that are ours.
+    """
+    files = ResultFiles(output.path)
+    busy = RunError(f"another process is writing {output.name}", fix="wait for it, or give another --out")
+    with hold_lock(files.lock, busy=busy):
+        identity = question(lm, pairs)
+        count = files.check(identity, fresh=fresh)
+        if count is not None and not fresh:
+            return Written(count, reused=True)
+        encoded = EncodedChunks(lm, pairs, CHUNK)
+        if fresh:
+            lm.open(encoded.longest)  # nothing is lost if that fails
+            files.discard()
+        with PartialResults(lm, encoded, files.partial, identity) as partial:
+            partial.score(progress)
+            files.finish(partial.bodies(), identity, len(pairs))
+    return Written(len(pairs), reused=False)
+
+
+def score_to_stream(lm: SequenceProbability, pairs: Pairs, output: Output, progress: Progress | None = None) -> Written:
+    """Score pairs into a device or a FIFO, line by line. Nothing can be resumed."""
+    encoded = EncodedChunks(lm, pairs, CHUNK)
+    with output.stream() as write:
+        lm.open(encoded.longest)
+        for number in range(encoded.count):
+            write(_lines(lm.score(encoded[number])))
+            if progress:
+                progress(min((number + 1) * CHUNK, len(pairs)), len(pairs))
+    return Written(len(pairs), reused=False)
+
+
+def read_results(path: Path) -> Iterator[dict[str, Any]]:
+    """The results in a finished file, one at a time."""
+    with path.open("rb") as file:
+        for line in file:
+            yield parse(line)
+
+
+def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
+    """What must be equal for stored results to answer these pairs: as JSON gives it back."""
+    known = {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
+    return dict(parse(json.dumps(known)))
+
+
+class ResultFiles:
+    """FILE and the files next to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path.with_name(path.name + ".manifest.json")
+        self.partial = path.with_name(path.name + ".partial")
+        self.lock = path.with_name(f".{path.name}.lock")
+
+    def check(self, identity: dict[str, Any], *, fresh: bool) -> int | None:
+        """Refuse whatever is not ours, and unless ``fresh``, what answers another question.
+
+        Returns how many results there are; None if they are not complete.
+        """
+        manifest, finished = self._read_manifest(), has_content(self.path)
+        if finished and manifest is None:
+            raise RunError(f"{self.path} exists and is not a file of scoremode prob", fix="give another --out")
+        if finished and manifest is not None:
+            if not fresh:
+                _require_same(self.path, manifest["identity"], identity)
+            if file_sha256(self.path) != manifest["sha256"]:
+                raise RunError(
+                    f"{self.path} was changed after scoremode wrote it", fix="move it away, or give another --out"
+                )
+        begun = self._read_partial()
+        if begun is not None and not fresh:
+            _require_same(self.partial, begun, identity)
+        if not finished or manifest is None:
+            return None
+        if not fresh:
+            self.partial.unlink(missing_ok=True)  # of the same question: a kill came just before this was done
+        return int(manifest["results"])
+
+    def discard(self) -> None:
+        """Remove everything. Call ``check`` first."""
+        for path in (self.path, self.manifest, self.partial):
+            path.unlink(missing_ok=True)
+
+    def finish(self, bodies: Iterable[bytes], identity: dict[str, Any], count: int) -> None:
+        """Give the results their name."""
+        if has_content(self.path):
+            raise RunError(
+                f"{self.path} was written by something else meanwhile",
+                fix="move it away and run the same command again: all results are kept",
+            )
+        digest = hashlib.sha256()
+        with written_atomically(self.path) as file:
+            for body in bodies:
+                digest.update(body)
+                file.write(body)
+            manifest = {"for": KIND, "identity": identity, "results": count, "sha256": digest.hexdigest()}
+            sealed = {**manifest, "seal": _seal(manifest)}
+            write_atomically(self.manifest, json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n")
+        self.partial.unlink()
+
+    def _read_manifest(self) -> dict[str, Any] | None:
+        """None if there is none; RunError if it is not ours or not as we wrote it."""
+        try:
+            found = read_object(self.manifest)
+        except ValueError:
+            if not has_content(self.manifest):
+                return None
+            found = {}
+        seal = found.pop("seal", None)
+        whole = isinstance(found.get("identity"), dict) and isinstance(found.get("results"), int)
+        if found.get("for") != KIND or not whole or "sha256" not in found or seal != _seal(found):
+            raise RunError(
+                f"{self.manifest} is damaged or is not a file of scoremode prob", fix="give another --out, or delete it"
+            )
+        return found
+
+    def _read_partial(self) -> dict[str, Any] | None:
+        """What a .partial answers; None if there is none, or if a kill left not even its first line."""
+        if not has_content(self.partial):
+            return None
+        with self.partial.open("rb") as file:
+            beginning = file.read(len(BEGINNING))
+        header = read_record_header(self.partial)
+        if not BEGINNING.startswith(beginning) or (header is not None and not isinstance(header.get("identity"), dict)):
+            raise RunError(f"{self.partial} exists and is not a file of scoremode prob", fix="give another --out")
+        return header["identity"] if header is not None else None
+
+
+class PartialResults:
+    """Chunks of results in a .partial, which is made when the first chunk is scored. The caller holds the lock."""
+
+    def __init__(self, lm: SequenceProbability, encoded: EncodedChunks, path: Path, identity: dict[str, Any]) -> None:
+        self.lm, self.encoded, self.path = lm, encoded, path
+        self._header = {"for": KIND, "identity": identity}
+        self._places: dict[int, int] = {}  # chunk -> where its record lies
+        self._records: RecordFile | None = None
+
+    def __enter__(self) -> PartialResults:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._records is not None:
+            self._records.close()
+
+    def _opened(self) -> RecordFile:
+        if self._records is None:
+            self._records = RecordFile(self.path, self._header)
+        return self._records
+
+    def score(self, progress: Progress | None) -> None:
+        """Score the chunks that no record holds."""
+        if has_content(self.path):
+            self._replay()
+        missing = [number for number in range(self.encoded.count) if number not in self._places]
+        if missing:
+            self.lm.open(self.encoded.longest)  # the same room for all, whatever was done before
+        pairs = len(self.encoded.pairs)
+        for number in missing:
+            scored = self.lm.score(self.encoded[number])
+            self._places[number] = self._opened().append(number, _lines(scored))
+            if progress:
+                progress(min(len(self._places) * CHUNK, pairs), pairs)
+
+    def bodies(self) -> Iterator[bytes]:
+        """The results of each chunk, in order."""
+        return (self._opened().body(self._places[number], number) for number in range(self.encoded.count))
+
+    def _replay(self) -> None:
+        """Find the chunks that are done. What a checksum cannot vouch for is checked here."""
+        for number, place, body in self._opened().replay():
+            if number >= self.encoded.count or number in self._places:
+                raise RunError(f"{self.path} holds chunk {number} where none belongs", fix=DISCARD)
+            asked = self.encoded.pairs[number * CHUNK : (number + 1) * CHUNK]
+            try:
+                for line, (prompt, target) in zip(body.split(b"\n")[:-1], asked, strict=True):
+                    check_result(parse(line), prompt, self.lm.encoder.as_scored(target))
+            except (ValueError, TypeError, KeyError, OverflowError) as error:
+                raise RunError(f"{self.path} is damaged in chunk {number} ({error})", fix=DISCARD) from None
+            self._places[number] = place
+
+
+def check_result(value: Any, prompt: str, target: str) -> None:
+    """ValueError, TypeError, KeyError or OverflowError unless it is a possible result for this prompt and target."""
+    if set(value) != FIELDS:
+        raise ValueError("other fields than a result has")
+    for token in value["tokens"]:
+        ranked = token["rank"] is None or token["rank"] >= 1
+        if set(token) != TOKEN_FIELDS or type(token["id"]) is not int or not ranked:
+            raise ValueError("a token that cannot be")
+    if len({token["rank"] is None for token in value["tokens"]}) > 1:
+        raise ValueError("ranks of some tokens only")
+    result = SequenceScore.from_json(value)
+    if (result.prompt, result.target) != (prompt, target):
+        raise ValueError("the answer to another pair")
+    total = math.fsum(token.logprob for token in result.tokens) - result.condition_log_prob
+    per_token = -result.log_prob / len(result.tokens) if result.tokens else math.nan
+    perplexity = math.exp(per_token) if per_token < 700 else math.inf
+    possible = (
+        result.log_prob <= 0
+        and result.condition_log_prob <= 0
+        and all(token.logprob <= ROUNDING for token in result.tokens)
+        and math.isclose(result.log_prob, min(0.0, total), abs_tol=ROUNDING)
+        and math.isclose(result.prob, math.exp(result.log_prob), rel_tol=ROUNDING)
+        and math.isclose(result.perplexity, perplexity, rel_tol=ROUNDING)
+        and result.boundary == ("spanning" if result.condition else "clean")
+    )
+    if not possible:
+        raise ValueError("numbers that cannot be")
+
+
+def _lines(results: list[SequenceScore]) -> bytes:
+    return "".join(result.as_line() + "\n" for result in results).encode()
+
+
+def _require_same(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+    differing = sorted(name for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name))
+    if differing:
+        raise RunError(f"{path} holds results of another question (it differs in: {', '.join(differing)})", fix=DISCARD)
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

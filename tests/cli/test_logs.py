@@ -1,0 +1,94 @@
+"""The log: lines on standard error for the command line, standard logging for Python."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from scoremode.cli import logs
+from scoremode.cli.commands import PASSED_ON, VERBS, build_parser
+from scoremode.cli.parser import Parser
+from scoremode.errors import print_line
+from scoremode.verbs.candidates import score_together
+from tests.cli.conftest import Command
+
+NOTE = "import logging, scoremode.store.runs; logging.getLogger('scoremode.store').warning('a note')"
+
+
+@pytest.fixture(autouse=True)
+def _default_level() -> Iterator[None]:
+    yield
+    logs.install()
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != PASSED_ON])
+def test_every_verb_has_the_flags(verb: str) -> None:
+    parser = build_parser()
+    assert isinstance(parser, Parser)
+    assert {"--verbose", "--quiet"} <= parser._verbs()[verb].flags()
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        ({}, ["an info", "a warning", "an error"]),
+        ({"quiet": True}, ["an error"]),
+        ({"verbose": True}, ["a debug", "an info", "a warning", "an error"]),
+    ],
+)
+def test_how_much_is_shown(flags: dict[str, bool], levels: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    logs.install(**flags)
+    logger = logging.getLogger("scoremode.any.room")
+    logger.debug("a debug")
+    logger.info("an info")
+    logger.warning("a warning")
+    logger.error("an error")
+    assert capsys.readouterr().err.splitlines() == [f"scoremode: {level}" for level in levels]
+
+
+def test_a_line_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("scoremode.any").warning("two\nlines \x1b[2J")
+    assert capsys.readouterr().err == "scoremode: two lines �[2J\n"
+
+
+def test_a_line_without_the_name_stays_so(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("cache: removed 3 runs")
+    print_line("scoremode: taking over")
+    assert capsys.readouterr().err == "cache: removed 3 runs\nscoremode: taking over\n"
+
+
+def test_flags_change_the_level_of_one_command(command: Command) -> None:
+    assert command("engines", "--quiet").code == 0
+    assert logs.is_quiet()
+    assert command("engines").code == 0
+    assert not logs.is_quiet()
+    outcome = command("engines", "--quiet", "--verbose")
+    assert (outcome.code, "exclude each other" in outcome.err) == (2, True)
+
+
+def test_errors_of_candidates_are_shown_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.install(quiet=True)
+
+    def score(name: str, _: object) -> None:
+        raise ZeroDivisionError(name)
+
+    with pytest.raises(ZeroDivisionError):
+        score_together(["a", "b"], score, 1)
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [
+        ("", "a note\n"),  # Python's own handler of last resort shows warnings
+        ("import logging; logging.basicConfig(format='%(name)s %(message)s')\n", "scoremode.store a note\n"),
+        ("import logging; logging.getLogger('scoremode').setLevel('ERROR')\n", ""),
+    ],
+)
+def test_python_users_configure_the_log_as_they_like(configured: str, expected: str) -> None:
+    done = subprocess.run([sys.executable, "-c", configured + NOTE], capture_output=True, text=True, check=True)
+    assert done.stderr == expected

@@ -1,0 +1,66 @@
+"""Writes what is made from the engines' options: a TypedDict for editors and type checkers, and tables for the docs.
+
+    python -m tests.engines.option_docs        # after an option was added to an engine; ``make format`` does it too
+
+At run time the options themselves decide; a test compares these files with them.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from scoremode.engines.options import KnownOption
+from scoremode.engines.registry import GROUP, all_options, known_engines
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "src" / "scoremode" / "verbs" / "arguments.py"
+FIELDS = re.compile(r'(class EngineArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
+TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
+
+
+def source() -> str:
+    """The text of verbs/arguments.py, with the fields of EngineArguments written anew."""
+    brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
+    lines = [
+        f"    {name}: {TYPES.get(option.kind, option.kind)} | None"
+        for name, (engines, option) in sorted(all_options().items())
+        if set(engines) - brought
+    ]
+    return FIELDS.sub(lambda found: found[1] + "\n".join(lines), FILE.read_text())
+
+
+def docs_table(engine: str) -> str:
+    """The options of an engine as a Markdown table, for docs/engines.md."""
+    rows = [
+        f"| `{option.flag}{' ' + option.details.metavar if option.details.metavar else ''}` | `{option.name}` | "
+        f"{_plain(option)} |\n"
+        for option in known_engines()[engine].options.known().values()
+    ]
+    return "| flag | in Python | meaning |\n|---|---|---|\n" + "".join(rows)
+
+
+def _plain(option: KnownOption) -> str:
+    choices = f" ({' or '.join(option.details.choices)})" if option.details.choices else ""
+    return option.details.help.replace("|", "\\|") + choices
+
+
+def docs(page: str) -> str:
+    """A page with the table between each ``<!-- options of ENGINE -->`` and ``<!-- end -->`` written anew."""
+
+    def written(found: re.Match[str]) -> str:
+        return f"{found[1]}\n\n{docs_table(found[2])}\n<!-- end -->"
+
+    return re.sub(r"(<!-- options of (\w+) -->).*?<!-- end -->", written, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Write verbs/arguments.py and docs/engines.md."""
+    FILE.write_text(source())
+    page = ROOT / "docs" / "engines.md"
+    page.write_text(docs(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Servers that do not answer, credentials that are missing, and writers that begin at once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scoremode as sm
+from scoremode.errors import CorpusError, RunError, StorageError
+from scoremode.remote import file_systems
+from scoremode.remote.lease import Lease
+from scoremode.remote.objects import Objects
+from scoremode.remote.uri import Place, located
+from tests.s3 import Bucket, start
+
+Move = Callable[[], Path]
+QUESTION: dict[str, Any] = {"text": "the cat sat on the mat. " * 20, "context_length": 48}
+
+
+def place_of(bucket: Bucket, key: str) -> Place:
+    place = located(bucket.uri(key))
+    assert isinstance(place, Place)
+    return place
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that accepts connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_accepts_and_never_answers(
+    bucket: Bucket, elsewhere: Move, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given up after twice the time without a byte, and what is left of the patience."""
+    monkeypatch.setattr(file_systems, "READ_SECONDS", 0.3)
+    monkeypatch.setenv("SCOREMODE_STORAGE_PATIENCE", "0.5")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", silent)
+    asked: list[Callable[[], object]] = [
+        lambda: sm.ppl("table:uniform", out=bucket.uri("one"), **QUESTION),
+        lambda: sm.load(bucket.uri("one")),
+    ]
+    for ask in asked:
+        began = time.monotonic()
+        with pytest.raises(StorageError, match=r"cannot be (listed|read): it cannot be reached") as raised:
+            ask()
+        assert "\n" not in str(raised.value)
+        assert time.monotonic() - began < 8
+
+
+def test_credentials_that_are_missing(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable, no profile, no role: a request goes out unsigned, and the server denies it."""
+    bucket.server.denies = "AccessDenied"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    began = time.monotonic()
+    process = start(["ppl", "table:uniform", "--text", "any text", "--out", bucket.uri("one")], tmp_path / "cache")
+    out, complaints = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    (line,) = complaints.splitlines()
+    assert "access is denied" in line
+    assert "check the credentials in the environment, the profile or the machine's role" in line
+    assert time.monotonic() - began < 15
+
+
+def test_two_writers_that_begin_at_the_same_instant(bucket: Bucket, elsewhere: Move) -> None:
+    """Ten rounds, side by side: one has the folder, the other gets one line that names it."""
+    rounds = [place_of(bucket, f"run-{number}") for number in range(10)]
+    ready, ended = threading.Barrier(20), {place: list[RunError | None]() for place in rounds}
+
+    def begin(place: Place) -> None:
+        lease = Lease(Objects(place), secrets.token_hex(8))
+        ready.wait()
+        try:
+            lease.acquire()
+            ended[place].append(None)
+        except RunError as error:
+            ended[place].append(error)
+
+    all_of_them = [threading.Thread(target=begin, args=(place,)) for place in rounds for _ in range(2)]
+    for thread in all_of_them:
+        thread.start()
+    for thread in all_of_them:
+        thread.join()
+    for place, found in ended.items():
+        assert found.count(None) == 1, found
+        (refused,) = (error for error in found if error is not None)
+        assert f"process {os.getpid()} on" in str(refused)
+        assert f"is writing into {place}" in str(refused)
+        names = bucket.names(f"{place.name}/")
+        assert len(names) == 1
+        assert "/writer-" in names[0]
+
+
+def test_base_logits_at_a_uri(bucket: Bucket, elsewhere: Move, tmp_path: Path) -> None:
+    kld = tmp_path / "base.kld"
+    sm.reference("table:successor", kld=kld, text=QUESTION["text"], context_length=64)
+    bucket.put("base.kld", kld.read_bytes())
+    (here,) = sm.compare(str(kld), "table:uniform", out=tmp_path / "here")
+    (there,) = sm.compare(bucket.uri("base.kld"), "table:uniform", out=bucket.uri("out"))
+    assert here.kl is not None
+    assert there.kl is not None
+    assert there.kl.tolist() == here.kl.tolist()
+    bucket.put("cut.kld", kld.read_bytes()[:-7])
+    bucket.put("text.kld", b"no logits at all")
+    for key in ("cut.kld", "text.kld", "none.kld"):
+        with pytest.raises((sm.errors.InputError, StorageError), match=bucket.uri(key)) as raised:
+            sm.compare(bucket.uri(key), "table:uniform")
+        assert str(tmp_path) not in str(raised.value)
+
+
+def test_messages_about_a_text_name_its_uri(bucket: Bucket, elsewhere: Move, tmp_path: Path) -> None:
+    bucket.put("bad.txt", b"good \xff bad")
+    bucket.put("rows.jsonl", b'{"text": "good"}\n{"txt": 1}\n')
+    bucket.put("pairs.jsonl", b'{"prompt": "a"}\n')
+    for key in ("bad.txt", "rows.jsonl"):
+        with pytest.raises(CorpusError, match=bucket.uri(key)) as raised:
+            sm.ppl("table:uniform", corpus=bucket.uri(key))
+        assert str(tmp_path) not in str(raised.value)
+    process = start(["prob", "table:uniform", "--file", bucket.uri("pairs.jsonl")], tmp_path / "cache")
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert bucket.uri("pairs.jsonl") in complaints
+    assert str(tmp_path) not in complaints

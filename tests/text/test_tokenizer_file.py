@@ -1,0 +1,69 @@
+"""A tokenizer.json without Transformers gives what Transformers gives, or is not taken."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scoremode.models.facts import resolve
+from scoremode.text.tokenizer import PROBE, HuggingFaceTokenizer, encode_many, ids_with_specials
+from scoremode.text.tokenizer_file import TokenizerFile, load_transformers
+from tests.text.tokenizers_at_hand import text_to_train_on
+
+TEXTS = [PROBE, "", " ", "<s> and </s> in <|im_start|> a text", "\r\n\t x", *text_to_train_on()[::40]]
+
+
+@pytest.fixture(params=["tiny", "tiny_bos", "smollm2-135m"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    return resolve(request.param) if "-" in request.param else request.getfixturevalue(request.param)
+
+
+def test_everything_is_as_by_transformers(folder: Path) -> None:
+    alone = TokenizerFile.of(folder)
+    assert alone is not None
+    ours, theirs = HuggingFaceTokenizer(alone, "ours"), HuggingFaceTokenizer(load_transformers(folder), "theirs")
+    assert ours.facts == theirs.facts
+    assert ours.pieces() == theirs.pieces()
+    every = range(ours.facts.size + 3)
+    assert [*map(ours.token_text, every)] == [*map(theirs.token_text, every)]
+    for text in TEXTS:
+        for special in (False, True):
+            one, other = ours.encode(text, special=special), theirs.encode(text, special=special)
+            for name in ("ids", "char_start", "char_end", "touches"):
+                assert np.array_equal(getattr(one, name), getattr(other, name)), name
+            assert ours.decode(one.ids.tolist()) == theirs.decode(other.ids.tolist())
+    assert np.array_equal(encode_many(ours, TEXTS).ids, encode_many(theirs, TEXTS).ids)
+    assert ids_with_specials(ours, TEXTS) == ids_with_specials(theirs, TEXTS)
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+    assert ours.render_chat(chat, open_turn=True) == theirs.render_chat(chat, open_turn=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}),
+        ("tokenizer_config.json", {"add_bos_token": True}),
+        ("tokenizer_config.json", {"eos_token": "not an added token"}),
+        ("config.json", {"model_type": "qwen2"}),
+        ("added_tokens.json", {}),
+    ],
+)
+def test_what_transformers_may_change_is_left_to_it(
+    file: str, change: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "changed"))
+    assert TokenizerFile.of(folder) is not None
+    known = json.loads((folder / file).read_bytes()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps(known | change))
+    assert TokenizerFile.of(folder) is None
+
+
+def test_a_damaged_file_is_left_to_transformers_which_says_so(tiny: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "damaged"))
+    (folder / "tokenizer.json").write_text("{")
+    assert TokenizerFile.of(folder) is None
