@@ -26,8 +26,8 @@ class RunMeasure:
     percent: bool = False
 
 
-SHOWN = tuple(statistic for statistic in STATISTICS if statistic.label)
-"""The statistics of a comparison that tables show, in their order."""
+SHOWN = sorted((s for s in STATISTICS if s.label), key=lambda s: s.name == "bits_per_byte_candidate")
+"""The statistics of a comparison that tables show, in their order: as JSON lists them, but bits per byte come last."""
 
 RUN_MEASURES = (
     RunMeasure("perplexity", "Perplexity", "perplexity"),

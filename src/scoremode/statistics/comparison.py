@@ -240,6 +240,19 @@ STATISTICS: tuple[Statistic, ...] = (
         column=TerminalColumn("ppl", 4),
         card="perplexity",
     ),
+    _plain(
+        "bits_per_byte_baseline",
+        "bits per byte of the text under the baseline",
+        lambda means: _metric(means.runs.baseline, "bits_per_byte").value,
+        needs="logprob",
+    ),
+    _plain(
+        "bits_per_byte_candidate",
+        "bits per byte of the text",
+        lambda means: _metric(means.runs.candidate, "bits_per_byte").value,
+        needs="logprob",
+        label="Bits/byte",
+    ),
     _plain("zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]),
     _plain("zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]),
     Statistic(
@@ -324,21 +337,8 @@ STATISTICS: tuple[Statistic, ...] = (
         percent=True,
         label="Worse",
     ),
-    _plain(
-        "bits_per_byte_baseline",
-        "bits per byte of the text under the baseline",
-        lambda means: _metric(means.runs.baseline, "bits_per_byte").value,
-        needs="logprob",
-    ),
-    _plain(
-        "bits_per_byte_candidate",
-        "bits per byte of the text",
-        lambda means: _metric(means.runs.candidate, "bits_per_byte").value,
-        needs="logprob",
-        label="Bits/byte",
-    ),
 )
-"""Every number of a comparison, in the order in which they are listed and shown."""
+"""Every number of a comparison, in the order in which JSON lists them."""
 
 BY_NAME = {statistic.name: statistic for statistic in STATISTICS}
 BY_FIELD = {field: statistic for statistic in STATISTICS for field in statistic.fields}
