@@ -36,6 +36,7 @@ class Continuation:
 class Likelihood:
     """What a model thinks of one continuation: a line of answers for each of its tokens.
 
+    >>> import numpy as np
     >>> half = Likelihood(Answers(np.log([[0.5], [0.25]]), rank=np.array([[1], [2]])))
     >>> round(half.log_prob, 6), half.is_greedy
     (-2.079442, False)
