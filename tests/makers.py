@@ -14,7 +14,10 @@ from scoremode.engines.registry import choose
 from scoremode.verbs.question import Question, prepare_question
 
 # for the first line of a process: a suite that runs in the background has SIGINT ignored, and hands that on
-OBEY_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+OBEY_INTERRUPTS = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+)
 
 TRITON = Path(__file__).resolve().parents[1] / ".venv-triton"  # where `make test` puts it, unless told otherwise
 

@@ -229,8 +229,9 @@ class Assault:
         victim = started.kill(self.job.victims, self.random)
         figures.kills += 1
         figures.victims[victim] = figures.victims.get(victim, 0) + 1
-        # whose engine was killed may end by itself: with one line, or, where all was scored already, well
-        self._judge(*started.end(), right=(-9,) if victim == "main" else (0, 2))
+        # a command whose engine was killed may end by itself: with one line, or well, if all was scored already. And
+        # any command may end well just before the kill.
+        self._judge(*started.end(), right=(-9, 0) if victim == "main" else (0, 2))
         return True
 
     def _wait_for_the_moment(self, started: Started, out: Path) -> None:
