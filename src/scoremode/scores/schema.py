@@ -50,8 +50,8 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     meaning: str  # for the documentation
     per: Literal["target", "row"] = "row"  # an engine answers with (rows, targets of a row), or with one value per row
     unit: str = ""
-    least: float = -math.inf
-    most: float | Literal["ids", "last id", "log ids"] = math.inf  # a word: it follows from the size of the vocabulary
+    least: float | None = None  # None: no bound
+    most: float | Literal["ids", "last id", "log ids"] | None = None  # a word: it follows from the vocabulary's size
     finite: bool = False  # no infinity, not even where a bound would allow it
     together: str = ""  # columns with the same word are measured together or not at all
     optional: bool = True  # may it be missing? Not if its field has no default
@@ -68,7 +68,8 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         if not len(column):
             return None
         least = self.least if least is None else least
-        most = self.most
+        least = -math.inf if least is None else least
+        most = math.inf if self.most is None else self.most
         if isinstance(most, str):
             most = {"ids": ids, "last id": ids - 1, "log ids": math.log(ids) + SLACK}[most]
         low, high = np.minimum.reduce(column), np.maximum.reduce(column)  # NaN if one of the values is
