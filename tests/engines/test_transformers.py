@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,20 @@ def test_every_column_equals_the_float64_reading_of_the_models_own_logits(tiny: 
     assert engine.facts.head == "exact-fp32"
     for answers, window in zip(scored(engine, WindowList(tuple(windows))), windows, strict=True):
         assert_same(answers, truth(engine, window))
+
+
+@pytest.mark.parametrize("head", ["exact", "as-served"])
+def test_a_config_whose_answers_have_no_names(tiny: Path, tmp_path: Path, head: str) -> None:
+    """``return_dict: false`` makes Transformers answer with bare tuples; the scores are the same."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"return_dict": False}))
+    source = WindowList((own_tokens(random_ids(30)),))
+    for found, wanted in zip(
+        scored(engine_for(folder, head=head), source), scored(engine_for(tiny, head=head), source), strict=True
+    ):
+        np.testing.assert_array_equal(found.logprob, wanted.logprob)
 
 
 def test_a_model_that_predicts_the_previous_id_plus_one_scores_log_one_on_a_counting_text(successor: Path) -> None:
