@@ -14,7 +14,8 @@ from scoremode.engines.registry import choose
 from scoremode.verbs.question import Question
 from scoremode.verbs.question import ask as make_question
 
-# for the first line of a process: a suite that runs in the background has SIGINT ignored, and hands that on
+# for the first line of a process: a suite that runs in the background has SIGINT ignored, one under nohup SIGHUP, and
+# both hand that on
 OBEY_INTERRUPTS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "signal.signal(signal.SIGHUP, signal.SIG_DFL); "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scoremode.cluster import tokens
+from scoremode.cluster import ray_token
 from scoremode.cluster.account import Account, Member
 from scoremode.cluster.ledger import Pace
 from scoremode.cluster.parcels import Parcel
@@ -360,8 +360,8 @@ class Crew:
 def reason(error: Exception) -> str:
     """Why a replica is gone, in a few words of Ray's many."""
     text = " ".join(str(error).split())
-    if tokens.is_wrong(text):
-        return tokens.WRONG_TOKEN
+    if ray_token.is_wrong(text):
+        return ray_token.WRONG_TOKEN
     if "OOM" in type(error).__name__ or "OutOfMemory" in type(error).__name__ or "memory pressure" in text:
         return "it was killed because the node's memory was used up"
     if (

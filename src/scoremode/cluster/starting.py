@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from scoremode.cluster import guard, tokens
+from scoremode.cluster import guard, ray_token
 from scoremode.cluster.spread import Room, Spread
 from scoremode.errors import EngineError, OptionError
 
@@ -49,7 +49,7 @@ class Cluster:
         self.ray: Any = _imported()
         self._folder: str | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self._tokens = tokens.settings()
+        self._auth = ray_token.settings()
         self._is_ours = not self.ray.is_initialized()
         self.address = spread.ray or os.environ.get("RAY_ADDRESS") or None
         if self._is_ours:
@@ -62,7 +62,7 @@ class Cluster:
         if self.address is None:
             cpus = max(os.cpu_count() or 1, round(spread.replicas * room.all_cpus + 0.5))
             self._folder = tempfile.mkdtemp(prefix="scoremode-ray-")
-            self._tokens = tokens.give_one()
+            ray_token.give_one()
             shared |= {"address": "local", "include_dashboard": False, "num_cpus": cpus, "_temp_dir": self._folder}
         else:
             _require_answer(self.address)
@@ -111,7 +111,7 @@ class Cluster:
             with _own_signals():
                 self.ray.shutdown()
         if self._is_ours:
-            tokens.put_back(self._tokens)
+            ray_token.put_back(self._auth)
         watching, self._guard = self._guard, None
         if watching is not None:
             guard.stop(watching)

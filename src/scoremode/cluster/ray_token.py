@@ -19,13 +19,11 @@ Settings = dict[str, str | None]
 WRONG_TOKEN = "the cluster was started without Ray's token, and this process uses one: set RAY_AUTH_MODE=disabled"
 
 
-def give_one() -> Settings:
-    """A new token for a Ray that starts now, unless the user has settings of their own; what was set before."""
-    before = settings()
-    if not any(before.values()):
+def give_one() -> None:
+    """Sets a new token for a Ray that starts now, unless the user has settings of their own."""
+    if not any(settings().values()):
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
         _read_again()
-    return before
 
 
 def settings() -> Settings:
@@ -33,7 +31,7 @@ def settings() -> Settings:
 
 
 def put_back(before: Settings) -> None:
-    """What was set before a cluster was joined."""
+    """Restores the settings from before a cluster was joined."""
     if settings() == before:
         return
     for name, value in before.items():
