@@ -13,7 +13,8 @@ import torch
 from scoremode.engines.registry import choose
 from scoremode.verbs.question import Question, prepare_question
 
-# for the first line of a process: a suite that runs in the background has SIGINT ignored, and hands that on
+# for the first line of a process: a suite that runs in the background has SIGINT ignored, one under nohup SIGHUP, and
+# both hand that on
 OBEY_INTERRUPTS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "signal.signal(signal.SIGHUP, signal.SIG_DFL); "

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "scoremode", *arguments]
 
 
-def scoremode(
-    environment: dict[str, str], *arguments: str, run: Callable[..., Any] = subprocess.run
-) -> subprocess.CompletedProcess[str]:
-    done: subprocess.CompletedProcess[str] = run(
+def scoremode(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         command(*arguments), env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
-    return done
 
 
 def family_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
@@ -139,10 +136,10 @@ def test_without_ray_one_line_says_what_to_install(cache: dict[str, str], text: 
     )
     cache["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), cache["PYTHONPATH"]])
     asked = ("ppl", "table:uniform", "--corpus", str(text), "--json")
-    refused = scoremode(cache, *asked, "--replicas", "2", run=subprocess.run)
+    refused = scoremode(cache, *asked, "--replicas", "2")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "pip install '.[ray]'" in refused.stderr
-    assert scoremode(cache, *asked, run=subprocess.run).returncode == 0
+    assert scoremode(cache, *asked).returncode == 0
 
 
 def test_a_ray_of_ours_leaves_no_token_behind(cache: dict[str, str], text: Path, tmp_path: Path) -> None:

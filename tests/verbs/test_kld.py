@@ -267,9 +267,11 @@ def test_only_an_older_kld_file_is_replaced(tmp_path: Path) -> None:
 def test_a_foreign_folder_beside_the_file_is_left_alone(tmp_path: Path, fresh: bool) -> None:
     folder = tmp_path / ".x.kld.scoremode"
     sm.ppl("table:uniform", text=TEXT, out=folder)
+    (folder / "thesis.txt").write_text("mine")
     with pytest.raises(RunError, match="another run"):
         sm.reference("table:uniform", kld=tmp_path / "x.kld", text=TEXT, context_length=CONTEXT, fresh=fresh)
     assert sm.load(folder).scores.logprob.size
+    assert (folder / "thesis.txt").read_text() == "mine"
 
 
 def test_an_engine_without_distributions_is_told_so(tmp_path: Path) -> None:

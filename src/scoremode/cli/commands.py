@@ -77,8 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         code = _run(list(arguments))
         streams.check()  # a full disk or a closed pipe shows here, where it can still be explained
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of a library in Rust, as tokenizers; not an Exception
-        if os.environ.get("SCOREMODE_DEBUG") or not (is_panic or isinstance(error, Exception | KeyboardInterrupt)):
+        is_ours_to_tell = isinstance(error, Exception | KeyboardInterrupt) or _is_panic(error)
+        if os.environ.get("SCOREMODE_DEBUG") or not is_ours_to_tell:
             raise
         return _end_with(error)
     return code
@@ -148,9 +148,14 @@ def _cause_outside(error: BaseException, what: str) -> str | None:
         return "a file or folder is nested too deeply to be read; give one with fewer levels"
     if "TORCH_LOGS" in os.environ and "Invalid log settings" in str(error):
         return "torch does not know the value of TORCH_LOGS in the environment; correct or unset it"
-    if type(error).__name__ == "PanicException":
+    if _is_panic(error):
         return f"a library failed ({what}); check the model's tokenizer.json and the text"
     return None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust, as tokenizers, has panicked: its class is not an Exception and cannot be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 def _explain_os_error(error: OSError) -> str:
