@@ -8,9 +8,8 @@ import json
 import math
 import struct
 from collections.abc import Iterator
-from typing import Any
-
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
