@@ -143,7 +143,8 @@ _templates: dict[Any, Template] = {}
 
 def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRARIES) -> Template:
     read = {name: environment[name] for name in environment if name.startswith(READ_AT_IMPORT)}
-    read.pop("PYTHONUNBUFFERED", None)  # streams are opened anew
+    for name in ("PYTHONUNBUFFERED", "PYTHONBREAKPOINT"):  # streams are opened anew; the second is set by Ray
+        read.pop(name, None)
     read = {name: value for name, value in read.items() if value}
     key = libraries, frozenset(read.items())
     if key not in _templates or _templates[key].channel.fileno() == -1:

@@ -11,11 +11,13 @@ those of the definition.
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +45,32 @@ KL_NATS, KL_SHARE = 2e-6, 1e-6  # error of a divergence allowed beyond that of n
 TILE = 256 if ON_GPU else 32  # ids that the kernel processes at a time (half or a quarter of it in some cases on a GPU)
 WIDE = 3000 if ON_GPU else 160  # a vocabulary of several tiles, and more than one span of them
 HUGE = 3e4  # the value in padding: large, but still a float16
+
+
+def patch_the_language_once_per_launch() -> None:
+    """Triton's interpreter replaces the functions of its language again for every call inside a kernel: thousands of
+    times for one launch, and a third of the time of these checks. The first time is enough."""
+    from triton.runtime import interpreter
+
+    patch, executor = interpreter._patch_lang, interpreter.GridExecutor
+    launch, seen = executor.__call__, set[frozenset[int]]()
+
+    def patch_once(function: Any) -> Any:
+        modules = frozenset(id(value) for value in function.__globals__.values() if inspect.ismodule(value))
+        if modules in seen:
+            return None
+        seen.add(modules)
+        return patch(function)
+
+    def launch_anew(self: Any, *arguments: Any, **named: Any) -> Any:
+        seen.clear()
+        return launch(self, *arguments, **named)
+
+    interpreter._patch_lang, executor.__call__ = patch_once, launch_anew
+
+
+if not ON_GPU:
+    patch_the_language_once_per_launch()
 
 
 # ── what goes in ─────────────────────────────────────────────────────────────────────────────────────────────────────
