@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scoremode.engines.batching import PADDING_SHARE, batches_by_length
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
-from scoremode.engines.transformers.sharing import common_prefix, fed, pack, passes
+from scoremode.engines.transformers.batches import common_prefix, fed, pack, passes
 from scoremode.plan.windows import Window, WindowList, measured
 from scoremode.values import Ints
 

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from scoremode.engines.base import StoredHead
-from scoremode.engines.heads import FOLDER, LENGTH, HeadFile, head_parts
-from scoremode.engines.messages import answer_message
+from scoremode.engines.messages import FOLDER, LENGTH, HeadFile, answer_message, head_parts
 from scoremode.engines.server.checks import SameServer
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import ServerFacts, find_service, is_service

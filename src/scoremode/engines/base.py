@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, ModelError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores.schema import BUILT_IN, Column, Schema
 from scoremode.values import Bools, Floats, Ints, Raw
@@ -91,6 +91,14 @@ class StoredDistributions(ABC):
     @abstractmethod
     def records(self, index: int, window: Window) -> Raw:
         """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/record_format.py."""
+
+
+def require_one_vocabulary(baseline: int, candidate: int | None) -> None:
+    """Refuse different sizes. Never cut to the smaller: the rest would be probability that is left out."""
+    if baseline != candidate:
+        raise ModelError(
+            f"the baseline has {baseline} ids and the candidate {candidate}", fix="compare models with one vocabulary"
+        )
 
 
 @dataclass(frozen=True, slots=True)

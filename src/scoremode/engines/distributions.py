@@ -1,7 +1,6 @@
 """Whole distributions between engines and files in 16 bits: records out of states, and divergences from records.
 
-An engine that has logits uses logits.py, which calls ``diverge_rows`` and ``records_of_logits`` with them. One that has
-hidden states passes its answers through ``with_distributions``.
+An engine that has logits uses logits.py. One that has hidden states passes its answers through ``with_distributions``.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Baseline, StoredDistributions, StoredHead, Want
-from scoremode.engines.tensors import Against, IndexedWindow, from_raw, loaded_head, require_one_vocabulary
+from scoremode.engines.base import Baseline, StoredDistributions, StoredHead, Want, require_one_vocabulary
+from scoremode.engines.tensors import IndexedWindow, from_raw, loaded_head
 from scoremode.errors import EngineError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import LogitsOf, diverge_logits, reduce_logits
@@ -25,16 +24,39 @@ from scoremode.plan.windows import Answers, WindowSource
 from scoremode.values import Floats, Raw
 
 
-class AgainstRecords:
-    """A baseline whose distributions were kept, on the device of the candidate."""
+class StatesOnDevice:
+    """A baseline with hidden states, and its head on the device of the candidate."""
+
+    def __init__(self, baseline: Baseline, device: torch.device, vocabulary: int) -> None:
+        require_one_vocabulary(baseline.head.vocabulary, vocabulary)
+        self.baseline, self.device = baseline, device
+        self.head = loaded_head(baseline.head, device)
+
+    def rows(self, windows: list[IndexedWindow]) -> Tensor:
+        """The baseline's hidden states for the rows of these windows, concatenated."""
+        raw = [self.baseline.states(index, window) for index, window in windows]
+        return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
+
+    def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
+        """KL from rows of the baseline and the candidate's columns; ids from ``width`` on are left out."""
+        return diverge_logits(kept, self.head.within(width), logits[:, :width], targets)
+
+
+class RecordsOnDevice:
+    """A baseline whose distributions were kept: its records go to the device of the candidate."""
 
     def __init__(self, baseline: StoredDistributions, device: torch.device, vocabulary: int) -> None:
         require_one_vocabulary(baseline.vocabulary, vocabulary)
         self.baseline, self.device = baseline, device
 
-    def records(self, windows: list[IndexedWindow]) -> Tensor:
+    def rows(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's records for the rows of these windows, concatenated, as int16."""
         return torch.cat([to_device(self.baseline.records(i, window), self.device) for i, window in windows])
+
+    def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
+        """As above. The divergence itself is about all ids that the records have."""
+        kl = kl_from_records(kept, logits)
+        return Divergence(kl, reduce_logits(logits[:, :width], targets))
 
 
 def to_device(records: Raw, device: torch.device) -> Tensor:
@@ -44,37 +66,22 @@ def to_device(records: Raw, device: torch.device) -> Tensor:
 
 def load_baseline(
     baseline: Baseline | StoredDistributions, device: torch.device, vocabulary: int
-) -> Against | AgainstRecords:
+) -> StatesOnDevice | RecordsOnDevice:
     """Either kind of baseline on a device; a vocabulary of another size is refused."""
     if isinstance(baseline, StoredDistributions):
-        return AgainstRecords(baseline, device, vocabulary)
-    return Against(baseline, device, vocabulary)
+        return RecordsOnDevice(baseline, device, vocabulary)
+    return StatesOnDevice(baseline, device, vocabulary)
 
 
 def divergence_of_logits(
-    against: Against | AgainstRecords, windows: list[IndexedWindow], logits: Tensor, targets: Tensor
+    against: StatesOnDevice | RecordsOnDevice, windows: list[IndexedWindow], logits: Tensor, targets: Tensor
 ) -> Divergence:
     """KL from a baseline of either kind and the candidate's columns, from the candidate's logits (n, vocabulary).
 
     The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
     float64. May overwrite the logits.
     """
-    return diverge_rows(against, baseline_rows(against, windows), logits, targets, logits.shape[1])
-
-
-def baseline_rows(against: Against | AgainstRecords, windows: list[IndexedWindow]) -> Tensor:
-    """What the baseline kept of the rows of these windows, concatenated: records or hidden states."""
-    return against.records(windows) if isinstance(against, AgainstRecords) else against.states(windows)
-
-
-def diverge_rows(
-    against: Against | AgainstRecords, kept: Tensor, logits: Tensor, targets: Tensor, width: int
-) -> Divergence:
-    """As ``divergence_of_logits``, for rows whose baseline was read already; ids from ``width`` on are left out."""
-    if isinstance(against, AgainstRecords):
-        kl = kl_from_records(kept, logits)
-        return Divergence(kl, reduce_logits(logits[:, :width], targets))
-    return diverge_logits(kept, against.head.within(width), logits[:, :width], targets)
+    return against.diverge(against.rows(windows), logits, targets, logits.shape[1])
 
 
 def records_of_logits(logits: Tensor) -> Raw:

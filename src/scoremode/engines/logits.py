@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import Want
-from scoremode.engines.distributions import baseline_rows, diverge_rows, load_baseline, records_of_logits
+from scoremode.engines.distributions import load_baseline, records_of_logits
 from scoremode.engines.tensors import IndexedWindow, split_columns
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import empty_columns, reduce_logits
@@ -38,22 +38,17 @@ class LogitsReducer:
     def reduce(self, indexed: IndexedWindow, rows: slice, logits: Tensor) -> list[Reduced]:
         """Reduce the logits (n, vocabulary) of some rows of a window, which may be overwritten."""
         targets = torch.from_numpy(indexed[1].targets[rows].astype(np.int64)).to(self.device)
-        baseline = self._baseline(indexed, rows)
+        kept = None if self.against is None else self.against.rows([indexed])[rows]
         step = rows_within(0, self.vocabulary, self.device.type)
-        return [
-            self._block(logits[i : i + step].float(), targets[i : i + step], _part(baseline, i, step))
-            for i in range(0, len(logits), step)
-        ]
+        blocks = [slice(i, i + step) for i in range(0, len(logits), step)]
+        return [self._block(logits[b].float(), targets[b], None if kept is None else kept[b]) for b in blocks]
 
-    def _baseline(self, indexed: IndexedWindow, rows: slice) -> Tensor | None:
-        """The baseline's hidden states or records for these rows."""
-        return None if self.against is None else baseline_rows(self.against, [indexed])[rows]
-
-    def _block(self, logits: Tensor, targets: Tensor, baseline: Tensor | None) -> Reduced:
+    def _block(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Reduced:
+        """``kept``: the baseline's hidden states or records of these rows."""
         records = records_of_logits(logits) if self.want.records else None
-        if self.against is None or baseline is None:
+        if self.against is None or kept is None:
             return Reduced(reduce_logits(logits[:, : self.width], targets), None, records)
-        found = diverge_rows(self.against, baseline, logits, targets, self.width)
+        found = self.against.diverge(kept, logits, targets, self.width)
         return Reduced(found.q, found.kl, records)
 
     def answers(self, parts: list[Reduced], targets_per_row: int) -> Answers:
@@ -69,7 +64,3 @@ class LogitsReducer:
             kl=torch.cat(kl).double().cpu().numpy() if kl else None,
             records=np.concatenate(records) if records else None,
         )
-
-
-def _part(baseline: Tensor | None, begin: int, step: int) -> Tensor | None:
-    return None if baseline is None else baseline[begin : begin + step]

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Baseline, StoredHead
-from scoremode.errors import ModelError
+from scoremode.engines.base import StoredHead
 from scoremode.head.definition import Columns
 from scoremode.head.matrix import Head
 from scoremode.plan.windows import Answers, Window
@@ -52,29 +51,6 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
     return [
         Answers.of({name: column[a:b] for name, column in found.items()}) for a, b in zip(starts, ends, strict=True)
     ]
-
-
-class Against:
-    """A baseline with hidden states on the device of the candidate."""
-
-    def __init__(self, baseline: Baseline, device: torch.device, vocabulary: int) -> None:
-        stored = baseline.head
-        require_one_vocabulary(stored.vocabulary, vocabulary)
-        self.baseline, self.device = baseline, device
-        self.head = loaded_head(stored, device)
-
-    def states(self, windows: list[IndexedWindow]) -> Tensor:
-        """The baseline's hidden states for the rows of these windows, concatenated."""
-        raw = [self.baseline.states(index, window) for index, window in windows]
-        return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
-
-
-def require_one_vocabulary(baseline: int, candidate: int) -> None:
-    """Refuse different sizes. Never cut to the smaller: the rest would be probability that is left out."""
-    if baseline != candidate:
-        raise ModelError(
-            f"the baseline has {baseline} ids and the candidate {candidate}", fix="compare models with one vocabulary"
-        )
 
 
 def loaded_head(stored: StoredHead, device: torch.device) -> Head:

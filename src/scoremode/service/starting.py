@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from scoremode.disk.manifests import command_without_secrets
-from scoremode.engines.heads import FOLDER
+from scoremode.engines.messages import FOLDER
 from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of

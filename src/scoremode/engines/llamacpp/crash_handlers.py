@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_void_p
 from typing import Any, NoReturn
 
-from scoremode.engines import exit_hooks
+from scoremode.engines import process_guard
 from scoremode.errors import one_line
 
 EXIT_CODE = 2  # 1 would say that a rule of --fail-if failed
@@ -74,7 +74,7 @@ def _crashed(number: int) -> None:
 
 
 def _end(words: str) -> NoReturn:
-    for kill in exit_hooks.kill:
+    for kill in process_guard.kill_hooks:
         kill()
     descriptor = _standard_error[-1]
     line = f"scoremode: {one_line(words)}; {REMEDY}\n".encode()

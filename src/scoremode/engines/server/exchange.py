@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from scoremode.engines.heads import Parts
+from scoremode.engines.messages import Parts
 from scoremode.errors import EngineError, one_line
 
 PIECE = 1 << 20  # bytes of a body that are handed over at a time

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from scoremode.engines.heads import Parts
+from scoremode.engines.messages import Parts
 from scoremode.engines.server.exchange import Connections, FailedError, HttpAnswer, UnreadableError, proxy_for
 from scoremode.errors import EngineError, OptionError, one_line
 from scoremode.scores.packing import CONTENT_TYPE

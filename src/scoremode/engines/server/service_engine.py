@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scoremode.engines.base import SCORES, Baseline, EngineFacts, StoredDistributions, Want
-from scoremode.engines.heads import Parts, digest_of, head_parts
-from scoremode.engines.messages import Against, Asked, read_answers
+from scoremode.engines.base import SCORES, Baseline, EngineFacts, StoredDistributions, Want, require_one_vocabulary
+from scoremode.engines.messages import Asked, BaselineStates, Parts, digest_of, head_parts, read_answers
 from scoremode.engines.server.checks import Description, SameServer, changed
 from scoremode.engines.server.engine import RequestEngine, in_threads
 from scoremode.engines.server.link import ANYTHING, SMALL, Link, Reply
 from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service
 from scoremode.engines.server.server_options import SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
-from scoremode.errors import EngineError, InputError, ModelError
+from scoremode.errors import EngineError, InputError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores import parquet
 from scoremode.scores.packing import PackedAnswers
@@ -87,11 +86,7 @@ class ServiceEngine(RequestEngine):
             return None
         if not self.service.divergence:
             raise EngineError("this server runs on several machines and gives no divergence", fix="use one machine")
-        if want.against.head.vocabulary != self.service.vocabulary:
-            raise ModelError(
-                f"the baseline has {want.against.head.vocabulary} ids and the candidate {self.service.vocabulary}",
-                fix="compare models with one vocabulary",
-            )
+        require_one_vocabulary(want.against.head.vocabulary, self.service.vocabulary)
         return want.against
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +112,7 @@ class ServiceEngine(RequestEngine):
 
         def batch() -> RequestBatch:
             states = () if baseline is None else tuple(baseline.states(index, own) for index, own in chosen.items())
-            against = None if baseline is None else Against(digest, baseline.dtype, states)
+            against = None if baseline is None else BaselineStates(digest, baseline.dtype, states)
             begins_alike = tuple(bool(shared[index]) for index in chosen)
             asked = Asked(tuple(chosen.values()), source.vocabulary or 0, begins_alike, against)
             return RequestBatch(tuple(chosen), asked)

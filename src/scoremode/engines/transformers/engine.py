@@ -29,14 +29,12 @@ from scoremode.engines.base import (
     Want,
 )
 from scoremode.engines.batching import batches_by_length
-from scoremode.engines.distributions import LogitsOfStates, with_distributions
-from scoremode.engines.tensors import Against, IndexedWindow, split_columns, store_head, to_raw
-from scoremode.engines.transformers import choices, sharing
-from scoremode.engines.transformers.adapters import put_on
+from scoremode.engines.distributions import LogitsOfStates, StatesOnDevice, with_distributions
+from scoremode.engines.tensors import IndexedWindow, split_columns, store_head, to_raw
+from scoremode.engines.transformers import batches
+from scoremode.engines.transformers.batches import PADDING, OtherBatches, common_prefix, fed, other_threads, rows_needed
+from scoremode.engines.transformers.choices import DTYPES, TransformersOptions, choose_batch_tokens
 from scoremode.engines.transformers.loading import load_model
-from scoremode.engines.transformers.other_batches import PADDING, OtherBatches, other_threads
-from scoremode.engines.transformers.sharing import common_prefix, fed, rows_needed
-from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
 from scoremode.head.definition import Columns
@@ -61,17 +59,19 @@ class TransformersEngine(Engine):
 
     def __init__(self, model: Any, facts: ModelFacts | None = None, options: TransformersOptions | None = None) -> None:
         """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way in."""
+        import transformers
+
         options = options or TransformersOptions()
-        self.model = model.eval()
+        self.model, device = model.eval(), model.device
         self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
             raise ModelError(
                 f"{type(model).__name__} has no body separate from its head", fix="choose a causal language model"
             )
-        self.batch_tokens = choices.choose_batch_tokens(options.batch_tokens, model.device.type)
-        self.pass_cost = sharing.cost_of_a_pass(sum(p.numel() for p in model.parameters()), model.device.type)
+        self.batch_tokens = choose_batch_tokens(options.batch_tokens, model.device.type)
+        self.pass_cost = batches.cost_of_a_pass(sum(p.numel() for p in model.parameters()), model.device.type)
         # small windows fill batches until a pass is worth its cost, unless the user bounded them
-        self.small_batch = max(self.batch_tokens, 0 if options.batch_tokens else sharing.FILLED * self.pass_cost)
+        self.small_batch = max(self.batch_tokens, 0 if options.batch_tokens else batches.FILLED * self.pass_cost)
         self._output_type: Any = None  # type that the body returns, set on the first pass
         self._other_batches: OtherBatches | None = None  # how windows are batched while the noise floor is measured
         if model.dtype == torch.float32:
@@ -84,11 +84,11 @@ class TransformersEngine(Engine):
         self.facts = EngineFacts(
             engine="transformers",
             dtype=str(model.dtype).removeprefix("torch."),
-            device=choices.describe_device(model.device),
+            device=f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type,
             head="exact-fp32" if self.head else "as-served",
             vocabulary=self.vocabulary,
             context_length=facts.context_length if facts else getattr(config, "max_position_embeddings", None),
-            versions=choices.versions(),
+            versions={"torch": str(torch.__version__), "transformers": str(transformers.__version__)},
             settings={
                 "batch_tokens": self.batch_tokens,
                 "attention": str(getattr(config, "_attn_implementation", None)),
@@ -102,7 +102,7 @@ class TransformersEngine(Engine):
     @staticmethod
     def load(facts: ModelFacts, options: TransformersOptions | None = None) -> TransformersEngine:
         options = options or TransformersOptions()
-        model, notes = load(facts, options)
+        model, notes = load_model(facts, options)
         return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options)
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -176,7 +176,7 @@ class TransformersEngine(Engine):
             return
         if want.against is not None:
             self._check_divergence()
-            finish = partial(self._answers_with_kl, Against(want.against, self.model.device, self.vocabulary))
+            finish = partial(self._answers_with_kl, StatesOnDevice(want.against, self.model.device, self.vocabulary))
         if want.states:
             finish = partial(self._with_states, finish)
         yield from self._each(source, done, finish)
@@ -220,7 +220,7 @@ class TransformersEngine(Engine):
         grouped = source.prefix_group is not None
         usual = batches_by_length(source, self.small_batch if grouped else self.batch_tokens)
         if grouped and self.shares_prefixes:
-            usual = sharing.pack(source, usual, self.small_batch, self.pass_cost)
+            usual = batches.pack(source, usual, self.small_batch, self.pass_cost)
         return usual
 
     def _batches(self, source: WindowSource) -> list[Ints]:
@@ -252,7 +252,7 @@ class TransformersEngine(Engine):
         """How the rows of a batch are computed: by what its windows share."""
         if source.prefix_group is None or len(batch) == 1:
             return self._rows_together
-        if not sharing.is_group(source.prefix_group[batch]):
+        if not batches.is_group(source.prefix_group[batch]):
             return self._rows_perhaps_alike if self.shares_prefixes else self._rows_together
         return partial(self._rows_shared, source.prefix_group) if self.shares_prefixes else self._rows_in_parts
 
@@ -296,7 +296,7 @@ class TransformersEngine(Engine):
     def _rows_perhaps_alike(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows of different questions, which may begin alike, as after the same examples."""
         tokens = [fed(w) for _, w in windows]
-        alike = common_prefix(tokens) >= max(2, sharing.WORTH_SHARING * max(map(len, tokens)))
+        alike = common_prefix(tokens) >= max(2, batches.WORTH_SHARING * max(map(len, tokens)))
         one_group = np.zeros(1 + max(index for index, _ in windows), np.int64)
         yield from self._rows_shared(one_group, windows) if alike else self._rows_together(windows)
 
@@ -316,7 +316,7 @@ class TransformersEngine(Engine):
         place = {group: i for i, group in enumerate(members)}
         rest = [fed(w)[common:] for _, w in windows]
         longest = max(rows_needed(w) for _, w in windows)
-        for part in sharing.passes([len(ids) for ids in rest], max(1, 4 * self.small_batch // longest), self.pass_cost):
+        for part in batches.passes([len(ids) for ids in rest], max(1, 4 * self.small_batch // longest), self.pass_cost):
             chosen = [windows[i] for i in part]
             places = np.array([place[int(groups[index])] for index, _ in chosen])
             hidden = self._continued(cache, places, [rest[i] for i in part])
@@ -333,7 +333,7 @@ class TransformersEngine(Engine):
         """The hidden states of what follows; None if nothing does. ``places``: which prefix each follows."""
         if not max(map(len, rest)):
             return None
-        chosen = sharing.selected(cache, torch.from_numpy(places).to(self.model.device))
+        chosen = batches.selected(cache, torch.from_numpy(places).to(self.model.device))
         return self._hidden(self._padded(rest), chosen)
 
     def _padded(self, sequences: list[Ids]) -> Tensor:
@@ -360,10 +360,10 @@ class TransformersEngine(Engine):
         return [replace(answers, states=to_raw(own)) for answers, own in zip(found, states, strict=True)]
 
     def _answers_with_kl(
-        self, against: Against, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
+        self, against: StatesOnDevice, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
     ) -> list[Answers]:
         width = self._width(vocabulary)
-        states, targets, head_p = against.states(windows), _targets(windows, rows), against.head.within(width)
+        states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
         else:
@@ -381,20 +381,13 @@ class TransformersEngine(Engine):
         return score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :vocabulary], targets, vocabulary)
 
 
-def load(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, list[str]]:
-    """The model on its device, with its adapter, and notes on tensors that were left out."""
-    device = choices.choose_device(options.device)
-    model, notes = load_model(facts, device, choices.choose_dtype(options.dtype, device, facts), options)
-    return (model if options.adapter is None else put_on(model, options.adapter)), notes
-
-
 def find_head(model: Any) -> Head | None:
     """The last matrix of a model with its scale and cap, or None if it is not a plain matrix."""
     layer = model.get_output_embeddings()
     if not isinstance(layer, torch.nn.Linear):
         return None
     weight, bias = layer.weight.detach(), layer.bias
-    if str(weight.dtype).removeprefix("torch.") not in choices.DTYPES or weight.device.type == "meta":
+    if str(weight.dtype).removeprefix("torch.") not in DTYPES or weight.device.type == "meta":
         return None
     config = model.config.get_text_config()
     scale = 1.0

@@ -72,7 +72,7 @@ class VllmPlugin(EnginePlugin):
         return VllmEngine.load(subject.checkpoint, options, work)
 
     def open_generator(self, subject: Subject, options: VllmOptions, work: Work) -> Generator:
-        from scoremode.engines.vllm.generation import VllmGenerator
+        from scoremode.engines.vllm.generator import VllmGenerator
 
         assert subject.checkpoint is not None
         return VllmGenerator(subject.checkpoint.path, options, work)

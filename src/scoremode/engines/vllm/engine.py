@@ -19,6 +19,7 @@ from scoremode.engines.base import (
     StoredDistributions,
     StoredHead,
     Want,
+    require_one_vocabulary,
 )
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
@@ -149,11 +150,7 @@ class VllmEngine(Engine):
     def _with_kl(self, baseline: Baseline, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
         if baseline.place is None:
             raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
-        if baseline.head.vocabulary != self.facts.vocabulary:
-            raise ModelError(
-                f"the baseline has {baseline.head.vocabulary} ids and the candidate {self.facts.vocabulary}",
-                fix="compare models with one vocabulary",
-            )
+        require_one_vocabulary(baseline.head.vocabulary, self.facts.vocabulary)
         folder, offsets = baseline.place
         for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
             yield index, replace(answers, kl=read_divergences(words))

@@ -15,7 +15,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from scoremode.engines import exit_hooks
+from scoremode.engines import process_guard
 from scoremode.engines.vllm.guard import is_tracker
 from scoremode.engines.vllm.log import VllmLog
 
@@ -198,4 +198,4 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
     thread.join(seconds)
 
 
-exit_hooks.kill.append(kill_all)
+process_guard.kill_hooks.append(kill_all)

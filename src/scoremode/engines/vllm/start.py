@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from scoremode.engines import exit_hooks
+from scoremode.engines import process_guard
 from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import guard, plugin, support
 from scoremode.engines.vllm.log import VllmLog
@@ -34,7 +34,7 @@ def start(
 def start_guarded(make: Callable[[], Any]) -> tuple[Any, Processes]:
     """Makes a ``vllm.LLM``. None of its processes is left if that fails or is interrupted."""
     processes = Processes()
-    exit_hooks.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
+    process_guard.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
     try:
         with processes.killed_by_signals():
             llm = make()

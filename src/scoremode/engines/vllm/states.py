@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.heads import HeadFile, heads_folder
+from scoremode.engines.messages import HeadFile, heads_folder
 from scoremode.engines.tensors import from_raw
 from scoremode.head.matrix import Head
 from scoremode.references.format import RAW_DTYPES
