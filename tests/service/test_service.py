@@ -26,7 +26,7 @@ from scoremode.engines.registry import choose
 from scoremode.engines.server.service_engine import ServiceEngine
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm.vllm_options import LaunchArguments
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.references.reader import Reference
@@ -50,7 +50,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def in_process(small_llama: Path) -> Iterator[VllmEngine]:
     """The same model in this process, one window at a time: then no window shares a batch."""
-    with VllmEngine(str(small_llama), EngineArguments(max_model_len=256, prefix_caching=True)) as engine:
+    with VllmEngine(str(small_llama), LaunchArguments(max_model_len=256, prefix_caching=True)) as engine:
         engine._one_by_one = True
         yield engine
 

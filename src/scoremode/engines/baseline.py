@@ -105,18 +105,24 @@ class StoredBaseline:
         self.stored, self.dtype = stored, stored.dtype
         # a reference that is not all here cannot be opened by others
         self.place = (str(stored.folder.resolve()), self.offsets) if stored.read_remote is None else None
-        self.head = StoredHead(
-            weight=stored.head_weight(),
-            bias=stored.head_bias(),
-            dtype=stored.head_dtype,
-            bias_dtype=stored.bias_dtype or stored.head_dtype,
-            vocabulary=stored.vocabulary,
-            scale=stored.scale,
-            softcap=stored.softcap,
-        )
+        self.head = head_of(stored)
 
     def states(self, index: int, window: Window) -> Raw:
         return self.stored.rows(int(self.offsets[index]), len(window.rows))
+
+
+def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
+    """The head in a reference, or some ids of it."""
+    bias = stored.head_bias()
+    return StoredHead(
+        weight=stored.head_weight()[ids],
+        bias=None if bias is None else bias[ids],
+        dtype=stored.head_dtype,
+        bias_dtype=stored.bias_dtype or stored.head_dtype,
+        vocabulary=stored.vocabulary,
+        scale=stored.scale,
+        softcap=stored.softcap,
+    )
 
 
 def states_in(answers: Answers) -> Raw:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -221,21 +221,27 @@ class HeadFile:
             raise InputError(f"a head of {size} bytes came with {path.stat().st_size}", fix="send it again")
         return HeadFile(path, header, offset)
 
-    def weight(self, first: int, count: int) -> Raw:
-        """Rows of the matrix (count, width)."""
-        width = self.header.width
-        return self._read(self.offset, RAW_DTYPES[self.header.dtype], first, count, width).reshape(-1, width)
+    def rows(self, first: int, count: int) -> StoredHead:
+        """Some ids of the head: (count, width) of the matrix, and their bias if there is one."""
+        header, bias = self.header, None
+        if first < 0 or first + count > header.vocabulary:
+            raise ValueError(f"ids {first} to {first + count} of a head of {header.vocabulary}")
+        weight = self._read(self.offset, header.dtype, first * header.width, count * header.width)
+        if header.bias_dtype is not None:
+            bias = self._read(self.offset + header.matrix_bytes, header.bias_dtype, first, count)
+        return StoredHead(
+            weight=weight.reshape(-1, header.width),
+            bias=bias,
+            dtype=header.dtype,
+            bias_dtype=header.bias_dtype or header.dtype,
+            vocabulary=header.vocabulary,
+            scale=header.scale,
+            softcap=header.softcap,
+        )
 
-    def bias(self, first: int, count: int) -> Raw | None:
-        dtype = self.header.bias_dtype
-        if dtype is None:
-            return None
-        return self._read(self.offset + self.header.matrix_bytes, RAW_DTYPES[dtype], first, count, 1)
-
-    def _read(self, begin: int, dtype: np.dtype[Any], first: int, count: int, per_row: int) -> Raw:
-        if first < 0 or first + count > self.header.vocabulary:
-            raise ValueError(f"ids {first} to {first + count} of a head of {self.header.vocabulary}")
-        found: Raw = np.fromfile(self.path, dtype, count * per_row, offset=begin + first * per_row * dtype.itemsize)
-        if len(found) != count * per_row:
+    def _read(self, begin: int, dtype: str, first: int, count: int) -> Raw:
+        raw = RAW_DTYPES[dtype]
+        found: Raw = np.fromfile(self.path, raw, count, offset=begin + first * raw.itemsize)
+        if len(found) != count:
             raise ValueError("a head was cut")
         return found

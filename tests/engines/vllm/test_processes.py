@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm.vllm_options import LaunchArguments
 from tests.engines.vllm.conftest import Judge, own, score
 
 
@@ -24,7 +24,7 @@ def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_
     engines: list[VllmEngine] = []
 
     def begin() -> None:
-        engines.append(VllmEngine(str(small_llama), EngineArguments(max_model_len=64, max_num_batched_tokens=64)))
+        engines.append(VllmEngine(str(small_llama), LaunchArguments(max_model_len=64, max_num_batched_tokens=64)))
 
     def meddle() -> None:
         while (

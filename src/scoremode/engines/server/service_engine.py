@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scoremode.engines.base import SCORES, Baseline, EngineFacts, StoredDistributions, Want, require_one_vocabulary
+from scoremode.engines.batching import in_groups
 from scoremode.engines.messages import Asked, BaselineStates, Parts, digest_of, head_parts, read_answers
 from scoremode.engines.server.checks import Description, SameServer, changed
 from scoremode.engines.server.engine import RequestEngine, in_threads
@@ -97,12 +98,7 @@ class ServiceEngine(RequestEngine):
 
         They are made one by one as they are sent, in the order of the plan; windows that begin alike are together.
         """
-        order, group = np.flatnonzero(~done), source.prefix_group
-        shared = np.zeros(len(source), np.bool_)
-        if group is not None:
-            order = order[np.argsort(group[order], kind="stable")]
-            _, inverse, counts = np.unique(group, return_inverse=True, return_counts=True)
-            shared = counts[inverse] > 1
+        order, shared = in_groups(source, done)
         limits = self.service.limits
         most = min(self.service.batch_tokens, limits.body_bytes // 32)  # tokens
         row_bytes = 0

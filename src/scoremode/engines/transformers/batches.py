@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scoremode.engines.batching import PADDING_SHARE
+from scoremode.engines.batching import PADDING_SHARE, common_prefix
 from scoremode.engines.tensors import IndexedWindow
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
@@ -130,16 +130,6 @@ def fed(window: Window) -> Ids:
 
 def rows_needed(window: Window) -> int:
     return int(window.rows[-1]) + 1
-
-
-def common_prefix(sequences: list[Ids]) -> int:
-    """How many tokens all of them begin with."""
-    length = min(map(len, sequences))
-    first = sequences[0][:length]
-    for other in sequences[1:]:
-        differs = np.flatnonzero(first != other[: len(first)])
-        first = first[: differs[0]] if len(differs) else first
-    return len(first)
 
 
 # ── the noise floor ──────────────────────────────────────────────────────────────────────────────────────────────────

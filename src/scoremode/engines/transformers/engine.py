@@ -28,11 +28,11 @@ from scoremode.engines.base import (
     StoredHead,
     Want,
 )
-from scoremode.engines.batching import batches_by_length
+from scoremode.engines.batching import batches_by_length, common_prefix
 from scoremode.engines.distributions import LogitsOfStates, StatesOnDevice, with_distributions
 from scoremode.engines.tensors import IndexedWindow, split_columns, store_head, to_raw
 from scoremode.engines.transformers import batches
-from scoremode.engines.transformers.batches import PADDING, OtherBatches, common_prefix, fed, other_threads, rows_needed
+from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
 from scoremode.engines.transformers.choices import DTYPES, TransformersOptions, choose_batch_tokens
 from scoremode.engines.transformers.loading import load_model
 from scoremode.errors import EngineError, ModelError, OptionError

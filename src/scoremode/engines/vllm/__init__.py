@@ -21,7 +21,7 @@ from scoremode.engines.plugin import (
     subject_of_checkpoint,
 )
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
+from scoremode.engines.vllm.vllm_options import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class VllmPlugin(EnginePlugin):
         return subject_of_checkpoint(model, options, tokenizer)
 
     def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:
-        EngineArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use
+        LaunchArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use
         return {**options.identity(), **support.kernel_switches(), "vllm": support.installed_version()}
 
     def open(self, subject: Subject, options: VllmOptions, work: Work) -> Engine:

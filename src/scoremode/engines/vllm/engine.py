@@ -21,22 +21,29 @@ from scoremode.engines.base import (
     Want,
     require_one_vocabulary,
 )
+from scoremode.engines.batching import in_groups
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.facts import dtype_of, engine_facts
-from scoremode.engines.vllm.jobs import Extra, Job
 from scoremode.engines.vllm.log import VllmLog
 from scoremode.engines.vllm.processes import end
-from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, request_for_test, require_agreement
+from scoremode.engines.vllm.self_test import (
+    HeadFacts,
+    Verdict,
+    dtype_of,
+    engine_facts,
+    judge_answers,
+    request_for_test,
+    require_agreement,
+)
 from scoremode.engines.vllm.shortened import ShortenedWindows
-from scoremode.engines.vllm.start import one_line, start
-from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
-from scoremode.engines.vllm.wire import Request, states_words
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
+from scoremode.engines.vllm.start import start
+from scoremode.engines.vllm.vllm_options import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
+from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.format import RAW_DTYPES as RAW
-from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
+from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences
 from scoremode.values import Bools, Ids
 
 logger = logging.getLogger(__name__)
@@ -57,13 +64,13 @@ class VllmEngine(Engine):
     def __init__(
         self,
         model: str,
-        options: EngineArguments | None = None,
+        options: LaunchArguments | None = None,
         *,
         tokenizer: bool = False,
         context: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.model, self.options, self._tokenizer = model, options or EngineArguments(), tokenizer
+        self.model, self.options, self._tokenizer = model, options or LaunchArguments(), tokenizer
         self._own_context = context  # context length of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
         self._notes, self._one_by_one = notes, False
@@ -73,7 +80,7 @@ class VllmEngine(Engine):
 
     @staticmethod
     def load(facts: ModelFacts, options: VllmOptions, work: Work) -> VllmEngine:
-        taken = EngineArguments.of(options, work)
+        taken = LaunchArguments.of(options, work)
         return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def _begin(self) -> None:
@@ -83,7 +90,7 @@ class VllmEngine(Engine):
         support.check_version(version, self.options.allow_untested)
         support.check_plugin()
         self.log = VllmLog()
-        self.llm, self._processes = start(self.model, arguments, self.options, self._tokenizer, self.log)
+        self.llm, self._processes = start(self.model, arguments, self.log, self.options, tokenizer=self._tokenizer)
         try:
             config = self.llm.llm_engine.vllm_config
             self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
@@ -233,11 +240,12 @@ class VllmEngine(Engine):
 
     def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         """One pass over the windows that are not done, with a bounded number of prompts in flight."""
-        order = _order(source, done)
-        shared = _shared(source) if self.options.prefix_caching else np.zeros(len(source), bool)
+        order, shared = in_groups(source, done)
+        if not self.options.prefix_caching:
+            shared[:] = False
         jobs: deque[Job] = deque()  # missing rows of windows whose first rows were in the prefix cache
         flying: dict[str, Job] = {}
-        fresh = iter(order)
+        fresh = iter(order.tolist())
         waiting = True
         try:
             while waiting or flying or jobs:
@@ -247,9 +255,10 @@ class VllmEngine(Engine):
                         waiting = False
                         break
                     if len(job.window.rows) == 0:
-                        yield job.index, _no_answers(job.window), np.zeros((0, extra.words), np.int32)
+                        job.lines = np.zeros((0, line_words(job.targets) + extra.words), np.int32)
+                        yield job.index, *job.answers()
                         continue
-                    flying[self._ask(job)] = job
+                    flying[self._submit(job.window.ids, job.request(self._gather), job.read_cache)] = job
                 for output in self._step() if flying else ():
                     job = flying.pop(output.request_id)
                     self.cached_tokens += int(getattr(output, "num_cached_tokens", 0) or 0)
@@ -257,7 +266,7 @@ class VllmEngine(Engine):
                     if rest is not None:
                         jobs.append(rest)
                     else:
-                        yield job.index, job.answers(), job.extras()
+                        yield job.index, *job.answers()
         except KeyboardInterrupt:
             flying.clear()  # the engine was interrupted too and may not respond: it will be closed
             raise
@@ -296,19 +305,6 @@ class VllmEngine(Engine):
                     f"window {index} has ids outside the model's {self._vocabulary} tokens", fix="check the tokenizer"
                 )
 
-    def _ask(self, job: Job) -> str:
-        first = 0 if job.extra.offsets is None else int(job.extra.offsets[job.index])
-        request = Request(
-            job.window.rows,
-            job.window.targets,
-            gather=self._gather,
-            vocabulary=job.vocabulary,
-            extra=job.extra.kind,
-            reference=job.extra.reference,
-            first=first,
-        )
-        return self._submit(job.window.ids, request, job.read_cache)
-
     def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> str:
         from vllm import PoolingParams
 
@@ -317,29 +313,22 @@ class VllmEngine(Engine):
         self._asked += 1
         name = f"scoremode-{self._asked}"
         params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=request.to_kwargs())
-        with self._explained():
+        with self._explaining():
             # a dict with "type" is what vLLM's own renderer produces: nothing is tokenized, truncated or copied again
             self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
         return name
 
     def _step(self) -> list[Any]:
-        with self._explained():
+        with self._explaining():
             return [output for output in self.llm.llm_engine.step() if output.finished]
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn any exception of vLLM into one line: a dead engine may show up on a request or on a step."""
-        try:
-            yield
-        except ScoremodeError:
-            raise
-        except Exception as error:
-            why = self.log.cause() or one_line(error)
-            if self._has_answered:
-                fix = "run the same command again to resume"
-            else:  # it cannot run this model, and would stop again
-                fix = "use --engine transformers, or other options of vLLM"
-            raise EngineError(f"vLLM stopped ({why})", fix=f"{fix}; {self.log.where()}") from None
+    def _explaining(self) -> contextlib.AbstractContextManager[None]:
+        """Explains exceptions of vLLM: a dead engine may show up on a request or on a step."""
+        if self._has_answered:
+            fix = "run the same command again to resume"
+        else:  # it cannot run this model, and would stop again
+            fix = "use --engine transformers, or other options of vLLM"
+        return self.log.explaining("vLLM stopped", EngineError, fix)
 
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _self_test(self, version: str) -> Verdict:
@@ -367,25 +356,3 @@ class VllmEngine(Engine):
         llm, self.llm = self.llm, None
         if llm is not None:
             end(llm, self._processes, self.log)
-
-
-def _order(source: WindowSource, done: Bools) -> list[int]:
-    """Windows to score, in plan order; windows with a common prefix are next to each other."""
-    todo = np.flatnonzero(~done)
-    if source.prefix_group is not None:
-        todo = todo[np.argsort(source.prefix_group[todo], kind="stable")]
-    return [int(i) for i in todo]
-
-
-def _shared(source: WindowSource) -> Bools:
-    """Windows that share their prefix with another window."""
-    if source.prefix_group is None:
-        return np.zeros(len(source), bool)
-    _, inverse, counts = np.unique(source.prefix_group, return_inverse=True, return_counts=True)
-    shared: Bools = counts[inverse] > 1
-    return shared
-
-
-def _no_answers(window: Window) -> Answers:
-    k = window.targets.shape[1]
-    return read_lines(np.zeros((0, line_words(k)), np.int32), k)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scoremode.disk.folders import cache_folder
+from scoremode.errors import ScoremodeError
 
 ERROR_LINE = re.compile(r"\b([A-Za-z_.]*(?:Error|Exception|Interrupt)): (.+)")
 SAYS_NOTHING = ("Engine core initialization failed", "EngineCore encountered", "EngineDeadError", "WorkerProc init")
@@ -36,6 +37,14 @@ def _copy(descriptor: int) -> int | None:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:
         return None
+
+
+def _innermost(error: BaseException) -> str:
+    """The innermost cause of an error in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "…"
 
 
 class VllmLog:
@@ -93,8 +102,16 @@ class VllmLog:
     def ran_out_of_memory(self) -> bool:
         return any(words in self.text() for words in OUT_OF_MEMORY)
 
-    def where(self) -> str:
-        return f"its log is {self.path}" if self.path else "its log is above"
+    @contextlib.contextmanager
+    def explaining(self, what: str, kind: type[ScoremodeError], fix: str = "") -> Iterator[None]:
+        """Turn any exception of vLLM into one line: the cause that the log has, else the innermost exception."""
+        try:
+            yield
+        except ScoremodeError:
+            raise
+        except Exception as error:
+            why, where = self.cause() or _innermost(error), f"its log is {self.path or 'above'}"
+            raise kind(f"{what} ({why})", fix=f"{fix}; {where}" if fix else where) from None
 
     def discard(self) -> None:
         """Delete the log of an engine that ended without an error."""

@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from scoremode.engines import process_guard
-from scoremode.engines.vllm.guard import is_tracker
 from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm.plugin import is_tracker
 
 NAMES = ("EngineCore", "VllmWorker")  # names that vLLM gives to its child processes
 SHUTDOWN_SECONDS = 20.0

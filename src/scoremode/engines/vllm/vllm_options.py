@@ -46,7 +46,7 @@ class VllmOptions(CheckpointOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineArguments:
+class LaunchArguments:
     """How the engine is started. None means vLLM's own default, except for ``dtype`` (see ``choose_dtype``)."""
 
     head: HeadChoice = "exact"
@@ -76,14 +76,14 @@ class EngineArguments:
         return arguments
 
     @staticmethod
-    def of(given: VllmOptions, work: Work) -> EngineArguments:
+    def of(given: VllmOptions, work: Work) -> LaunchArguments:
         """The user's options, combined with what is known about the work."""
         check_kernel_name(given.head_kernel)
         if given.head_kernel and given.head == "as-served":
             raise OptionError("--head-kernel does not apply to --head as-served", fix="leave one of them out")
-        known = {f.name for f in fields(EngineArguments)}
+        known = {f.name for f in fields(LaunchArguments)}
         taken = {name: value for name, value in given.given().items() if name in known}
         longest, chosen = work.longest, given.max_model_len
         taken["dtype"] = None if given.dtype == "auto" else given.dtype
         taken["max_model_len"] = max(longest, SHORTEST) if longest is not None and chosen is None else chosen
-        return EngineArguments(**taken, prefix_caching=work.shares_prompts, extra=dict(given.engine_args or ()))
+        return LaunchArguments(**taken, prefix_caching=work.shares_prompts, extra=dict(given.engine_args or ()))

@@ -1,8 +1,11 @@
-"""The tokenizer inside a GGUF file, as llama.cpp itself applies it."""
+"""A GGUF file before llama.cpp scores it: what its header says, and its own tokenizer, as llama.cpp applies it."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.engines.llamacpp.library import Library, freed_with, library
 from scoremode.errors import CorpusError, ModelError
+from scoremode.models.gguf import GgufFacts, read_gguf
+from scoremode.models.subject import Subject
 from scoremode.text.corpus import Message
 from scoremode.text.token_text import spelled, unnamed
 from scoremode.text.tokenizer import (
     PROBE,
     Encoding,
+    HuggingFaceTokenizer,
+    TextTokenizer,
     TokenizerFacts,
     hash_vocabulary,
     owned_characters,
@@ -28,6 +36,49 @@ from scoremode.values import Ids, Ints
 UNUSED, CONTROL = 1 << 1, 1 << 3  # what llama.cpp knows of a token
 NO_VOCABULARY, SENTENCEPIECE = 0, 1  # llama.cpp's types of vocabularies: the first has a size and no tokens
 LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
+
+
+def gguf_subject(model: str, tokenizer: str | None) -> Subject:
+    """What is known of a GGUF file before it is opened."""
+    facts = read_gguf(model)
+    _require_sound(facts)
+    files = {path.name: remembered_sha256(path) for path in facts.files}
+    sizes = facts.sizes
+    return Subject(
+        name=model,
+        tokenizer=_tokenizer(facts, tokenizer),
+        fingerprint=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
+        vocabulary=facts.vocabulary or facts.number("vocab_size"),
+        context_length=facts.number("context_length"),
+        hidden_size=facts.number("embedding_length"),
+        dtype=facts.quantization,
+        weight_bytes=sizes.bytes,
+        bits_per_weight=sizes.bits_per_weight,
+        files=files,
+        format=f"GGUF {facts.quantization}",
+        sizes=sizes,
+    )
+
+
+def _require_sound(facts: GgufFacts) -> None:
+    """Refuse numbers in a header with which llama.cpp would end the process."""
+    layers = facts.values.get(f"{facts.architecture}.block_count")
+    if isinstance(layers, int) and not 0 < layers <= len(facts.tensors):
+        raise ModelError(
+            f"{facts.files[0]} has {len(facts.tensors)} tensors, and its header says {layers} layers",
+            fix="download it again",
+        )
+    for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        epsilon = facts.values.get(f"{facts.architecture}.{key}", 0.0)
+        if not isinstance(epsilon, float) or not 0 <= epsilon < math.inf:  # written so that NaN is refused
+            raise ModelError(f"{facts.files[0]} gives {epsilon} as its {key}", fix="download it again")
+
+
+def _tokenizer(facts: GgufFacts, other: str | None) -> TextTokenizer:
+    if other is not None:
+        return HuggingFaceTokenizer.load(other)
+    template = facts.values.get("tokenizer.chat_template")
+    return LlamaTokenizer(facts.files[0], template if isinstance(template, str) else None)
 
 
 class LlamaTokenizer:
