@@ -92,7 +92,7 @@ def together(answers: list[Any], prefix: str = "") -> Arrays:
 
 def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.engine import VllmEngine
-    from scoremode.engines.vllm.vllm_options import LaunchArguments
+    from scoremode.engines.vllm.support import LaunchArguments
     from scoremode.plan.windows import WindowList
 
     named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}

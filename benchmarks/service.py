@@ -71,7 +71,7 @@ def run_engine(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def be_engine(asked: argparse.Namespace) -> None:
     from scoremode.engines.vllm.engine import VllmEngine
-    from scoremode.engines.vllm.vllm_options import LaunchArguments
+    from scoremode.engines.vllm.support import LaunchArguments
 
     extra: dict[str, Any] = {} if asked.model else {"load_format": "dummy"}
     extra |= {name.replace("-", "_"): _value(value) for name, value in _flags(asked)}

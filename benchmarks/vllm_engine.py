@@ -161,7 +161,7 @@ class Stock(Contender):
 class Ours(Contender):
     def __init__(self, model: str, arguments: dict[str, Any]) -> None:
         from scoremode.engines.vllm.engine import VllmEngine
-        from scoremode.engines.vllm.vllm_options import LaunchArguments
+        from scoremode.engines.vllm.support import LaunchArguments
 
         named = {k: arguments.pop(k) for k in list(arguments) if k in LaunchArguments.__slots__}
         self.engine = VllmEngine(model, LaunchArguments(**named, extra=arguments))

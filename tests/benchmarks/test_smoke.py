@@ -316,7 +316,7 @@ class Lent:
 def engine(small_llama: Path) -> Iterator[Lent]:
     """vLLM with the probe of the benchmarks in its worker."""
     from scoremode.engines.vllm.engine import VllmEngine
-    from scoremode.engines.vllm.vllm_options import LaunchArguments
+    from scoremode.engines.vllm.support import LaunchArguments
 
     common = load("common")
     arguments = LaunchArguments(dtype="float32", max_model_len=128, extra={"worker_extension_cls": common.PROBE})

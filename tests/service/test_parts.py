@@ -20,12 +20,11 @@ import pytest
 from scoremode.engines.base import StoredHead
 from scoremode.engines.messages import FOLDER, LENGTH, HeadFile, answer_message, head_parts
 from scoremode.engines.server.checks import SameServer
+from scoremode.engines.server.engine import ServiceEngine, same_service
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import ServerFacts, find_service, is_service
 from scoremode.engines.server.server_options import ServerOptions
-from scoremode.engines.server.service_engine import ServiceEngine, same_service
-from scoremode.engines.server.subject import ServedSubject
-from scoremode.engines.server.tokenizer import ComparedTokenizer
+from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.errors import EngineError, InputError
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.scores.packing import MAGIC, START, VERSION

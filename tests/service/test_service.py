@@ -23,10 +23,10 @@ from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.messages import Asked, BaselineStates, digest_of, head_parts, read_answers
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
-from scoremode.engines.server.service_engine import ServiceEngine
+from scoremode.engines.server.engine import ServiceEngine
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import LaunchArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.references.reader import Reference

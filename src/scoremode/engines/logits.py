@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Want
+from scoremode.engines.base import UNIFORM, Want
 from scoremode.engines.distributions import load_baseline, records_of_logits
 from scoremode.engines.tensors import IndexedWindow, split_columns
+from scoremode.errors import ModelError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import empty_columns, reduce_logits
 from scoremode.head.definition import Columns
@@ -64,3 +65,15 @@ class LogitsReducer:
             kl=torch.cat(kl).double().cpu().numpy() if kl else None,
             records=np.concatenate(records) if records else None,
         )
+
+
+def judge_probe(logits: Tensor, earlier: Tensor, slack: float) -> tuple[str, ...]:
+    """Notes on a model from the logits of a probe; an error if it cannot be scored.
+
+    ``earlier`` are those of all rows but the last one after another last token, which must not change them by more than
+    ``slack`` of the largest logit.
+    """
+    moved = (earlier - logits[:-1]).abs()
+    if moved.numel() and float(moved.max() / logits.abs().max().clamp_min(1.0)) > slack:
+        raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
+    return (UNIFORM,) if bool((logits == logits[:, :1]).all()) else ()

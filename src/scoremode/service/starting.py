@@ -18,7 +18,7 @@ from scoremode.engines.messages import FOLDER
 from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
-from scoremode.engines.vllm.vllm_options import LaunchArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import LaunchArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.head.definition import define_columns
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids

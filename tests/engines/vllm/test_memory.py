@@ -12,8 +12,8 @@ import pytest
 
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.vllm_options import LaunchArguments
+from scoremode.engines.vllm.processes import VllmLog
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Extra, Request
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured

@@ -11,9 +11,9 @@ import pytest
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, find_engine, read_options
 from scoremode.engines.vllm import plugin, support
-from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm.processes import VllmLog
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype
-from scoremode.engines.vllm.vllm_options import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ModelError, OptionError
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
-from scoremode.engines.logits import LogitsReducer, Reduced
+from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
+from scoremode.engines.logits import LogitsReducer, Reduced, judge_probe
 from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
@@ -89,13 +89,10 @@ class ExllamaEngine(Engine):
         size = whole.abs().max().clamp_min(1.0)
         some = PROBE_TOKENS // 4
         tail = self._logits(ids, some).float() - whole[-some:]
-        ids[-1] = (ids[-1] + 1) % self.vocabulary
-        start = self._logits(ids).float()[:-1] - whole[:-1]
         if float(tail.abs().max() / size) > SLACK:
             raise EngineError("ExLlamaV3 gives other logits for the last rows alone", fix="report this model")
-        if float(start.abs().max() / size) > SLACK:
-            raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
-        return (UNIFORM,) if bool((whole == whole[:, :1]).all()) else ()
+        ids[-1] = (ids[-1] + 1) % self.vocabulary
+        return judge_probe(whole, self._logits(ids).float()[:-1], SLACK)
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:

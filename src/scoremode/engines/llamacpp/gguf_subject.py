@@ -43,10 +43,14 @@ def gguf_subject(model: str, tokenizer: str | None) -> Subject:
     facts = read_gguf(model)
     _require_sound(facts)
     files = {path.name: remembered_sha256(path) for path in facts.files}
-    sizes = facts.sizes
+    sizes, template = facts.sizes, facts.values.get("tokenizer.chat_template")
+    if tokenizer is not None:
+        chosen: TextTokenizer = HuggingFaceTokenizer.load(tokenizer)
+    else:
+        chosen = LlamaTokenizer(facts.files[0], template if isinstance(template, str) else None)
     return Subject(
         name=model,
-        tokenizer=_tokenizer(facts, tokenizer),
+        tokenizer=chosen,
         fingerprint=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
         vocabulary=facts.vocabulary or facts.number("vocab_size"),
         context_length=facts.number("context_length"),
@@ -72,13 +76,6 @@ def _require_sound(facts: GgufFacts) -> None:
         epsilon = facts.values.get(f"{facts.architecture}.{key}", 0.0)
         if not isinstance(epsilon, float) or not 0 <= epsilon < math.inf:  # written so that NaN is refused
             raise ModelError(f"{facts.files[0]} gives {epsilon} as its {key}", fix="download it again")
-
-
-def _tokenizer(facts: GgufFacts, other: str | None) -> TextTokenizer:
-    if other is not None:
-        return HuggingFaceTokenizer.load(other)
-    template = facts.values.get("tokenizer.chat_template")
-    return LlamaTokenizer(facts.files[0], template if isinstance(template, str) else None)
 
 
 class LlamaTokenizer:
@@ -238,13 +235,12 @@ class LlamaTokenizer:
         if not self._template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
 
+        known = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
+        special: dict[str, Any] = {name: self.decode([token]) for name, token in known.items() if token is not None}
+
         def render(turns: list[Message], opened: bool) -> str:
-            return render_template(str(self._template), turns, open_turn=opened, special=self._special_names())
+            return render_template(str(self._template), turns, open_turn=opened, special=special)
 
         if any(isinstance(m.get("content"), list) for m in messages):
             require_parts(messages, lambda turns: render(turns, False))
         return render(messages, open_turn)
-
-    def _special_names(self) -> dict[str, Any]:
-        known = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
-        return {name: self.decode([token]) for name, token in known.items() if token is not None}

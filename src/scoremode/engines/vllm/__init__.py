@@ -21,7 +21,7 @@ from scoremode.engines.plugin import (
     subject_of_checkpoint,
 )
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.vllm_options import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
 
 if TYPE_CHECKING:
@@ -78,20 +78,19 @@ class VllmPlugin(EnginePlugin):
         return VllmGenerator(subject.checkpoint.path, options, work)
 
     def limit(self, options: VllmOptions) -> tuple[str, int] | None:
-        other = dict(options.engine_args or ()).get("max_model_len")
+        other = options.extra.get("max_model_len")
         chosen = other if isinstance(other, int) else options.max_model_len
         return None if chosen is None else ("--max-model-len", chosen)
 
     def ranks(self, options: VllmOptions) -> int:
-        given = dict(options.engine_args or ())
-        sizes = [given.get(name) or getattr(options, name) for name in RANKS]
+        sizes = [options.extra.get(name) or getattr(options, name) for name in RANKS]
         return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
 
     def on_gpus(self, options: VllmOptions) -> bool:
         return support.is_for_gpus()
 
     def over_nodes(self, options: VllmOptions) -> bool:
-        return dict(options.engine_args or ()).get("distributed_executor_backend") == "ray"
+        return options.extra.get("distributed_executor_backend") == "ray"
 
     def about(self) -> list[tuple[str, str, bool]]:
         return [("vLLM plugin", *support.plugin_state())]

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,7 @@ from scoremode.engines.base import (
 from scoremode.engines.batching import in_groups
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.processes import end
+from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import (
     HeadFacts,
     Verdict,
@@ -35,21 +34,21 @@ from scoremode.engines.vllm.self_test import (
     request_for_test,
     require_agreement,
 )
-from scoremode.engines.vllm.shortened import ShortenedWindows
 from scoremode.engines.vllm.start import start
-from scoremode.engines.vllm.vllm_options import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.format import RAW_DTYPES as RAW
 from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences
-from scoremode.values import Bools, Ids
+from scoremode.values import Bools, Ids, Ints
 
 logger = logging.getLogger(__name__)
 
 STEPS_AHEAD = 8  # batches of prompts that wait after the one being computed, so that the scheduler never runs out
 SMALLEST_BATCH = 256  # tokens
+GRAPHS = 256  # tokens: vLLM pads steps up to this size to multiples of 8, and somewhat larger steps to multiples of 16
 HEAD_BYTES = 16 << 20  # bytes of the head's matrix per answer
 
 
@@ -107,7 +106,10 @@ class VllmEngine(Engine):
             self._stored_head = verdict.kernel.pop("stored_head", "")
             facts = engine_facts(config, version, verdict, gathered=self._gather)
             self.facts = replace(facts, context_length=self._context, notes=(*self._notes, *facts.notes))
-            self._require_kernel()
+            wanted = self.options.head_kernel
+            if wanted not in (None, facts.settings["head_kernel"]):
+                what = "this model's head is not a plain matrix, so the model's own logits are used"
+                raise OptionError(f"--head-kernel {wanted}: {what}", fix="leave --head-kernel out")
         except BaseException:
             self.close()
             raise
@@ -126,14 +128,23 @@ class VllmEngine(Engine):
         If memory runs out, vLLM is restarted with smaller batches, and only the missing windows are scored.
         """
         if want.records or isinstance(want.against, StoredDistributions):
-            yield from self._with_distributions(want, source, done)
-            return
-        if want.states and want.against is not None:
+            import torch
+
+            from scoremode.engines.distributions import LogitsOfStates, with_distributions
+
+            # on the CPU, from the workers' states and the model's head
+            made = LogitsOfStates.by(self.stored_head(), self._head_facts().dtype, torch.device("cpu"))
+            yield from with_distributions(self._with_states(source, done), source, want, made)
+        elif want.states and want.against is not None:
             raise EngineError("vLLM gives hidden states or a divergence, not both at once", fix="ask for one of them")
-        if want.states:
+        elif want.states:
             yield from self._with_states(source, done)
         elif want.against is not None:
-            yield from self._with_kl(want.against, source, done)
+            if want.against.place is None:
+                raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
+            require_one_vocabulary(want.against.head.vocabulary, self.facts.vocabulary)
+            for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, *want.against.place)):
+                yield index, replace(answers, kl=read_divergences(words))
         else:
             for index, answers, _ in self._score(source, done, Extra()):
                 yield index, answers
@@ -145,25 +156,8 @@ class VllmEngine(Engine):
             raw = words.view(RAW[head.dtype]).reshape(len(words), -1)
             yield index, replace(answers, states=np.ascontiguousarray(raw[:, : head.width]))
 
-    def _with_distributions(self, want: Want, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
-        """What needs whole distributions is made here, on the CPU, from the workers' states and the model's head."""
-        import torch
-
-        from scoremode.engines.distributions import LogitsOfStates, with_distributions
-
-        made = LogitsOfStates.by(self.stored_head(), self._head_facts().dtype, torch.device("cpu"))
-        yield from with_distributions(self._with_states(source, done), source, want, made)
-
-    def _with_kl(self, baseline: Baseline, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
-        if baseline.place is None:
-            raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
-        require_one_vocabulary(baseline.head.vocabulary, self.facts.vocabulary)
-        folder, offsets = baseline.place
-        for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
-            yield index, replace(answers, kl=read_divergences(words))
-
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        """Score shortened windows one by one: see ``shortened``."""
+        """Score shortened windows one by one."""
         if baseline.place is None:
             return NoiseFloor(None, "vLLM needs a reference to compare with")
         shortened = ShortenedWindows(source, self._batch_tokens)
@@ -172,10 +166,9 @@ class VllmEngine(Engine):
         left_out[[i for i, rows in counted.items() if not rows.any()]] = True
         if left_out.all():
             return NoiseFloor(None, "the windows are too short to be shortened further")
-        folder, offsets = baseline.place
         self._one_by_one = True
         try:
-            found = self._score(shortened, left_out, Extra("kl", 2, folder, offsets))
+            found = self._score(shortened, left_out, Extra("kl", KL_WORDS, *baseline.place))
             kl = [words.view(np.float64)[counted[index], 0] for index, _, words in found]
         finally:
             self._one_by_one = False
@@ -343,16 +336,57 @@ class VllmEngine(Engine):
                 break
         return require_agreement(tried, version)
 
-    def _require_kernel(self) -> None:
-        wanted, used = self.options.head_kernel, self.facts.settings["head_kernel"]
-        if wanted not in (None, used):
-            raise OptionError(
-                f"--head-kernel {wanted}: this model's head is not a plain matrix, so the model's own logits are used",
-                fix="leave --head-kernel out",
-            )
-
     def close(self) -> None:
         """Stop every process that vLLM started, and wait for them; after an interruption, kill them at once."""
         llm, self.llm = self.llm, None
         if llm is not None:
             end(llm, self._processes, self.log)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortenedWindows:
+    """The same windows, each without its last tokens and the rows at those tokens, for the noise floor.
+
+    vLLM certainly computes their rows in different steps than usual. It fills each step with whatever is waiting, up to
+    ``max_num_batched_tokens``, and does not tell which prompts shared a step. But if a prompt of c tokens is the only
+    one in flight, the size of its last step is known. The whole window has more than c tokens, so its rows were never
+    computed in such a step: the step had more tokens, or the rows were elsewhere in it.
+    """
+
+    source: WindowSource
+    step: int  # most tokens per step
+    prefix_group = None
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def lengths(self) -> Ints:
+        return np.array([len(self.window(i).ids) for i in range(len(self))], dtype=np.int64)
+
+    @property
+    def vocabulary(self) -> int | None:
+        return self.source.vocabulary
+
+    def window(self, index: int) -> Window:
+        whole = self.source.window(index)
+        end = self._end(whole)
+        kept = int(np.searchsorted(whole.rows, end))
+        return replace(whole, ids=whole.ids[:end], rows=whole.rows[:kept], targets=whole.targets[:kept])
+
+    def _end(self, whole: Window) -> int:
+        """Where to cut: half of the requested rows remain, and the last step is never full."""
+        if len(whole.rows) == 0:
+            return 0
+        first = int(whole.rows[0]) + 1
+        end = first + (len(whole.ids) - first) // 2
+        return end - 1 if end % self.step == 0 else end
+
+    def rows_in_other_steps(self, index: int) -> Bools:
+        """Which remaining rows are certainly computed in a different step: those of the last step, if it is shorter."""
+        whole, short = self.source.window(index), self.window(index)
+        missing = len(whole.ids) - len(short.ids)
+        if missing < (8 if len(whole.ids) <= GRAPHS else 16):  # with fewer, padding could restore the usual step size
+            return np.zeros(len(short.rows), np.bool_)
+        last_step: Bools = short.rows >= (len(short.ids) - 1) // self.step * self.step
+        return last_step

@@ -11,10 +11,9 @@ import numpy as np
 from scoremode.engines.generation import Generator, Sampling
 from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.processes import end
+from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.start import start
-from scoremode.engines.vllm.vllm_options import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import EngineError, OptionError
 from scoremode.values import Ids
 

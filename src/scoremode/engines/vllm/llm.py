@@ -18,7 +18,7 @@ from typing import Any, TypedDict, overload
 import numpy as np
 
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import LaunchArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import InputError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids

@@ -59,9 +59,6 @@ class Settings:
         given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY) or {}
         return Settings(**given)
 
-    def rows(self, device: torch.device, columns: int) -> int:
-        return rows_within(self.head_bytes, columns, device.type)
-
 
 class Kind(NamedTuple):
     """What must be equal for rows to be scored together."""
@@ -153,7 +150,8 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         if self._kernel_of(hidden_states) is not None and not kind.gather:
             step = self._rows or len(rows)  # a kernel splits its rows itself
         else:
-            step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
+            columns, device = self._shard_of(hidden_states).columns, hidden_states.device.type
+            step = self._rows or rows_within(self._settings.head_bytes, columns, device)
         while True:
             try:
                 blocks = [slice(i, i + step) for i in range(0, len(rows), step)]
@@ -190,14 +188,16 @@ class ScorePooler(Pooler):  # type: ignore[misc]
 
     def _shard_of(self, hidden_states: Tensor) -> Shard:
         if self._shard is None:
-            self._shard = self._tap.describe(hidden_states)
+            self._shard = self._tap.logits(hidden_states[:1], gather=False)[1]
         return self._shard
 
-    def _kernel_of(self, hidden_states: Tensor) -> Choice | None:
+    def _kernel_of(self, like: Tensor) -> Choice | None:
         """The kernel for this head; None if the head is not a plain matrix and the model computes the logits."""
         if self._choice is None and not self._asks_for_logits:
-            found = self._tap.matrix(self._probe(hidden_states))
-            if every_rank(found is not None and self._is_all(hidden_states)) and found is not None:
+            random = torch.Generator().manual_seed(0)  # a few rows of random numbers, the same on every rank
+            probe = torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
+            found = self._tap.matrix(probe)
+            if every_rank(found is not None and self._is_all(*found[:2], probe)) and found is not None:
                 self._choice = self._same_everywhere(found[1])
             else:
                 if self._settings.head_kernel:
@@ -205,19 +205,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 self._asks_for_logits = True
         return self._choice
 
-    def _probe(self, like: Tensor) -> Tensor:
-        """A few rows of random numbers, the same on every rank."""
-        random = torch.Generator().manual_seed(0)
-        return torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
-
-    def _is_all(self, like: Tensor) -> bool:
+    def _is_all(self, rows: Tensor, head: Head, probe: Tensor) -> bool:
         """Does the model compute its logits with nothing but this matrix, its scale and its cap?"""
-        probe = self._probe(like)
-        found = self._tap.matrix(probe)
-        if found is None:
-            return False
         x, _ = self._tap.logits(probe, gather=False)
-        ours = found[1].logits(found[0])
+        ours = head.logits(rows)
         return x.shape == ours.shape and bool(((ours - x).abs() <= 1e-3 * (1 + x.abs())).all())
 
     def _same_everywhere(self, head: Head) -> Choice:

@@ -9,9 +9,8 @@ from typing import Any
 from scoremode.engines import process_guard
 from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import plugin, support
-from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.processes import Processes
-from scoremode.engines.vllm.vllm_options import LaunchArguments
+from scoremode.engines.vllm.processes import Processes, VllmLog
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import ModelError
 

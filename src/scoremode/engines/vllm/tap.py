@@ -100,10 +100,6 @@ class Tap:
         x: Tensor | None = self._model.compute_logits(hidden)
         return x
 
-    def describe(self, hidden: Tensor) -> Shard:
-        """The shard, found by projecting one row."""
-        return self.logits(hidden[:1], gather=False)[1]
-
     def _project(
         self, processor: Any, stock: Any, hidden: Tensor, lm_head: Any, bias: Tensor | None, *rest: Any
     ) -> Tensor | None:
@@ -115,7 +111,8 @@ class Tap:
         if self._mode == "matrix":
             raise _Reached(hidden, _head_of(processor, lm_head, bias, shard), shard)
         if shard.exact:
-            x = _exact_product(hidden, lm_head, bias, shard.width)
+            x = product_in_float32(hidden, lm_head.weight[: shard.width])
+            x = x if bias is None else x.add_(bias[: shard.width].float())
         else:
             x = lm_head.quant_method.apply(lm_head, hidden, bias=bias)
         if self._mode == "gather" and shard.ranks > 1:
@@ -149,11 +146,6 @@ def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) ->
     if not shard.exact or (scale != 1.0 and cap is not None):  # vLLM caps, then scales; a Head does the opposite
         return None
     return Head(lm_head.weight, shard.width, bias, scale, None if cap is None else float(cap), shard.first_id)
-
-
-def _exact_product(hidden: Tensor, lm_head: Any, bias: Tensor | None, width: int) -> Tensor:
-    x = product_in_float32(hidden, lm_head.weight[:width])
-    return x if bias is None else x.add_(bias[:width].float())
 
 
 # ── between ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
