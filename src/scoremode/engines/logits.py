@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import UNIFORM, Want
-from scoremode.engines.distributions import load_baseline, records_of_logits
-from scoremode.engines.tensors import IndexedWindow, split_columns
+from scoremode.engines.distributions import IndexedWindow, load_baseline, records_of_logits, split_columns
 from scoremode.errors import ModelError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import empty_columns, reduce_logits

@@ -109,7 +109,6 @@ class Scorer:
                 self._gather = gather
                 break
         verdict = require_agreement(tried, version)
-        verdict.kernel.pop("stored_head", "")
         self.probe = read_lines(answers[0], TEST_TARGETS).logprob[:, 0].tolist()
         self.room = replace(self.room, vocabulary=verdict.vocabulary)
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)

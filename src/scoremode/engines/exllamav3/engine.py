@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
+from scoremode.engines.distributions import IndexedWindow
 from scoremode.engines.logits import LogitsReducer, Reduced, judge_probe
-from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
 from scoremode.models.facts import ModelFacts

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
 from scoremode.engines.batching import common_prefix, prompt_groups
+from scoremode.engines.distributions import IndexedWindow
 from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
 from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, Choices, LlamaCppOptions
 from scoremode.engines.logits import LogitsReducer, judge_probe
-from scoremode.engines.tensors import IndexedWindow
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.gguf import GgufFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
@@ -74,11 +74,6 @@ class LlamaCppEngine(Engine):
         if self.choices.n_gpu_layers is not None:
             parameters.n_gpu_layers = self.choices.n_gpu_layers
         self._model = model = self._llama.load(facts.files[0], parameters)
-        if not model:
-            raise ModelError(
-                f"llama.cpp cannot load {facts.files[0]}: {self._llama.complaint() or 'no reason given'}",
-                fix="download it again, or install a newer llama.cpp",
-            )
         self._held.callback(call.llama_model_free, model)
         if call.llama_model_has_encoder(model):
             raise ModelError(f"{facts.files[0]} has an encoder", fix="choose a causal language model")

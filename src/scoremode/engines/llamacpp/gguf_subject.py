@@ -88,11 +88,6 @@ class LlamaTokenizer:
         parameters = call.llama_model_default_params()
         parameters.vocab_only = True
         self._model = self._llama.load(path, parameters)
-        if not self._model:
-            raise ModelError(
-                f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",
-                fix="download it again, or install a newer llama.cpp",
-            )
         freed_with(self).callback(call.llama_model_free, self._model)
         self._vocab = call.llama_model_get_vocab(self._model)
         self.facts = self._facts()

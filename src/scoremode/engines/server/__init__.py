@@ -2,7 +2,7 @@
 
 plan ──windows──▶ engine.py ──threads──▶ link.py ──HTTP──▶ server
                      ▲  checks.py: is it still the same?     │
-                     └──────────── forms.py: what it says ◀──┘
+                     └──────────── served.py: what it says ◀──┘
 
 A scoring service has a form of its own, with many windows a request.
 """

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.server.forms import FORMS, MOST, Form, WrongAnswerError
 from scoremode.engines.server.link import Link
-from scoremode.engines.server.served import RefusedError, ask, not_logprobs, score
+from scoremode.engines.server.served import FORMS, MOST, Form, RefusedError, WrongAnswerError, ask, not_logprobs, score
 from scoremode.errors import EngineError
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Floats

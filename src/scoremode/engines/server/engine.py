@@ -28,9 +28,8 @@ from scoremode.engines.base import (
 from scoremode.engines.batching import in_groups
 from scoremode.engines.messages import Asked, BaselineStates, Parts, digest_of, head_parts, read_answers
 from scoremode.engines.server.checks import Description, SameServer, changed, probe, probe_ids
-from scoremode.engines.server.forms import PromptScores
 from scoremode.engines.server.link import ANYTHING, SMALL, Link, Reply
-from scoremode.engines.server.served import SERVICE, ServiceFacts, find_service, look, score
+from scoremode.engines.server.served import SERVICE, PromptScores, ServiceFacts, find_service, look, score
 from scoremode.engines.server.server_options import CONCURRENCY, SERVICE_CONCURRENCY
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import EngineError, InputError, ModelError

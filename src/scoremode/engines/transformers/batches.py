@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from scoremode.engines.batching import PADDING_SHARE, common_prefix
-from scoremode.engines.tensors import IndexedWindow
+from scoremode.engines.distributions import IndexedWindow
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
 

@@ -29,8 +29,15 @@ from scoremode.engines.base import (
     Want,
 )
 from scoremode.engines.batching import batches_by_length, common_prefix
-from scoremode.engines.distributions import LogitsOfStates, StatesOnDevice, with_distributions
-from scoremode.engines.tensors import IndexedWindow, split_columns, store_head, to_raw
+from scoremode.engines.distributions import (
+    IndexedWindow,
+    LogitsOfStates,
+    StatesOnDevice,
+    split_columns,
+    store_head,
+    to_raw,
+    with_distributions,
+)
 from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
 from scoremode.engines.transformers.choices import DTYPES, TransformersOptions, choose_batch_tokens

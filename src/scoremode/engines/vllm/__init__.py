@@ -69,10 +69,12 @@ class VllmPlugin(EnginePlugin):
         from scoremode.engines.vllm.engine import VllmEngine
 
         assert subject.checkpoint is not None
-        return VllmEngine.load(subject.checkpoint, options, work)
+        facts = subject.checkpoint
+        taken = LaunchArguments.of(options, work)
+        return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def open_generator(self, subject: Subject, options: VllmOptions, work: Work) -> Generator:
-        from scoremode.engines.vllm.generator import VllmGenerator
+        from scoremode.engines.vllm.start import VllmGenerator
 
         assert subject.checkpoint is not None
         return VllmGenerator(subject.checkpoint.path, options, work)

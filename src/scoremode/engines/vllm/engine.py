@@ -22,7 +22,6 @@ from scoremode.engines.base import (
     require_one_vocabulary,
 )
 from scoremode.engines.batching import in_groups
-from scoremode.engines.plugin import Work
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.processes import VllmLog, end
 from scoremode.engines.vllm.self_test import (
@@ -35,10 +34,9 @@ from scoremode.engines.vllm.self_test import (
     require_agreement,
 )
 from scoremode.engines.vllm.start import start
-from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
 from scoremode.errors import EngineError, InputError, ModelError, OptionError
-from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.format import RAW_DTYPES as RAW
 from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences
@@ -77,11 +75,6 @@ class VllmEngine(Engine):
         self.llm: Any = None
         self._begin()
 
-    @staticmethod
-    def load(facts: ModelFacts, options: VllmOptions, work: Work) -> VllmEngine:
-        taken = LaunchArguments.of(options, work)
-        return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
-
     def _begin(self) -> None:
         """Start vLLM, and stop with an error unless our scores agree with those of its own ``compute_logits``."""
         arguments = self.options.arguments()
@@ -103,7 +96,7 @@ class VllmEngine(Engine):
             self._gather = False
             verdict = self._self_test(version)
             self._has_answered = True
-            self._stored_head = verdict.kernel.pop("stored_head", "")
+            self._head = verdict.head
             facts = engine_facts(config, version, verdict, gathered=self._gather)
             self.facts = replace(facts, context_length=self._context, notes=(*self._notes, *facts.notes))
             wanted = self.options.head_kernel
@@ -193,12 +186,12 @@ class VllmEngine(Engine):
         return StoredHead(weight, kept, head.dtype, "float32", self.facts.vocabulary, head.scale, head.softcap)
 
     def _head_facts(self) -> HeadFacts:
-        if not self._stored_head:
+        if self._head is None:
             raise ModelError(
                 "the head of this model is not a plain matrix of floats, so no reference can be kept",
                 fix="use an unquantized baseline, and leave --head out",
             )
-        return HeadFacts.read(self._stored_head)
+        return self._head
 
     def _one(self, ids: Ids, request: Request) -> Words:
         """The answer to a request that is alone in flight."""

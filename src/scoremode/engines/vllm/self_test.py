@@ -56,6 +56,7 @@ class Verdict:
     exact: bool  # are logits kept in float32?
     vocabulary: int
     kernel: dict[str, str]  # for the run's settings
+    head: HeadFacts | None = None  # None: it is not a plain matrix of floats
     uniform: bool = False  # does every token get the same probability?
 
     @property
@@ -101,6 +102,7 @@ def judge_answers(words: Words, dtype: str) -> Verdict:
     floats = [column.name for column in BUILT_IN.scores if column.dtype == "float64"]
     gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in floats]
     kernel = unpack_words(words[0, 2 * line + 3 :])
+    stored = kernel.pop("stored_head", "")
     served = kernel.get("float32_products") if dtype == "float32" else dtype
     step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
     error = float(np.max(gaps))
@@ -108,7 +110,15 @@ def judge_answers(words: Words, dtype: str) -> Verdict:
     # a NaN gap must fail, but NaN compares false: it becomes infinity below
     exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
     uniform = bool((theirs.logprob == measured(theirs.top_logprob)[:, None]).all()) and vocabulary > 1
-    return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel, uniform)
+    return Verdict(
+        error=error if np.isfinite(error) else float("inf"),
+        allowed=allowed,
+        exact=bool(exact),
+        vocabulary=vocabulary,
+        kernel=kernel,
+        head=HeadFacts.read(stored) if stored else None,
+        uniform=uniform,
+    )
 
 
 # ── what is stored with every number ─────────────────────────────────────────────────────────────────────────────────

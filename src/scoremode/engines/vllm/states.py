@@ -13,8 +13,8 @@ from torch import Tensor
 
 from scoremode.engines.base import StoredHead
 from scoremode.engines.baseline import head_of
+from scoremode.engines.distributions import from_raw
 from scoremode.engines.messages import HeadFile, heads_folder
-from scoremode.engines.tensors import from_raw
 from scoremode.head.matrix import Head
 from scoremode.references.format import RAW_DTYPES
 from scoremode.references.reader import Reference
