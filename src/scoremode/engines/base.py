@@ -1,4 +1,4 @@
-"""What an engine is: windows in, answers out, in any order, each exactly once."""
+"""The interface of engines: windows in, answers out, in any order, each exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIFORM = "all logits are equal: the model gives every token the same probabilit
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is stored with every number: which engine computed it, and how."""
+    """Facts that are stored with every number: which engine computed it, and how."""
 
     engine: str
     dtype: str
@@ -65,7 +65,7 @@ class NoiseFloor:
 
 
 class Baseline(Protocol):
-    """What a candidate is compared with: final hidden states, and the head that makes distributions of them."""
+    """A model to compare a candidate with: final hidden states, and the head that makes distributions of them."""
 
     @property
     def head(self) -> StoredHead: ...
@@ -103,7 +103,7 @@ def require_one_vocabulary(baseline: int, candidate: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is wanted of each window in addition to its scores."""
+    """Results that are wanted of each window in addition to its scores."""
 
     states: bool = False  # the final hidden states of the rows asked for
     against: Baseline | StoredDistributions | None = None  # KL(baseline‖this model) for each row
@@ -142,7 +142,7 @@ class Engine(ABC):
         return None
 
     def account(self) -> dict[str, Any]:
-        """What happened while the last question was scored, for the manifest; its ``notes`` are printed as well."""
+        """Events while the last question was scored, for the manifest; its ``notes`` are printed as well."""
         return {}
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:

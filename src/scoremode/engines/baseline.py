@@ -1,4 +1,4 @@
-"""What a candidate is compared with: a baseline that runs at the same time, or one of which something was kept.
+"""Baselines that a candidate is compared with: models that run at the same time, references, files of base logits.
 
 model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
                                                    └────────────── as they come ──▶ LiveBaseline

@@ -28,7 +28,7 @@ class Reduced:
 
 
 class LogitsReducer:
-    """What is wanted of the rows of a plan, made from their logits a few rows at a time."""
+    """Reduces the logits of a plan's rows to the results that are wanted, a few rows at a time."""
 
     def __init__(self, source: WindowSource, want: Want, device: torch.device, vocabulary: int) -> None:
         self.want, self.device, self.vocabulary = want, device, vocabulary

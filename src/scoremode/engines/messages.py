@@ -1,4 +1,4 @@
-"""What a client and a scoring service send each other: questions, answers, and heads of baselines.
+"""Messages between a client and a scoring service: questions, answers, and heads of baselines.
 
 Questions and answers are typed values, as scores/packing.py packs them. The head of a baseline is sent once, and the
 service keeps it in a file under the digest of its bytes.
@@ -144,7 +144,7 @@ Parts = list[bytes | memoryview]
 
 
 class HeadHeader(msgspec.Struct, tag="head"):
-    """What a head is. Its matrix and its bias follow, bit for bit."""
+    """The shape and types of a head. Its matrix and its bias follow, bit for bit."""
 
     vocabulary: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     width: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]

@@ -1,4 +1,4 @@
-"""No process of an engine outlives this one: identities of processes, a guard, and what must happen at an early end.
+"""No process of an engine outlives this one: identities of processes, a guard, and hooks for an early end.
 
 Ray's own processes notice that their parent is gone, most within seconds, some within a minute. The guard is this file,
 run as a process of its own: its standard input ends when the driver does. So it imports nothing of scoremode.

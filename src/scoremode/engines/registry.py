@@ -108,7 +108,7 @@ def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given:
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
-    """Options by name as the engine's own dataclass. What it does not have is refused, and who has it is said."""
+    """Options by name as the engine's own dataclass. The refusal of an option names the engines that have it."""
     chosen = {name: value for name, value in given.items() if value is not None}
     known = plugin.options.known()
     for name, value in chosen.items():
@@ -123,8 +123,8 @@ def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
         return OptionError(f"there is no option {name}", fix=did_you_mean(name, everywhere))
     flag = everywhere[name][1].flag
     others = [other for other, engine in known_engines().items() if name in engine.options.known()]
-    elsewhere = f"{flag} needs --engine {' or '.join(others)}"
-    fix = f"{plugin.instead[name]}; {elsewhere}" if name in plugin.instead else f"leave {flag} out; {elsewhere}"
+    needs = f"{flag} needs --engine {' or '.join(others)}"
+    fix = f"{plugin.instead[name]}; {needs}" if name in plugin.instead else f"leave {flag} out; {needs}"
     return OptionError(f"{flag} does not apply to the {plugin.name} engine", fix=fix)
 
 
@@ -146,7 +146,7 @@ class Chosen:
     subject: Subject
 
     def settings(self) -> dict[str, Any]:
-        """What the engine would use: a part of a run's identity."""
+        """The settings that the engine would use: a part of a run's identity."""
         return self.plugin.settings(self.subject, self.options)
 
 

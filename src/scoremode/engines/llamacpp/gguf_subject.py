@@ -1,4 +1,4 @@
-"""A GGUF file before llama.cpp scores it: what its header says, and its own tokenizer, as llama.cpp applies it."""
+"""A GGUF file before llama.cpp scores it: its header, and its own tokenizer, as llama.cpp applies it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
 
 
 def gguf_subject(model: str, tokenizer: str | None) -> Subject:
-    """What is known of a GGUF file before it is opened."""
+    """The model in a GGUF file, as far as its header describes it."""
     facts = read_gguf(model)
     _require_sound(facts)
     files = {path.name: remembered_sha256(path) for path in facts.files}

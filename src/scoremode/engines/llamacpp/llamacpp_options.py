@@ -1,4 +1,4 @@
-"""The options of the llama.cpp engine, by the names that llama.cpp has for them, and what it is told by default."""
+"""The options of the llama.cpp engine, by the names that llama.cpp has for them, with their defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppOptions(Options):
-    """The options of the llama.cpp engine. What is not given is llama.cpp's own default, but for flash attention."""
+    """The options of the llama.cpp engine. The defaults are llama.cpp's own, but for flash attention."""
 
     threads: int | None = option(
         "threads of llama.cpp (default: all cores)", metavar="N", above=0, at_most=MOST_THREADS
@@ -36,7 +36,7 @@ class LlamaCppOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What llama.cpp is told: a part of every run's identity."""
+    """The parameters that llama.cpp gets: a part of every run's identity."""
 
     n_batch: int
     n_ubatch: int
@@ -60,5 +60,5 @@ class Choices:
         return Choices(n_batch, n_ubatch, keys, values, flash, options.n_gpu_layers)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that may change a score, by llama.cpp's names."""
+        """The parameters that may change a score, by llama.cpp's names."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -1,4 +1,4 @@
-"""An engine that is a running server: the model is loaded elsewhere, and its prompt log-probabilities are asked for.
+"""An engine that is a running server: it has loaded the model, and is asked for log-probabilities of prompts.
 
 plan ──windows──▶ engine.py ──threads──▶ link.py ──HTTP──▶ server
                      ▲  checks.py: is it still the same?     │

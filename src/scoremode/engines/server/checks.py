@@ -40,7 +40,7 @@ TRIES = 8  # requests that may reach another of several servers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbeResult:
-    """What the check found; ``scores`` are compared later, to see whether the server is still the same."""
+    """The result of the first check; ``scores`` are compared later, to see whether the server is still the same."""
 
     ids: tuple[int, ...]
     scores: Floats
@@ -160,7 +160,7 @@ class SameServer:
         self._lock = threading.Lock()
 
     def check(self) -> str | None:
-        """Ask the server who it is and for its scores, and compare. Returns the instance that was found to be equal."""
+        """Ask the server for its facts and scores, and compare. Returns the instance that was found to be equal."""
         now = self.describe()
         for name, before in self.first.facts.items():
             if now.facts.get(name) != before:

@@ -53,7 +53,7 @@ class RequestEngine(Engine):
         self._asking = subject.connect(1)  # for questions about the server itself
 
     def _common_facts(self, form: str) -> dict[str, Any]:
-        """What is known of every server."""
+        """The facts that every kind of server has."""
         subject, served = self.subject, self.subject.served
         return {
             "engine": "server",

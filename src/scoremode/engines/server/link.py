@@ -169,7 +169,7 @@ class Link:
         """Sleep until the next try, or give up."""
         if wait is None:
             delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(tries - 1, 10)) * random.uniform(0.75, 1.0)
-        else:  # as the server asks, and not all clients at once; who asks for next to nothing still gets a pause
+        else:  # as the server asks, but not all clients at once, and never next to nothing
             delay = max(FIRST_DELAY, wait) * random.uniform(1.0, 1.25)
         left = self.patience - (time.monotonic() - began)
         if delay > left:
@@ -260,7 +260,7 @@ class Link:
             raise
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Called by the library at every step of a request: see who connects."""
+        """Called by the library at every step of a request. Counts new connections and limits their time."""
         if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
             return
         stream = info["return_value"]
@@ -374,7 +374,7 @@ def _proxy_for(url: str) -> str | None:
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """Whom to trust: read once, because it takes a tenth of a second."""
+    """The certificates to trust. They are read once, because it takes a tenth of a second."""
     try:
         return httpx.create_ssl_context()
     except (OSError, ValueError) as error:

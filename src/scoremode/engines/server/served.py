@@ -1,4 +1,4 @@
-"""What a server says of itself and of prompts: the model that it serves, and the ways in which it gives scores.
+"""A server's description of itself, and its scores of prompts in the forms that servers have for them.
 
 prompt_logprobs   {"prompt": ids, "prompt_logprobs": k}    a list: null, then {id: {"logprob": …}} for each token
 echo              {"prompt": ids, "echo": true, …}         lists of the tokens and their log-probabilities, null first
@@ -41,7 +41,7 @@ MOST = 20  # largest tokens that servers give by default
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of itself: what makes it the same server, wherever it runs."""
+    """A server's description of itself. Two servers with equal facts count as the same one."""
 
     model: str  # the name to ask for
     root: str | None  # what was loaded under that name: a folder, or a name on the hub
@@ -50,7 +50,7 @@ class ServerFacts:
     system_fingerprint: str | None  # of version, configuration and parallelism
 
     def facts(self) -> dict[str, Any]:
-        """Everything that it said."""
+        """The facts that the server gave."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -94,7 +94,7 @@ Count = Annotated[int, msgspec.Meta(gt=0, lt=1 << 48)]
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a service takes in one request."""
+    """The limits of one request to a service."""
 
     body_bytes: Count
     windows: Count
@@ -102,7 +102,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """What a scoring service says of itself."""
+    """A scoring service's description of itself."""
 
     instance: str
     dtype: str
@@ -120,7 +120,7 @@ class ServiceFacts:
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones
 
     def identity(self) -> dict[str, Any]:
-        """What decides its numbers, but for the weights."""
+        """The facts that decide its numbers, without the weights."""
         names = ("dtype", "device", "head", "vocabulary", "max_model_len", "versions", "settings")
         return {name: getattr(self, name) for name in names}
 
@@ -154,7 +154,7 @@ def is_service(address: str) -> bool | None:
 
 
 def _about(link: Link) -> dict[str, Any]:
-    """What the server says at the address of services; nothing if it is none."""
+    """The answer at the address of services; empty if the server is not one."""
     reply = link.get(SERVICE, final=ANYTHING - {BUSY})
     if reply.good and reply.wrong not in ("", NOT_JSON):  # JSON, and yet not to be used
         raise _not_a_service(link, reply.wrong)

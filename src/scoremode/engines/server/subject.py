@@ -1,4 +1,4 @@
-"""A served model before it is scored: who it is, how it is asked, and its tokens.
+"""A served model before it is scored: its identity, the connection to its server, and its tokens.
 
 Its tokenizer is a local one that is compared with the server's own, or the server's own alone.
 """
@@ -82,7 +82,7 @@ def connect(root: str, options: ServerOptions, connections: int) -> Link:
 
 
 def find_subject(address: str, model: str, options: ServerOptions, tokenizer: str | None) -> ServedSubject:
-    """Ask a server who it is. Nothing is scored but three tokens."""
+    """Ask a server for its identity. Only three tokens are scored."""
     root = root_of(address)
     link = connect(root, options, 1)
     served, service, form = look(link, model, first_contact=True), find_service(link), None
@@ -250,7 +250,7 @@ class ComparedTokenizer:
         )
 
     def note(self) -> str:
-        """What is known of the tokenizer's fit, for the run."""
+        """A note for the run on how far the two tokenizers were compared."""
         if not self.service.exists:
             return "the server has no /tokenize: that the tokenizer is the served model's could not be verified"
         if self.compared == self.texts and self.characters < MOST_CHARACTERS:

@@ -151,7 +151,7 @@ class OtherBatches:
         return OtherBatches(was_alone, padding)
 
     def batch(self, windows: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
-        """What is fed for one window: padding is added, and a copy of the window if it was alone."""
+        """The token ids that are fed for one window: padding is added, and a copy of the window if it was alone."""
         ((index, _),) = windows
         longer = [np.concatenate([ids, np.zeros(self.padding, ids.dtype)]) for ids in fed]
         return longer * 2 if self.was_alone[index] else longer

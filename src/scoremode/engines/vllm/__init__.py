@@ -1,7 +1,7 @@
 """Score mode on stock vLLM: its pooling runner, with a pooler that scores.
 
 engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor parallelism ──hidden states──▶ pooler.py ──▶ engine.py
-            (wire.Request)                                                    tap.py + partials.py     (wire.unpack)
+            (wire.Request)                                                    tap.py + head/partials.py   (wire.Job)
 
 Only pooler.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
 """

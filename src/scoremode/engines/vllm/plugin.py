@@ -1,4 +1,4 @@
-"""What runs in every process that vLLM starts: the plugin that makes models score, and a watch over our own process.
+"""The code that runs in every process of vLLM: the plugin that makes models score, and a watch over our own process.
 
 vLLM loads the plugin from the entry point ``vllm.general_plugins``. It runs in the front end, the engine core, every
 worker and the process that inspects model classes, several times each, and also in engines that have nothing to do with

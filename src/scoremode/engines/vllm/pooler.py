@@ -61,7 +61,7 @@ class Settings:
 
 
 class Kind(NamedTuple):
-    """What must be equal for rows to be scored together."""
+    """The properties of a request that must be equal for rows to be scored together."""
 
     k: int
     vocabulary: int

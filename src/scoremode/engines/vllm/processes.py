@@ -164,7 +164,7 @@ class Processes:
         self.all()
 
     def children(self) -> list[BaseProcess]:
-        """Those that are direct children of this process."""
+        """The direct children of this process."""
         return self._named() if self._children is None else self._children
 
     def _named(self) -> list[BaseProcess]:

@@ -180,6 +180,6 @@ def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) ->
 
 
 def activation_notes(config: Any, on_cpu: bool) -> list[str]:
-    """What the kernel for int8 activations does to them, if it is not what the checkpoint asks for."""
+    """A note if the kernel for int8 activations does not round them as the checkpoint asks."""
     asked = on_cpu and support.is_w8a8(getattr(config, "quantization_config", None))
     return [CUTS_OFF] if asked and not support.rounds_int8_activations() else []

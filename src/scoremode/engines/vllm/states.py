@@ -57,7 +57,7 @@ class PinnedBuffers:
 
 
 class WorkerBaseline(ABC):
-    """What KL is measured against."""
+    """A baseline that KL is measured against."""
 
     def __init__(self, name: str) -> None:
         self.name, self._buffers = name, PinnedBuffers()

@@ -40,7 +40,7 @@ def unpack_words(words: Words) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What to score in one prompt that is sent to vLLM."""
+    """The rows and targets to score in one prompt that is sent to vLLM."""
 
     rows: Ids  # (m,) ascending positions in the prompt
     targets: Ids  # (m, k)
@@ -78,7 +78,7 @@ def states_words(d: int, itemsize: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extra:
-    """What is requested in addition to the scores."""
+    """Results that are requested in addition to the scores."""
 
     kind: Literal["", "states", "kl"] = ""
     words: int = 0  # after each line
@@ -117,7 +117,7 @@ class Job:
         return Job(self.index, front, cached, self.vocabulary, self.extra, self.lines)
 
     def request(self, gather: bool) -> Request:
-        """What vLLM is asked for: where the rows of a reference begin follows from the window's place in the plan."""
+        """The request for vLLM. The window's place in the plan says where its rows begin in a reference."""
         return Request(
             self.window.rows,
             self.window.targets,
