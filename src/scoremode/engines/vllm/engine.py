@@ -226,17 +226,13 @@ class VllmEngine(Engine):
 
     def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         """One pass over the windows that are not done, with a bounded number of prompts in flight."""
-        order, shared = in_groups(source, done)
-        if not self.options.prefix_caching:
-            shared[:] = False
         jobs: deque[Job] = deque()  # missing rows of windows whose first rows were in the prefix cache
         flying: dict[str, Job] = {}
-        fresh = iter(order.tolist())
-        waiting = True
+        fresh, waiting = self._jobs(source, done, extra), True
         try:
             while waiting or flying or jobs:
                 while self._has_room(flying):
-                    job = jobs.popleft() if jobs else self._next(source, shared, fresh, extra)
+                    job = jobs.popleft() if jobs else next(fresh, None)
                     if job is None:
                         waiting = False
                         break
@@ -261,15 +257,16 @@ class VllmEngine(Engine):
                 with contextlib.suppress(Exception):  # a dead engine has forgotten them
                     self.llm.llm_engine.abort_request(list(flying))
 
-    def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int], extra: Extra) -> Job | None:
-        index = next(fresh, None)
-        if index is None:
-            return None
-        window = source.window(index)
-        self._check(window, index)
-        if len(window.rows):  # tokens after the last requested row change no answer
-            window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
-        return Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
+    def _jobs(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[Job]:
+        """A job for each window that is not done, in plan order; windows with a common prefix follow each other."""
+        order, shared = in_groups(source, done)
+        for index in order.tolist():
+            window = source.window(index)
+            self._check(window, index)
+            if len(window.rows):  # tokens after the last requested row change no answer
+                window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
+            read_cache = self.options.prefix_caching and bool(shared[index])
+            yield Job(index, window, read_cache, source.vocabulary or 0, extra)
 
     def _has_room(self, flying: dict[str, Job]) -> bool:
         if self._one_by_one:
