@@ -18,8 +18,8 @@ import torch
 from common import own_windows, score_all
 
 from scoremode.engines.baseline import HeldBaseline
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.head.budget import most_bytes
 from scoremode.head.definition import Columns, define_columns, define_logits
 from scoremode.head.kernels import _candidates, choose

@@ -92,13 +92,13 @@ def together(answers: list[Any], prefix: str = "") -> Arrays:
 
 def child_ours(job: Job, ids: list[list[int]], vocabulary: int) -> Arrays:
     from scoremode.engines.vllm.engine import VllmEngine
-    from scoremode.engines.vllm.vllm_options import EngineArguments
+    from scoremode.engines.vllm.support import LaunchArguments
     from scoremode.plan.windows import WindowList
 
-    named = {k: v for k, v in job.options.items() if k in EngineArguments.__slots__}
+    named = {k: v for k, v in job.options.items() if k in LaunchArguments.__slots__}
     extra = {k: v for k, v in job.options.items() if k not in named} | {"worker_extension_cls": PROBE}
     windows = windows_of(ids, vocabulary)
-    with VllmEngine(job.model, EngineArguments(**named, extra=extra)) as engine:
+    with VllmEngine(job.model, LaunchArguments(**named, extra=extra)) as engine:
         engine.llm.collective_rpc("scoremode_witness_begin")
         alone = [score_all(engine, WindowList((w,)))[0] for w in windows]
         passes = np.array(engine.llm.collective_rpc("scoremode_witness_end")[0])

@@ -32,8 +32,8 @@ def prepare(model_name: str, context: int, windows: int) -> tuple[Any, Any]:
     import numpy as np
 
     from scoremode.engines.registry import choose
+    from scoremode.engines.transformers.choices import TransformersOptions
     from scoremode.engines.transformers.engine import TransformersEngine
-    from scoremode.engines.transformers.transformers_options import TransformersOptions
     from scoremode.text.corpus import load
 
     subject = choose(model_name).subject

@@ -161,10 +161,10 @@ class Stock(Contender):
 class Ours(Contender):
     def __init__(self, model: str, arguments: dict[str, Any]) -> None:
         from scoremode.engines.vllm.engine import VllmEngine
-        from scoremode.engines.vllm.vllm_options import EngineArguments
+        from scoremode.engines.vllm.support import LaunchArguments
 
-        named = {k: arguments.pop(k) for k in list(arguments) if k in EngineArguments.__slots__}
-        self.engine = VllmEngine(model, EngineArguments(**named, extra=arguments))
+        named = {k: arguments.pop(k) for k in list(arguments) if k in LaunchArguments.__slots__}
+        self.engine = VllmEngine(model, LaunchArguments(**named, extra=arguments))
         self.llm = self.engine.llm
         say(f"head: {self.engine.facts.head}")
 

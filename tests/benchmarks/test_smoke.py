@@ -316,10 +316,10 @@ class Lent:
 def engine(small_llama: Path) -> Iterator[Lent]:
     """vLLM with the probe of the benchmarks in its worker."""
     from scoremode.engines.vllm.engine import VllmEngine
-    from scoremode.engines.vllm.vllm_options import EngineArguments
+    from scoremode.engines.vllm.support import LaunchArguments
 
     common = load("common")
-    arguments = EngineArguments(dtype="float32", max_model_len=128, extra={"worker_extension_cls": common.PROBE})
+    arguments = LaunchArguments(dtype="float32", max_model_len=128, extra={"worker_extension_cls": common.PROBE})
     with pytest.MonkeyPatch.context() as patch, forked.vllm_engines():
         for name, value in common.child_environment().items():
             patch.setenv(name, value)

@@ -23,8 +23,8 @@ SLOW = """
 import sys, time
 from scoremode.engines.table.engine import TableEngine
 score = TableEngine.score
-def slow(self, source, done):
-    for item in score(self, source, done):
+def slow(self, source, done, *want):
+    for item in score(self, source, done, *want):
         yield item
         print("scored", file=sys.stderr, flush=True)
         time.sleep(WINDOW_SECONDS)

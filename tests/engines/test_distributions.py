@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from scoremode.engines.base import StoredDistributions, StoredHead
-from scoremode.engines.distributions import divergence_of_logits, load_baseline, records_of_logits
-from scoremode.engines.tensors import IndexedWindow
+from scoremode.engines.distributions import IndexedWindow, divergence_of_logits, load_baseline, records_of_logits
 from scoremode.errors import ModelError
 from scoremode.head.definition import define_columns
 from scoremode.head.divergence import define_divergence

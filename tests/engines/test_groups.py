@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.models.facts import inspect
 from scoremode.plan.windows import Window, WindowList
 from tests.makers import VOCABULARY

@@ -25,11 +25,11 @@ def test_the_extra_is_named(
     folder = shutil.copytree(tiny, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
-    monkeypatch.setattr(choices, "_is_installed", lambda _: False)
+    monkeypatch.setattr(choices, "distributions", lambda name: [])
     with pytest.raises(ModelError, match=package) as refused:
         choose(str(folder)).settings()
     assert "pip install '.[quantized]'" in refused.value.fix
-    monkeypatch.setattr(choices, "_is_installed", lambda _: True)
+    monkeypatch.setattr(choices, "distributions", lambda name: [name])
     choose(str(folder)).settings()
 
 

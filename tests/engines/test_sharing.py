@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scoremode.engines.batching import PADDING_SHARE, batches_by_length
+from scoremode.engines.batching import PADDING_SHARE, batches_by_length, common_prefix
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
-from scoremode.engines.transformers.sharing import common_prefix, fed, pack, passes
+from scoremode.engines.transformers.batches import fed, pack, passes
 from scoremode.plan.windows import Window, WindowList, measured
 from scoremode.values import Ints
 

@@ -14,8 +14,8 @@ import torch
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.definition import define_columns
 from scoremode.models.facts import inspect

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scoremode.engines.messages import Against, Asked, answer_message, read_answers
+from scoremode.engines.messages import Asked, BaselineStates, answer_message, read_answers
 from scoremode.errors import InputError
 from scoremode.plan.windows import Answers, Window
 from scoremode.scores.packing import START, VERSION, PackedWindows
@@ -26,7 +26,7 @@ def example() -> Asked:
         targets = random.integers(0, 50, (len(rows), k)).astype(np.int32)
         windows.append(Window(random.integers(0, 50, length).astype(np.int32), np.array(rows, np.int32), targets))
         states.append(random.integers(0, 1 << 16, (len(rows), 6)).astype(np.uint16))
-    return Asked(tuple(windows), 40, (True, False, True), Against("ab" * 32, "bfloat16", tuple(states)))
+    return Asked(tuple(windows), 40, (True, False, True), BaselineStates("ab" * 32, "bfloat16", tuple(states)))
 
 
 def test_every_bit_of_a_request_comes_back() -> None:

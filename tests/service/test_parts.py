@@ -18,15 +18,13 @@ import numpy as np
 import pytest
 
 from scoremode.engines.base import StoredHead
-from scoremode.engines.heads import FOLDER, LENGTH, HeadFile, head_parts
-from scoremode.engines.messages import answer_message
+from scoremode.engines.messages import FOLDER, LENGTH, HeadFile, answer_message, head_parts
 from scoremode.engines.server.checks import SameServer
+from scoremode.engines.server.engine import ServiceEngine, same_service
 from scoremode.engines.server.link import Link
 from scoremode.engines.server.served import ServerFacts, find_service, is_service
 from scoremode.engines.server.server_options import ServerOptions
-from scoremode.engines.server.service_engine import ServiceEngine, same_service
-from scoremode.engines.server.subject import ServedSubject
-from scoremode.engines.server.tokenizer import ComparedTokenizer
+from scoremode.engines.server.subject import ComparedTokenizer, ServedSubject
 from scoremode.errors import EngineError, InputError
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.scores.packing import MAGIC, START, VERSION
@@ -106,11 +104,11 @@ def test_a_head_comes_back_bit_for_bit(heads: Heads) -> None:
     digest = put(heads, made(1))
     with heads.using(digest) as found:
         weight = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
-        np.testing.assert_array_equal(found.weight(2, 3), weight[2:5])
-        np.testing.assert_array_equal(found.bias(2, 3), weight[2:5, 0])
+        np.testing.assert_array_equal(found.rows(2, 3).weight, weight[2:5])
+        np.testing.assert_array_equal(found.rows(2, 3).bias, weight[2:5, 0])
         assert (found.header.scale, found.header.softcap, found.header.vocabulary) == (0.5, 30.0, 6)
         with pytest.raises(ValueError, match="ids 5 to 7"):
-            found.weight(5, 2)
+            found.rows(5, 2)
 
 
 def test_bad_heads_leave_nothing_behind(heads: Heads) -> None:

@@ -20,14 +20,13 @@ import pytest
 import scoremode as sm
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
-from scoremode.engines.heads import digest_of, head_parts
-from scoremode.engines.messages import Against, Asked, read_answers
+from scoremode.engines.messages import Asked, BaselineStates, digest_of, head_parts, read_answers
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
-from scoremode.engines.server.service_engine import ServiceEngine
+from scoremode.engines.server.engine import ServiceEngine
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import EngineError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.references.reader import Reference
@@ -51,7 +50,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def in_process(small_llama: Path) -> Iterator[VllmEngine]:
     """The same model in this process, one window at a time: then no window shares a batch."""
-    with VllmEngine(str(small_llama), EngineArguments(max_model_len=256, prefix_caching=True)) as engine:
+    with VllmEngine(str(small_llama), LaunchArguments(max_model_len=256, prefix_caching=True)) as engine:
         engine._one_by_one = True
         yield engine
 
@@ -287,14 +286,14 @@ BAD: dict[str, tuple[str, bytes, str, int, str]] = {
     "large vocabulary": (SCORE, message(ONE, vocabulary=2000), CONTENT_TYPE, 400, "vocabulary of 2000"),
     "a head that is not here": (
         SCORE,
-        message(ONE, against=Against("a" * 64, "float32", (np.zeros((1, 4), np.float32),))),
+        message(ONE, against=BaselineStates("a" * 64, "float32", (np.zeros((1, 4), np.float32),))),
         CONTENT_TYPE,
         404,
         "not here",
     ),
     "a path for a head": (
         SCORE,
-        message(ONE, against=Against("../../../etc/passwd", "float32", (np.zeros((1, 4), np.float32),))),
+        message(ONE, against=BaselineStates("../../../etc/passwd", "float32", (np.zeros((1, 4), np.float32),))),
         CONTENT_TYPE,
         400,
         "not a digest",
@@ -378,10 +377,12 @@ def test_heads_that_are_not_what_they_claim(served: ServedModel) -> None:
     assert served.ask(f"/v1/scoremode/heads/{digest}")[0] == 200
     for wide, status in ((4, 400), (8, 200)):  # states that do not fit the head, and states that do
         states = np.zeros((1, wide), np.float32)
-        found, told = served.ask(SCORE, message(ONE, against=Against(digest, "float32", (states,))), CONTENT_TYPE)
+        found, told = served.ask(
+            SCORE, message(ONE, against=BaselineStates(digest, "float32", (states,))), CONTENT_TYPE
+        )
         assert found == status, told
     nan = np.full((1, 8), np.nan, np.float32)
-    found, told = served.ask(SCORE, message(ONE, against=Against(digest, "float32", (nan,))), CONTENT_TYPE)
+    found, told = served.ask(SCORE, message(ONE, against=BaselineStates(digest, "float32", (nan,))), CONTENT_TYPE)
     assert (found, "has NaN in it" in json.dumps(told)) == (400, True)
     assert served.ask(SCORE, message(ONE), CONTENT_TYPE)[0] == 200
 
@@ -398,9 +399,9 @@ def test_states_of_two_dtypes_against_one_head(served: ServedModel) -> None:
     halves = (states.view(np.uint32) >> 16).astype(np.uint16)
     found = []
     for dtype, sent in (("float32", states), ("bfloat16", halves), ("float32", states)):
-        status, data = served.ask(SCORE, message(ONE, against=Against(digest, dtype, (sent,))), CONTENT_TYPE)
+        status, data = served.ask(SCORE, message(ONE, against=BaselineStates(digest, dtype, (sent,))), CONTENT_TYPE)
         assert status == 200
-        asked = Asked((ONE,), against=Against(digest, dtype, (sent,)))
+        asked = Asked((ONE,), against=BaselineStates(digest, dtype, (sent,)))
         found.append(measured(read_answers(data, asked, BUILT_IN)[1][0].kl).item())
     assert found[0] > 0
     assert found == [found[0]] * 3

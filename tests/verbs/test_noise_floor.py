@@ -16,8 +16,8 @@ import torch
 from scoremode.cli.main import main
 from scoremode.engines.baseline import HeldBaseline, noise_floor
 from scoremode.engines.table.engine import TableEngine
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.models.facts import inspect
 from scoremode.plan.plan import Plan
 from scoremode.verbs.compare import compare

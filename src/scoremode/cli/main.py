@@ -41,8 +41,8 @@ def entry() -> NoReturn:
         watch.finish(code)
     except KeyboardInterrupt as error:  # before or after what ``main`` explains
         code = watch.tell(error)
-    exit_hooks = sys.modules.get("scoremode.engines.exit_hooks")
-    if code and (watch.received is not None or (exit_hooks is not None and exit_hooks.hanging)):
+    process_guard = sys.modules.get("scoremode.engines.process_guard")
+    if code and (watch.received is not None or (process_guard is not None and process_guard.hanging)):
         # sockets of a library may wait at exit for an engine that died; everything of ours is closed and written
         os._exit(code)
     sys.exit(code)

@@ -115,8 +115,8 @@ class Signals:
             threading.Event().wait()  # another thread is at it
         if self._finished is not None:
             os._exit(self._finished)
-        exit_hooks = sys.modules.get("scoremode.engines.exit_hooks")
-        for kill in exit_hooks.kill if exit_hooks is not None else ():
+        process_guard = sys.modules.get("scoremode.engines.process_guard")
+        for kill in process_guard.kill_hooks if process_guard is not None else ():
             kill()
         os._exit(self.tell(self.received or Stopped(number)))
 

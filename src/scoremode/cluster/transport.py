@@ -13,8 +13,7 @@ from scoremode import errors
 from scoremode.disk.files import remembered_sha256
 from scoremode.disk.folders import cache_folder
 from scoremode.engines.base import Baseline, StoredDistributions, Want
-from scoremode.engines.base_logits import FileBaseline
-from scoremode.engines.baseline import StoredBaseline
+from scoremode.engines.baseline import FileBaseline, StoredBaseline
 from scoremode.errors import EngineError, InputError, RunError, ScoremodeError
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.references.kld import KldFile

@@ -1,4 +1,4 @@
-"""What an engine is: windows in, answers out, in any order, each exactly once."""
+"""The interface of engines: windows in, answers out, in any order, each exactly once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, ModelError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores.schema import BUILT_IN, Column, Schema
 from scoremode.values import Bools, Floats, Ints, Raw
@@ -17,7 +17,7 @@ UNIFORM = "all logits are equal: the model gives every token the same probabilit
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is stored with every number: which engine computed it, and how."""
+    """Facts that are stored with every number: which engine computed it, and how."""
 
     engine: str
     dtype: str
@@ -65,7 +65,7 @@ class NoiseFloor:
 
 
 class Baseline(Protocol):
-    """What a candidate is compared with: final hidden states, and the head that makes distributions of them."""
+    """A model to compare a candidate with: final hidden states, and the head that makes distributions of them."""
 
     @property
     def head(self) -> StoredHead: ...
@@ -93,9 +93,17 @@ class StoredDistributions(ABC):
         """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/record_format.py."""
 
 
+def require_one_vocabulary(baseline: int, candidate: int | None) -> None:
+    """Refuse different sizes. Never cut to the smaller: the rest would be probability that is left out."""
+    if baseline != candidate:
+        raise ModelError(
+            f"the baseline has {baseline} ids and the candidate {candidate}", fix="compare models with one vocabulary"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is wanted of each window in addition to its scores."""
+    """Results that are wanted of each window in addition to its scores."""
 
     states: bool = False  # the final hidden states of the rows asked for
     against: Baseline | StoredDistributions | None = None  # KL(baseline‖this model) for each row
@@ -134,7 +142,7 @@ class Engine(ABC):
         return None
 
     def account(self) -> dict[str, Any]:
-        """What happened while the last question was scored, for the manifest; its ``notes`` are printed as well."""
+        """Events while the last question was scored, for the manifest; its ``notes`` are printed as well."""
         return {}
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:

@@ -1,21 +1,34 @@
-"""What a candidate is compared with: a baseline that runs at the same time, or one whose hidden states were kept.
+"""Baselines that a candidate is compared with: models that run at the same time, references, files of base logits.
 
 model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
                                                    └────────────── as they come ──▶ LiveBaseline
+llama.cpp's file of base logits ──▶ its distributions: FileBaseline; its scores: BaseLogitsEngine
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from scoremode.engines.base import Engine, NoiseFloor, StoredHead, Want
+from scoremode.engines.base import (
+    SCORES,
+    Engine,
+    EngineFacts,
+    NoiseFloor,
+    StoredDistributions,
+    StoredHead,
+    Want,
+)
+from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
 from scoremode.errors import EngineError
+from scoremode.models.subject import Subject
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.references.kld import Coarseness, KldFile, read_scores
 from scoremode.references.reader import Reference
 from scoremode.values import Bools, Ints, Raw
 
@@ -92,18 +105,24 @@ class StoredBaseline:
         self.stored, self.dtype = stored, stored.dtype
         # a reference that is not all here cannot be opened by others
         self.place = (str(stored.folder.resolve()), self.offsets) if stored.read_remote is None else None
-        self.head = StoredHead(
-            weight=stored.head_weight(),
-            bias=stored.head_bias(),
-            dtype=stored.head_dtype,
-            bias_dtype=stored.bias_dtype or stored.head_dtype,
-            vocabulary=stored.vocabulary,
-            scale=stored.scale,
-            softcap=stored.softcap,
-        )
+        self.head = head_of(stored)
 
     def states(self, index: int, window: Window) -> Raw:
         return self.stored.rows(int(self.offsets[index]), len(window.rows))
+
+
+def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
+    """The head in a reference, or some ids of it."""
+    bias = stored.head_bias()
+    return StoredHead(
+        weight=stored.head_weight()[ids],
+        bias=None if bias is None else bias[ids],
+        dtype=stored.head_dtype,
+        bias_dtype=stored.bias_dtype or stored.head_dtype,
+        vocabulary=stored.vocabulary,
+        scale=stored.scale,
+        softcap=stored.softcap,
+    )
 
 
 def states_in(answers: Answers) -> Raw:
@@ -148,3 +167,61 @@ def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None
 def noise_facts(floor: NoiseFloor) -> dict[str, Any]:
     """As a manifest keeps it: numbers, or null if none were measured, and the words that belong to them."""
     return {"noise_kl": None if floor.kl is None else floor.kl.tolist(), "noise_perturbed": floor.words}
+
+
+# ── a file of base logits ────────────────────────────────────────────────────────────────────────────────────────────
+class FileBaseline(StoredDistributions):
+    """The distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
+
+    def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
+        self.file, self.vocabulary, self.chunks = file, file.layout.vocabulary, chunks
+
+    def records(self, index: int, window: Window) -> Raw:
+        found = self.file.records(index if self.chunks is None else int(self.chunks[index]))
+        assert len(found) == len(window.rows), "a record for each row"
+        return found
+
+
+class BaseLogitsEngine(Engine):
+    """Scores as a file has them: log-probabilities and first choices. Ranks and entropies are not exact there."""
+
+    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
+        """``notes`` are what a reader must know of the file, besides what is found in its records."""
+        self.file, self._notes = file, notes
+        self.facts = EngineFacts(
+            engine="base-logits",
+            dtype="uint16",
+            device="file",
+            head="16-bit log-probabilities",
+            vocabulary=file.layout.vocabulary,
+            context_length=file.layout.context,
+        )
+
+    def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
+        if want != SCORES:
+            raise EngineError("a file of base logits has scores only", fix="name a model")
+        seen = Coarseness()
+        for index in range(len(source)):  # done or not: the notes are about all of the file
+            window = source.window(index)
+            answers = read_scores(self.file, index, window.targets[:, 0], seen)
+            if not done[index]:
+                yield index, answers
+        self.facts = replace(self.facts, notes=(*seen.notes(), *self._notes))
+
+
+class BaseLogitsPlugin(EnginePlugin):
+    """A file of base logits. No model has this engine, and nobody can ask for it by name."""
+
+    contract = 1
+    name = "base-logits"
+    summary = "a file of base logits of llama.cpp"
+    capabilities: ClassVar[Capabilities] = Capabilities(top=True)
+
+    def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
+        self.file, self.notes = file, notes
+
+    def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
+        raise AssertionError("a file is asked about with the tokenizer of a candidate")
+
+    def open(self, subject: Subject, options: Any, work: Work) -> Engine:
+        return BaseLogitsEngine(self.file, self.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scoremode.plan.windows import WindowSource
-from scoremode.values import Ints
+from scoremode.values import Bools, Ids, Ints
 
 PADDING_SHARE = 1 / 16  # of a batch's tokens, at most
 
@@ -53,3 +53,22 @@ def _by_group(groups: Ints) -> list[Ints]:
     order = np.argsort(groups, kind="stable")
     edges = np.flatnonzero(np.diff(groups[order])) + 1
     return [part.astype(np.int64) for part in np.split(order, edges) if len(part)]
+
+
+def in_groups(source: WindowSource, done: Bools) -> tuple[Ints, Bools]:
+    """Windows to score in plan order, those of one group next to each other; and which windows share their prefix."""
+    order, group = np.flatnonzero(~done), source.prefix_group
+    if group is None:
+        return order, np.zeros(len(source), np.bool_)
+    _, inverse, counts = np.unique(group, return_inverse=True, return_counts=True)
+    return order[np.argsort(group[order], kind="stable")], counts[inverse] > 1
+
+
+def common_prefix(sequences: list[Ids]) -> int:
+    """How many tokens all of them begin with."""
+    length = min(map(len, sequences))
+    first = sequences[0][:length]
+    for other in sequences[1:]:
+        differs = np.flatnonzero(first != other[: len(first)])
+        first = first[: differs[0]] if len(differs) else first
+    return len(first)

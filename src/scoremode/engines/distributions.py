@@ -1,7 +1,6 @@
-"""Whole distributions between engines and files in 16 bits: records out of states, and divergences from records.
+"""Between files and devices: hidden states, heads and columns, and whole distributions in 16 bits.
 
-An engine that has logits uses logits.py, which calls ``diverge_rows`` and ``records_of_logits`` with them. One that has
-hidden states passes its answers through ``with_distributions``.
+An engine that has logits uses logits.py. One that has hidden states passes its answers through ``with_distributions``.
 """
 
 from __future__ import annotations
@@ -13,28 +12,100 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Baseline, StoredDistributions, StoredHead, Want
-from scoremode.engines.tensors import Against, IndexedWindow, from_raw, loaded_head, require_one_vocabulary
+from scoremode.engines.base import Baseline, StoredDistributions, StoredHead, Want, require_one_vocabulary
 from scoremode.errors import EngineError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import LogitsOf, diverge_logits, reduce_logits
+from scoremode.head.definition import Columns
 from scoremode.head.divergence import Divergence
+from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
-from scoremode.plan.windows import Answers, WindowSource
-from scoremode.values import Floats, Raw
+from scoremode.plan.windows import Answers, Window, WindowSource
+from scoremode.scores.schema import BUILT_IN
+from scoremode.values import Floats, Ints, Raw
+
+IndexedWindow = tuple[int, Window]
+"""A window and its index in the plan."""
 
 
-class AgainstRecords:
-    """A baseline whose distributions were kept, on the device of the candidate."""
+def to_raw(x: Tensor) -> Raw:
+    """The numbers bit for bit; bfloat16 as uint16."""
+    x = x.detach().cpu().contiguous()
+    raw: Raw = x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
+    return raw
+
+
+def from_raw(raw: Raw, dtype: str) -> Tensor:
+    if not raw.flags.writeable:  # a mapped file: torch must not think that it may write there
+        raw = raw.copy()
+    x = torch.from_numpy(np.ascontiguousarray(raw))
+    return x.view(torch.bfloat16) if dtype == "bfloat16" else x
+
+
+def store_head(head: Head) -> StoredHead:
+    dtype, bias_dtype = (str(t.dtype).removeprefix("torch.") for t in (head.weight, head.weight))
+    bias = None
+    if head.bias is not None:
+        bias, bias_dtype = to_raw(head.bias), str(head.bias.dtype).removeprefix("torch.")
+    return StoredHead(to_raw(head.weight), bias, dtype, bias_dtype, head.vocabulary, head.scale, head.softcap)
+
+
+def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
+    """Columns of several windows as one Answers each: the only copy from the device, a few numbers per target."""
+    found = {
+        column.name: getattr(columns, column.name).to(getattr(torch, column.dtype)).cpu().numpy()
+        for column in BUILT_IN.scores
+    }
+    starts = np.concatenate([[0], ends[:-1]])
+    return [
+        Answers.of({name: column[a:b] for name, column in found.items()}) for a, b in zip(starts, ends, strict=True)
+    ]
+
+
+def loaded_head(stored: StoredHead, device: torch.device) -> Head:
+    """A stored head on a device."""
+    weight = from_raw(stored.weight, stored.dtype)
+    if device.type == "cpu":
+        weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
+    bias = None if stored.bias is None else from_raw(stored.bias, stored.bias_dtype).to(device)
+    return Head(weight.to(device), stored.vocabulary, bias, stored.scale, stored.softcap)
+
+
+# ── baselines ────────────────────────────────────────────────────────────────────────────────────────────────────────
+class StatesOnDevice:
+    """A baseline with hidden states, and its head on the device of the candidate."""
+
+    def __init__(self, baseline: Baseline, device: torch.device, vocabulary: int) -> None:
+        require_one_vocabulary(baseline.head.vocabulary, vocabulary)
+        self.baseline, self.device = baseline, device
+        self.head = loaded_head(baseline.head, device)
+
+    def rows(self, windows: list[IndexedWindow]) -> Tensor:
+        """The baseline's hidden states for the rows of these windows, concatenated."""
+        raw = [self.baseline.states(index, window) for index, window in windows]
+        return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
+
+    def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
+        """KL from rows of the baseline and the candidate's columns; ids from ``width`` on are left out."""
+        return diverge_logits(kept, self.head.within(width), logits[:, :width], targets)
+
+
+class RecordsOnDevice:
+    """A baseline whose distributions were kept: its records go to the device of the candidate."""
 
     def __init__(self, baseline: StoredDistributions, device: torch.device, vocabulary: int) -> None:
         require_one_vocabulary(baseline.vocabulary, vocabulary)
         self.baseline, self.device = baseline, device
 
-    def records(self, windows: list[IndexedWindow]) -> Tensor:
+    def rows(self, windows: list[IndexedWindow]) -> Tensor:
         """The baseline's records for the rows of these windows, concatenated, as int16."""
         return torch.cat([to_device(self.baseline.records(i, window), self.device) for i, window in windows])
+
+    def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
+        """As above. The divergence itself is about all ids that the records have."""
+        kl = kl_from_records(kept, logits)
+        return Divergence(kl, reduce_logits(logits[:, :width], targets))
 
 
 def to_device(records: Raw, device: torch.device) -> Tensor:
@@ -44,37 +115,22 @@ def to_device(records: Raw, device: torch.device) -> Tensor:
 
 def load_baseline(
     baseline: Baseline | StoredDistributions, device: torch.device, vocabulary: int
-) -> Against | AgainstRecords:
+) -> StatesOnDevice | RecordsOnDevice:
     """Either kind of baseline on a device; a vocabulary of another size is refused."""
     if isinstance(baseline, StoredDistributions):
-        return AgainstRecords(baseline, device, vocabulary)
-    return Against(baseline, device, vocabulary)
+        return RecordsOnDevice(baseline, device, vocabulary)
+    return StatesOnDevice(baseline, device, vocabulary)
 
 
 def divergence_of_logits(
-    against: Against | AgainstRecords, windows: list[IndexedWindow], logits: Tensor, targets: Tensor
+    against: StatesOnDevice | RecordsOnDevice, windows: list[IndexedWindow], logits: Tensor, targets: Tensor
 ) -> Divergence:
     """KL from a baseline of either kind and the candidate's columns, from the candidate's logits (n, vocabulary).
 
     The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
     float64. May overwrite the logits.
     """
-    return diverge_rows(against, baseline_rows(against, windows), logits, targets, logits.shape[1])
-
-
-def baseline_rows(against: Against | AgainstRecords, windows: list[IndexedWindow]) -> Tensor:
-    """What the baseline kept of the rows of these windows, concatenated: records or hidden states."""
-    return against.records(windows) if isinstance(against, AgainstRecords) else against.states(windows)
-
-
-def diverge_rows(
-    against: Against | AgainstRecords, kept: Tensor, logits: Tensor, targets: Tensor, width: int
-) -> Divergence:
-    """As ``divergence_of_logits``, for rows whose baseline was read already; ids from ``width`` on are left out."""
-    if isinstance(against, AgainstRecords):
-        kl = kl_from_records(kept, logits)
-        return Divergence(kl, reduce_logits(logits[:, :width], targets))
-    return diverge_logits(kept, against.head.within(width), logits[:, :width], targets)
+    return against.diverge(against.rows(windows), logits, targets, logits.shape[1])
 
 
 def records_of_logits(logits: Tensor) -> Raw:

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Want
-from scoremode.engines.distributions import baseline_rows, diverge_rows, load_baseline, records_of_logits
-from scoremode.engines.tensors import IndexedWindow, split_columns
+from scoremode.engines.base import UNIFORM, Want
+from scoremode.engines.distributions import IndexedWindow, load_baseline, records_of_logits, split_columns
+from scoremode.errors import ModelError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import empty_columns, reduce_logits
 from scoremode.head.definition import Columns
@@ -28,7 +28,7 @@ class Reduced:
 
 
 class LogitsReducer:
-    """What is wanted of the rows of a plan, made from their logits a few rows at a time."""
+    """Reduces the logits of a plan's rows to the results that are wanted, a few rows at a time."""
 
     def __init__(self, source: WindowSource, want: Want, device: torch.device, vocabulary: int) -> None:
         self.want, self.device, self.vocabulary = want, device, vocabulary
@@ -38,22 +38,17 @@ class LogitsReducer:
     def reduce(self, indexed: IndexedWindow, rows: slice, logits: Tensor) -> list[Reduced]:
         """Reduce the logits (n, vocabulary) of some rows of a window, which may be overwritten."""
         targets = torch.from_numpy(indexed[1].targets[rows].astype(np.int64)).to(self.device)
-        baseline = self._baseline(indexed, rows)
+        kept = None if self.against is None else self.against.rows([indexed])[rows]
         step = rows_within(0, self.vocabulary, self.device.type)
-        return [
-            self._block(logits[i : i + step].float(), targets[i : i + step], _part(baseline, i, step))
-            for i in range(0, len(logits), step)
-        ]
+        blocks = [slice(i, i + step) for i in range(0, len(logits), step)]
+        return [self._block(logits[b].float(), targets[b], None if kept is None else kept[b]) for b in blocks]
 
-    def _baseline(self, indexed: IndexedWindow, rows: slice) -> Tensor | None:
-        """The baseline's hidden states or records for these rows."""
-        return None if self.against is None else baseline_rows(self.against, [indexed])[rows]
-
-    def _block(self, logits: Tensor, targets: Tensor, baseline: Tensor | None) -> Reduced:
+    def _block(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Reduced:
+        """``kept``: the baseline's hidden states or records of these rows."""
         records = records_of_logits(logits) if self.want.records else None
-        if self.against is None or baseline is None:
+        if self.against is None or kept is None:
             return Reduced(reduce_logits(logits[:, : self.width], targets), None, records)
-        found = diverge_rows(self.against, baseline, logits, targets, self.width)
+        found = self.against.diverge(kept, logits, targets, self.width)
         return Reduced(found.q, found.kl, records)
 
     def answers(self, parts: list[Reduced], targets_per_row: int) -> Answers:
@@ -71,5 +66,13 @@ class LogitsReducer:
         )
 
 
-def _part(baseline: Tensor | None, begin: int, step: int) -> Tensor | None:
-    return None if baseline is None else baseline[begin : begin + step]
+def judge_probe(logits: Tensor, earlier: Tensor, slack: float) -> tuple[str, ...]:
+    """Notes on a model from the logits of a probe; an error if it cannot be scored.
+
+    ``earlier`` are those of all rows but the last one after another last token, which must not change them by more than
+    ``slack`` of the largest logit.
+    """
+    moved = (earlier - logits[:-1]).abs()
+    if moved.numel() and float(moved.max() / logits.abs().max().clamp_min(1.0)) > slack:
+        raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
+    return (UNIFORM,) if bool((logits == logits[:, :1]).all()) else ()

@@ -1,20 +1,46 @@
-"""Questions and answers between a client and a scoring service: typed values, as scores/packing.py packs them."""
+"""Messages between a client and a scoring service: questions, answers, and heads of baselines.
+
+Questions and answers are typed values, as scores/packing.py packs them. The head of a baseline is sent once, and the
+service keeps it in a file under the digest of its bytes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
+import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
+from scoremode.engines.base import StoredHead
 from scoremode.errors import InputError
 from scoremode.references.format import RAW_DTYPES
 from scoremode.scores.answers import Answers, Window
-from scoremode.scores.packing import AGAIN, PackedAnswers, PackedWindows, from_message, to_message
+from scoremode.scores.packing import (
+    AGAIN,
+    MAGIC,
+    START,
+    VERSION,
+    PackedAnswers,
+    PackedWindows,
+    from_message,
+    require_version,
+    to_message,
+)
 from scoremode.scores.schema import Schema
 from scoremode.values import Ids, Raw
+
+FOLDER = "SCOREMODE_SERVICE_FOLDER"  # where a service keeps what clients send; its workers read it there
+DIGEST = re.compile(r"[0-9a-f]{64}")
+LENGTH = struct.Struct("<I")
+MOST_HEADER = 1 << 12  # bytes
 
 StatesDtype = Literal["float32", "float16", "bfloat16"]
 
@@ -23,7 +49,7 @@ class TooManyError(InputError):
     """More windows than a request may have."""
 
 
-class SentBaseline(msgspec.Struct):
+class PackedStates(msgspec.Struct):
     """A baseline: the digest of its head, which was sent before, and its states for the rows of all windows."""
 
     digest: str
@@ -37,7 +63,7 @@ class SentQuestion(msgspec.Struct, tag="score"):
     windows: PackedWindows
     shared: tuple[bool, ...]
     vocabulary: Annotated[int, msgspec.Meta(ge=0)] = 0
-    against: SentBaseline | None = None
+    against: PackedStates | None = None
 
 
 class SentAnswers(msgspec.Struct, tag="answers"):
@@ -48,7 +74,7 @@ class SentAnswers(msgspec.Struct, tag="answers"):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Against:
+class BaselineStates:
     """A baseline: the digest of its head, and its hidden states for the rows of each window."""
 
     digest: str
@@ -63,13 +89,13 @@ class Asked:
     windows: tuple[Window, ...]
     vocabulary: int = 0  # ids from this one upwards get no probability; 0: all ids count
     shared: tuple[bool, ...] = ()  # does a window begin like others? Empty: none does
-    against: Against | None = None
+    against: BaselineStates | None = None
 
     def to_bytes(self) -> bytes:
         against, shared = None, self.shared or (False,) * len(self.windows)
         if self.against is not None:
             states = np.concatenate(self.against.states).astype(RAW_DTYPES[self.against.dtype], copy=False)
-            against = SentBaseline(self.against.digest, self.against.dtype, states)  # type: ignore[arg-type]
+            against = PackedStates(self.against.digest, self.against.dtype, states)  # type: ignore[arg-type]
         return to_message(SentQuestion(PackedWindows.of(self.windows), shared, self.vocabulary, against))
 
     @staticmethod
@@ -90,7 +116,7 @@ class Asked:
             if states.dtype != dtype or states.ndim != 2 or len(states) != len(packed.rows):
                 raise InputError("states does not have one line per row, of its dtype", fix=AGAIN)
             split = np.split(states, packed.row_ends[:-1]) if count else []
-            against = Against(sent.against.digest, sent.against.dtype, tuple(split))
+            against = BaselineStates(sent.against.digest, sent.against.dtype, tuple(split))
         windows = tuple(packed.window(index) for index in range(count))
         return Asked(windows, sent.vocabulary, sent.shared, against)
 
@@ -110,3 +136,112 @@ def read_answers(data: bytes, asked: Asked, schema: Schema) -> tuple[str, list[A
 def own_tokens(ids: Ids) -> Window:
     """Every token but the first, each predicted from the row before it."""
     return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
+
+
+# ── heads of baselines ───────────────────────────────────────────────────────────────────────────────────────────────
+Parts = list[bytes | memoryview]
+"""Bytes that are sent one after the other, so that a large array is not copied."""
+
+
+class HeadHeader(msgspec.Struct, tag="head"):
+    """The shape and types of a head. Its matrix and its bias follow, bit for bit."""
+
+    vocabulary: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    width: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
+    dtype: StatesDtype
+    bias_dtype: StatesDtype | None  # None: it has no bias
+    scale: float
+    softcap: float | None = None
+
+    @property
+    def matrix_bytes(self) -> int:
+        return self.vocabulary * self.width * RAW_DTYPES[self.dtype].itemsize
+
+    @property
+    def bias_bytes(self) -> int:
+        return 0 if self.bias_dtype is None else self.vocabulary * RAW_DTYPES[self.bias_dtype].itemsize
+
+
+def head_parts(head: StoredHead) -> Parts:
+    """A head as bytes, in pieces: the start of every message, the header's length, the header in JSON, the arrays."""
+    header = HeadHeader(
+        vocabulary=head.vocabulary,
+        width=head.weight.shape[1],
+        dtype=head.dtype,  # type: ignore[arg-type]
+        bias_dtype=None if head.bias is None else head.bias_dtype,  # type: ignore[arg-type]
+        scale=head.scale,
+        softcap=head.softcap,
+    )
+    text = msgspec.json.encode(header)
+    arrays = [own[: head.vocabulary] for own in (head.weight, head.bias) if own is not None]
+    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+    return [START.pack(MAGIC, VERSION) + LENGTH.pack(len(text)) + text, *raw]
+
+
+def digest_of(parts: Parts) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def heads_folder() -> Path:
+    """The folder of this service, in its front end and its workers alike."""
+    found = os.environ.get(FOLDER)
+    if not found:
+        raise OSError(f"{FOLDER} is not set")
+    return Path(found)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """A head that was sent, checked, and read only where it is needed."""
+
+    path: Path
+    header: HeadHeader
+    offset: int  # of the matrix
+
+    @staticmethod
+    def open(path: Path) -> HeadFile:
+        """The head in a file; InputError if the file is anything else."""
+        with path.open("rb") as file:
+            start = file.read(START.size + LENGTH.size)
+            require_version(start)
+            length = int.from_bytes(start[START.size :], "little")
+            text = file.read(min(length, MOST_HEADER))
+        try:
+            header = msgspec.json.decode(text, type=HeadHeader)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
+            raise InputError(f"the head of a baseline is described wrongly ({wrong})", fix="send it again") from None
+        if not math.isfinite(header.scale) or not math.isfinite(header.softcap or 0.0):
+            raise InputError("the scale or cap of a head is no number", fix="send it again")
+        offset = START.size + LENGTH.size + length
+        size = offset + header.matrix_bytes + header.bias_bytes
+        if path.stat().st_size != size:
+            raise InputError(f"a head of {size} bytes came with {path.stat().st_size}", fix="send it again")
+        return HeadFile(path, header, offset)
+
+    def rows(self, first: int, count: int) -> StoredHead:
+        """Some ids of the head: (count, width) of the matrix, and their bias if there is one."""
+        header, bias = self.header, None
+        if first < 0 or first + count > header.vocabulary:
+            raise ValueError(f"ids {first} to {first + count} of a head of {header.vocabulary}")
+        weight = self._read(self.offset, header.dtype, first * header.width, count * header.width)
+        if header.bias_dtype is not None:
+            bias = self._read(self.offset + header.matrix_bytes, header.bias_dtype, first, count)
+        return StoredHead(
+            weight=weight.reshape(-1, header.width),
+            bias=bias,
+            dtype=header.dtype,
+            bias_dtype=header.bias_dtype or header.dtype,
+            vocabulary=header.vocabulary,
+            scale=header.scale,
+            softcap=header.softcap,
+        )
+
+    def _read(self, begin: int, dtype: str, first: int, count: int) -> Raw:
+        raw = RAW_DTYPES[dtype]
+        found: Raw = np.fromfile(self.path, raw, count, offset=begin + first * raw.itemsize)
+        if len(found) != count:
+            raise ValueError("a head was cut")
+        return found

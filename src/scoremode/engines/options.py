@@ -26,7 +26,7 @@ Pairs = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What is known of an option in addition to its name, type and default."""
+    """Details of an option in addition to its name, type and default."""
 
     help: str
     metavar: str | None = None

@@ -1,4 +1,4 @@
-"""What an engine says of itself before anything is opened: the contract between scoremode and its engines.
+"""The description of an engine before anything is opened: the contract between scoremode and its engines.
 
 A package that brings an engine subclasses EnginePlugin and names the class in its pyproject.toml:
 
@@ -35,7 +35,7 @@ CONTRACT = 1
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can give. A question that needs more is refused before a weight is loaded."""
+    """The abilities of an engine. A question that needs more is refused before a weight is loaded."""
 
     rank: bool = False
     entropy: bool = False
@@ -67,7 +67,7 @@ EVERYTHING = Capabilities(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an engine is opened for, as far as it is known."""
+    """The work that an engine is opened for, as far as it is known."""
 
     longest: int | None = None  # tokens of the longest window
     shares_prompts: bool = False  # do many windows begin alike?
@@ -119,11 +119,11 @@ class EnginePlugin(ABC):
 
     @property
     def called(self) -> str:
-        """What ``--engine`` takes to get this engine."""
+        """The value of ``--engine`` that chooses this engine."""
         return self.address or self.name
 
     def able(self) -> Capabilities:
-        """What this engine can give where it is asked for. One at an address may look who is there."""
+        """The abilities of this engine. An engine at an address may ask the server there first."""
         return self.capabilities
 
     def problem(self) -> str | None:
@@ -136,10 +136,10 @@ class EnginePlugin(ABC):
 
     @abstractmethod
     def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
-        """What is known of a model before the engine is opened. A model that does not exist is a ModelError."""
+        """The model as far as it is known before the engine is opened. A model that does not exist is a ModelError."""
 
     def settings(self, subject: Subject, options: Any) -> dict[str, Any]:
-        """What the engine would use, decided before it is opened: a stored run is found without loading a weight.
+        """The settings that would be used, decided before the engine is opened: stored runs are found without weights.
 
         Options that cannot work are refused here. Everything that may change a score belongs into the result.
         """

@@ -1,4 +1,4 @@
-"""The identity of processes, and a guard that ends processes of ours when this one is gone, even if it was killed.
+"""No process of an engine outlives this one: identities of processes, a guard, and hooks for an early end.
 
 Ray's own processes notice that their parent is gone, most within seconds, some within a minute. The guard is this file,
 run as a process of its own: its standard input ends when the driver does. So it imports nothing of scoremode.
@@ -13,7 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+kill_hooks: list[Callable[[], None]] = []
+"""Called, perhaps by a signal handler, when this process must end at once: each kills what its engine started."""
+
+hanging: list[str] = []
+"""Engines whose libraries may wait forever at exit after a failure: after an error the process ends at once."""
 
 SECONDS = 3.0  # that guarded processes have to end by themselves
 PROC = Path("/proc")

@@ -6,7 +6,7 @@ Nothing is opened here, and nothing heavy is imported: a question that no engine
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -28,16 +28,12 @@ GROUP = "scoremode.engines"
 @cache
 def registry() -> Plugins:
     """Every engine that can be named here, and plug-ins that cannot be used."""
-    ours = {plugin.name: plugin for plugin in _built_in()}
+    # an engine of our own is a folder here whose ``__init__`` declares it
+    folders = sorted(module.name for module in pkgutil.iter_modules(engines.__path__) if module.ispkg)
+    found = [import_module(f"{engines.__name__}.{name}").PLUGIN() for name in folders]
+    ours = {plugin.name: plugin for plugin in found}
     theirs = entry_points.load(GROUP, ours, _accepted)
     return Plugins({**ours, **theirs.found}, theirs.refused)
-
-
-def _built_in() -> Iterator[EnginePlugin]:
-    """An engine of our own is a folder here whose ``__init__`` declares it."""
-    for module in sorted(pkgutil.iter_modules(engines.__path__), key=lambda module: module.name):
-        if module.ispkg:
-            yield import_module(f"{engines.__name__}.{module.name}").PLUGIN()
 
 
 def _accepted(name: str, loaded: Any) -> EnginePlugin:
@@ -71,9 +67,14 @@ def find_engine(name: str) -> EnginePlugin:
     raise OptionError(f"there is no engine '{name}'", fix=did_you_mean(name, known_engines()))
 
 
+def _owner(model: str) -> EnginePlugin | None:
+    """The engine that the model's name belongs to."""
+    return next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
+
+
 def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
     """The engine that was asked for, else the one that the model's name belongs to, else the default."""
-    owner = next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
+    owner = _owner(model)
     natural = owner or next(plugin for plugin in known_engines().values() if plugin.is_default)
     chosen = natural if wanted is None else find_engine(wanted)
     if chosen.addresses and chosen.address is None:
@@ -94,7 +95,7 @@ def engine_for(wanted: str | None, model: str) -> EnginePlugin:
     try:
         return choose_engine(wanted, model)
     except OptionError:
-        owner = next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
+        owner = _owner(model)
         if owner is None or wanted not in known_engines():
             raise
         return owner
@@ -107,7 +108,7 @@ def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given:
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
-    """Options by name as the engine's own dataclass. What it does not have is refused, and who has it is said."""
+    """Options by name as the engine's own dataclass. The refusal of an option names the engines that have it."""
     chosen = {name: value for name, value in given.items() if value is not None}
     known = plugin.options.known()
     for name, value in chosen.items():
@@ -122,8 +123,8 @@ def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
         return OptionError(f"there is no option {name}", fix=did_you_mean(name, everywhere))
     flag = everywhere[name][1].flag
     others = [other for other, engine in known_engines().items() if name in engine.options.known()]
-    elsewhere = f"{flag} needs --engine {' or '.join(others)}"
-    fix = f"{plugin.instead[name]}; {elsewhere}" if name in plugin.instead else f"leave {flag} out; {elsewhere}"
+    needs = f"{flag} needs --engine {' or '.join(others)}"
+    fix = f"{plugin.instead[name]}; {needs}" if name in plugin.instead else f"leave {flag} out; {needs}"
     return OptionError(f"{flag} does not apply to the {plugin.name} engine", fix=fix)
 
 
@@ -145,7 +146,7 @@ class Chosen:
     subject: Subject
 
     def settings(self) -> dict[str, Any]:
-        """What the engine would use: a part of a run's identity."""
+        """The settings that the engine would use: a part of a run's identity."""
         return self.plugin.settings(self.subject, self.options)
 
 

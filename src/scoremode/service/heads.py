@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scoremode.engines.heads import DIGEST, FOLDER, HeadFile
+from scoremode.engines.messages import DIGEST, FOLDER, HeadFile
 from scoremode.errors import InputError
 from scoremode.service.requests import AbsentError, BusyError, TooLargeError
 

@@ -14,8 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from scoremode.engines.heads import DIGEST
-from scoremode.engines.messages import Asked, own_tokens
+from scoremode.engines.messages import DIGEST, Asked, own_tokens
 from scoremode.errors import InputError
 from scoremode.plan.windows import Answers, Window
 from scoremode.strict_json import parse_received

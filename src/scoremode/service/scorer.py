@@ -15,10 +15,16 @@ from scoremode.engines.base import EngineFacts
 from scoremode.engines.messages import Asked
 from scoremode.engines.vllm import support
 from scoremode.engines.vllm.engine import STEPS_AHEAD
-from scoremode.engines.vllm.facts import dtype_of, engine_facts
-from scoremode.engines.vllm.jobs import Extra, Job
-from scoremode.engines.vllm.self_test import TEST_TARGETS, Verdict, judge_answers, request_for_test, require_agreement
-from scoremode.engines.vllm.wire import Request
+from scoremode.engines.vllm.self_test import (
+    TEST_TARGETS,
+    Verdict,
+    dtype_of,
+    engine_facts,
+    judge_answers,
+    request_for_test,
+    require_agreement,
+)
+from scoremode.engines.vllm.wire import Extra, Job, Request
 from scoremode.errors import EngineError, InputError
 from scoremode.scores.answers import Answers
 from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
@@ -103,7 +109,6 @@ class Scorer:
                 self._gather = gather
                 break
         verdict = require_agreement(tried, version)
-        verdict.kernel.pop("stored_head", "")
         self.probe = read_lines(answers[0], TEST_TARGETS).logprob[:, 0].tolist()
         self.room = replace(self.room, vocabulary=verdict.vocabulary)
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)
@@ -122,7 +127,8 @@ class Scorer:
         window, extra = asked.windows[index], NO_EXTRA if asked.against is None else WITH_KL
         if not len(window.rows):
             k = window.targets.shape[1]
-            return _read(np.zeros((0, line_words(k) + extra.words), np.int32), k, extra)
+            lines = np.zeros((0, line_words(k) + extra.words), np.int32)
+            return _with_kl(read_lines(lines, k), lines[:, line_words(k) :], extra)
         shared = bool(asked.shared) and asked.shared[index] and self._caches
         # tokens after the last requested row change no answer
         fed = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
@@ -132,13 +138,11 @@ class Scorer:
                 words = await self._submit(job.window.ids, self._request(job, asked), job.read_cache)
             rest = job.take(words, self._block)
             if rest is None:
-                return _read(job.all_lines(), job.targets, extra)
+                return _with_kl(*job.answers(), extra)
             job = rest
 
     def _request(self, job: Job, asked: Asked) -> Request:
-        request = Request(
-            job.window.rows, job.window.targets, vocabulary=job.vocabulary, gather=self._gather, extra=job.extra.kind
-        )
+        request = job.request(self._gather)
         if asked.against is None:
             return request
         states = asked.against.states[job.index][: len(job.window.rows)]  # missing rows are always the first ones
@@ -158,9 +162,8 @@ class Scorer:
         raise EngineError("vLLM ended a request without an answer", fix="see the server's log")
 
 
-def _read(lines: Words, k: int, extra: Extra) -> Answers:
-    answers = read_lines(lines, k)
-    return replace(answers, kl=read_divergences(lines[:, line_words(k) :])) if extra is WITH_KL else answers
+def _with_kl(answers: Answers, words: Words, extra: Extra) -> Answers:
+    return replace(answers, kl=read_divergences(words)) if extra is WITH_KL else answers
 
 
 def _require_divergences(answers: Sequence[Answers]) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from scoremode.disk.manifests import command_without_secrets
-from scoremode.engines.heads import FOLDER
+from scoremode.engines.messages import FOLDER
 from scoremode.engines.process_guard import identity
-from scoremode.engines.vllm import guard, plugin, support
+from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.engines.vllm.wire import KEY
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
@@ -256,7 +256,7 @@ def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
 def _environment(given: dict[str, str | None]) -> dict[str, str]:
     from vllm.platforms import current_platform
 
-    ranks = EngineArguments(
+    ranks = LaunchArguments(
         tensor_parallel_size=int(given.get("tensor_parallel_size") or 1) * int(given.get("data_parallel_size") or 1),
         pipeline_parallel_size=int(given.get("pipeline_parallel_size") or 1),
     )
@@ -289,7 +289,7 @@ def become(made: Command) -> NoReturn:
     """Replace this process by the server: signals reach it, and its exit code is ours."""
     folder: Path = heads.make_folder()
     own = {
-        guard.PARENT: identity(os.getpid()) or "",  # it stays when the process becomes another program
+        plugin.PARENT: identity(os.getpid()) or "",  # it stays when the process becomes another program
         FOLDER: str(folder),
         "SCOREMODE_SERVICE_INSTANCE": uuid.uuid4().hex,
     }

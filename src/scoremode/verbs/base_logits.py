@@ -9,7 +9,7 @@ from typing import Any
 
 from scoremode.disk.files import remembered_sha256
 from scoremode.engines.base import Want
-from scoremode.engines.base_logits import BaseLogitsPlugin, FileBaseline
+from scoremode.engines.baseline import BaseLogitsPlugin, FileBaseline
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import Chosen, require

@@ -276,7 +276,7 @@ def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from scoremode.engines.tensors import split_columns
+    from scoremode.engines.distributions import split_columns
     from scoremode.head.definition import define_columns
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)

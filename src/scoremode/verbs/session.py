@@ -234,7 +234,7 @@ def wrap(
     >>> model = sm.wrap(hf_model, tokenizer)                       # doctest: +SKIP
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
-    from scoremode.engines.transformers.transformers_options import TransformersOptions
+    from scoremode.engines.transformers.choices import TransformersOptions
     from scoremode.engines.transformers.wrapped import WrappedModel
 
     plugin = WrappedModel(hf_model)

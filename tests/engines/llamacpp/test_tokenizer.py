@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scoremode.engines.llamacpp.subject import gguf_subject
-from scoremode.engines.llamacpp.tokenizer import LlamaTokenizer
+from scoremode.engines.llamacpp.gguf_subject import LlamaTokenizer, gguf_subject
 from scoremode.errors import CorpusError, ModelError
 from scoremode.models.embedded import EMBEDDED, embedded_gguf
 from scoremode.models.facts import resolve

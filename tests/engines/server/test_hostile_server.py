@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from scoremode.cli.main import main
-from scoremode.engines.server import exchange, link, subject
+from scoremode.engines.server import link, subject
 from scoremode.engines.server import served as served_module
 from scoremode.engines.server.link import Link, _retry_after
 from scoremode.engines.server.served import SERVICE as ROOT
@@ -291,13 +291,13 @@ def test_a_setting_of_the_environment_is_named(
     if name == "ALL_PROXY" and importlib.util.find_spec("socksio") is not None:
         pytest.skip("socksio is installed, so this proxy can be used")
     value, words = ENVIRONMENT[name]
-    exchange._trusted.cache_clear()
+    link._trusted.cache_clear()
     monkeypatch.setenv(name, value)
     assert words in refused(capsys, verb, served)
 
 
 def test_cookies_are_not_kept(served: SmallServer) -> None:
-    connections = exchange.Connections({}, timeout=5, connections=1)
+    connections = Link(served.address, None, timeout=5, patience=5)
     response = httpx.Response(200, headers=[("Set-Cookie", "a=b")], request=httpx.Request("GET", served.address))
     connections._client.cookies.extract_cookies(response)
     assert not connections._client.cookies

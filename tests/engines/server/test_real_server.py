@@ -19,7 +19,7 @@ import scoremode as sm
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose
 from scoremode.engines.server.engine import ServerEngine
-from scoremode.engines.server.forms import EchoForm
+from scoremode.engines.server.served import FORMS as KNOWN_FORMS
 from scoremode.engines.server.subject import ServedSubject
 from scoremode.errors import MethodError, ModelError
 from scoremode.head.definition import define_columns
@@ -30,7 +30,7 @@ from tests.makers import VOCABULARY
 
 NATS = 2e-4
 TEXT = "the cat sat on the mat and the dog ran to the park with the cat " * 60
-FORMS = (None, EchoForm(0, names_ids=True), EchoForm(0, names_ids=False), EchoForm(1, names_ids=False))
+FORMS = (None, *KNOWN_FORMS[1:])
 
 
 def windows() -> list[Window]:

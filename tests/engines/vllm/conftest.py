@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.head.definition import define_columns
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids
@@ -71,7 +71,7 @@ def real_ids(smollm2: Path) -> Ids:
 
 @contextmanager
 def engine_of(model: Path, **options: Any) -> Iterator[VllmEngine]:
-    with VllmEngine(str(model), replace(EngineArguments(max_model_len=512), **options)) as engine:
+    with VllmEngine(str(model), replace(LaunchArguments(max_model_len=512), **options)) as engine:
         yield engine
 
 

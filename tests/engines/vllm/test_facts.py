@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scoremode.engines.vllm.facts import unread_cache_note
+from scoremode.engines.vllm.self_test import unread_cache_note
 
 
 def config(cache: str, *, mla: bool = False, sparse: bool = False) -> Any:

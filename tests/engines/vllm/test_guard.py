@@ -17,13 +17,13 @@ import psutil
 
 from scoremode.engines import process_guard
 from scoremode.engines.process_guard import identity
-from scoremode.engines.vllm import guard
+from scoremode.engines.vllm import plugin
 
 CHILD = """
 import os, sys, time
-from scoremode.engines.vllm import guard
-guard.watch_parent()
-guard.watch_parent()                  # may be called repeatedly
+from scoremode.engines.vllm import plugin
+plugin.watch_parent()
+plugin.watch_parent()                  # may be called repeatedly
 if os.fork():                         # a forked worker does not load plugins again
     open(sys.argv[1] + ".child", "w").write(str(os.getpid()))
 else:
@@ -33,9 +33,9 @@ time.sleep(300)
 PARENT = """
 import os, subprocess, sys, threading, time
 from scoremode.engines.process_guard import identity
-from scoremode.engines.vllm import guard
+from scoremode.engines.vllm import plugin
 if sys.argv[2] == "marked":
-    os.environ[guard.PARENT] = identity(os.getpid())
+    os.environ[plugin.PARENT] = identity(os.getpid())
 begin = lambda: subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[1]], start_new_session=True)
 if sys.argv[2] == "marked":           # started by a thread that ends
     thread = threading.Thread(target=begin)
@@ -107,19 +107,19 @@ def test_one_that_starts_after_the_end_of_its_parent_ends_too(tmp_path: Path) ->
     assert gone is not None
     finished.kill()
     finished.wait()
-    code = "import time\nfrom scoremode.engines.vllm import guard\nguard.watch_parent()\ntime.sleep(60)"
-    environment = {**os.environ, guard.PARENT: gone}
+    code = "import time\nfrom scoremode.engines.vllm import plugin\nguard.watch_parent()\ntime.sleep(60)"
+    environment = {**os.environ, plugin.PARENT: gone}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=False).returncode == 1
 
 
 def test_the_engines_process_watches_before_anything_of_vllm_is_imported() -> None:
     """Its function is unpickled first: after that, the process imports and waits for a long time."""
     code = (
-        "import pickle, sys, threading\nfrom scoremode.engines.vllm.guard import EngineCoreTarget\n"
+        "import pickle, sys, threading\nfrom scoremode.engines.vllm.plugin import EngineCoreTarget\n"
         "pickle.loads(pickle.dumps(EngineCoreTarget()))\n"
         "print([t.name for t in threading.enumerate() if t.name == 'scoremode-guard'], 'vllm' in sys.modules)"
     )
-    environment = {**os.environ, guard.PARENT: identity(os.getpid()) or ""}
+    environment = {**os.environ, plugin.PARENT: identity(os.getpid()) or ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "['scoremode-guard'] False\n"
 

@@ -12,10 +12,9 @@ import pytest
 
 from scoremode.engines.table.engine import TableEngine
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.jobs import Extra
-from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.vllm_options import EngineArguments
-from scoremode.engines.vllm.wire import Request
+from scoremode.engines.vllm.processes import VllmLog
+from scoremode.engines.vllm.support import LaunchArguments
+from scoremode.engines.vllm.wire import Extra, Request
 from scoremode.errors import EngineError
 from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
 from scoremode.scores.packing import Words
@@ -28,7 +27,7 @@ class Starved(VllmEngine):
     """An engine that answers one window and dies, until its batches are small enough."""
 
     def __init__(self, log: Path, enough: int, words: str) -> None:
-        self.options, self.llm = EngineArguments(max_num_batched_tokens=2048), None
+        self.options, self.llm = LaunchArguments(max_num_batched_tokens=2048), None
         self.path, self.enough, self.words = log, enough, words
         self.asked: list[int] = []
         self._has_answered = True

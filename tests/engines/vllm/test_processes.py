@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from tests.engines.vllm.conftest import Judge, own, score
 
 
@@ -24,7 +24,7 @@ def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_
     engines: list[VllmEngine] = []
 
     def begin() -> None:
-        engines.append(VllmEngine(str(small_llama), EngineArguments(max_model_len=64, max_num_batched_tokens=64)))
+        engines.append(VllmEngine(str(small_llama), LaunchArguments(max_model_len=64, max_num_batched_tokens=64)))
 
     def meddle() -> None:
         while (
@@ -62,7 +62,7 @@ def test_a_stranger_that_was_started_meanwhile_survives_and_the_starting_thread_
 def test_output_is_taken_and_given_back_whatever_was_closed(tmp_path: Path) -> None:
     """A program may have been started without standard streams: its own files must not be written to."""
     code = (
-        "import os, sys\nfrom scoremode.engines.vllm.log import VllmLog\n"
+        "import os, sys\nfrom scoremode.engines.vllm.processes import VllmLog\n"
         "for fd in map(int, sys.argv[1].split()): os.close(fd)\n"
         "before = [os.path.exists(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]\nlog = VllmLog()\n"
         "with log.taking_output():\n    mine = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)\n"
@@ -85,7 +85,7 @@ def test_output_is_taken_and_given_back_whatever_was_closed(tmp_path: Path) -> N
 
 
 def test_a_process_without_streams_of_pythons_own_can_take_output(tmp_path: Path) -> None:
-    code = "import sys\nsys.stdout = sys.stderr = None\nfrom scoremode.engines.vllm.log import VllmLog\n"
+    code = "import sys\nsys.stdout = sys.stderr = None\nfrom scoremode.engines.vllm.processes import VllmLog\n"
     code += "with VllmLog().taking_output(): pass"
     environment = {**os.environ, "SCOREMODE_VLLM_LOG": str(tmp_path / "log")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

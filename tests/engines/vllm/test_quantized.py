@@ -14,7 +14,7 @@ import pytest
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.facts import CUTS_OFF, activation_notes
+from scoremode.engines.vllm.self_test import CUTS_OFF, activation_notes
 from scoremode.engines.vllm.support import has_int4_kernel
 from scoremode.errors import InputError, ModelError, OptionError
 from scoremode.models.facts import inspect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scoremode.engines.vllm.shortened import ShortenedWindows
+from scoremode.engines.vllm.engine import ShortenedWindows
 from scoremode.plan.windows import Window, WindowList
 
 

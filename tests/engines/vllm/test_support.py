@@ -10,10 +10,10 @@ import pytest
 
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, find_engine, read_options
-from scoremode.engines.vllm import guard, plugin, support
-from scoremode.engines.vllm.log import VllmLog
+from scoremode.engines.vllm import plugin, support
+from scoremode.engines.vllm.processes import VllmLog
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype
-from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ModelError, OptionError
 
 
@@ -29,7 +29,7 @@ from scoremode.errors import ModelError, OptionError
 )
 def test_what_breaks_pooling_is_refused_with_an_alternative(arguments: dict[str, Any], alternative: str) -> None:
     with pytest.raises(OptionError, match=alternative):
-        EngineArguments(extra=arguments).arguments()
+        LaunchArguments(extra=arguments).arguments()
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.28.3", "0.32.0", "0.32.0+cpu"])
@@ -46,13 +46,13 @@ def test_other_versions_are_refused_unless_allowed(version: str) -> None:
 
 def test_options_become_arguments_and_the_plans_longest_window_the_models_length() -> None:
     given = VllmOptions(tensor_parallel_size=2, kv_cache_dtype="fp8", engine_args=(("max_num_seqs", 7),))
-    options = EngineArguments.of(given, Work(longest=2048, shares_prompts=True))
+    options = LaunchArguments.of(given, Work(longest=2048, shares_prompts=True))
     assert options.prefix_caching
     arguments = options.arguments()
     assert arguments["tensor_parallel_size"] == 2
     assert arguments["max_num_seqs"] == 7
     assert arguments["max_model_len"] == 2048
-    assert EngineArguments.of(VllmOptions(max_model_len=99), Work(longest=2048)).max_model_len == 99
+    assert LaunchArguments.of(VllmOptions(max_model_len=99), Work(longest=2048)).max_model_len == 99
 
 
 @pytest.mark.parametrize(("name", "value"), [("device", "cuda"), ("batch_tokens", 512)])
@@ -140,4 +140,4 @@ def test_the_switch_is_among_the_variables_that_vllm_copies_to_workers_of_ray(
     with support.environment(support.copied_to_ray(plugin.SWITCH), {}):
         copied = ray_env.get_env_vars_to_copy()
     assert wanted <= copied
-    assert guard.PARENT not in copied, "a process id means nothing on another machine"
+    assert plugin.PARENT not in copied, "a process id means nothing on another machine"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.exllamav3.exllama_options import ExllamaOptions, kernel_switches
+from scoremode.engines.options import Options, option
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, subject_of_checkpoint
 from scoremode.errors import EngineError, ModelError
 
@@ -17,6 +18,28 @@ if TYPE_CHECKING:
 METHOD = "exl3"  # in a config's quantization_config
 BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run unquantized layers that need it
 INSTALL = "install a CUDA build of torch, then pip install '.[exl3]'"
+
+
+@dataclass(frozen=True, slots=True)
+class ExllamaOptions(Options):
+    """The options of the ExLlamaV3 engine."""
+
+    device: str | None = option("GPU, as in cuda:0 (default: all that are visible, filled one after the other)")
+    tensor_p: bool | None = option("ExLlamaV3's own tensor parallelism over all visible GPUs")
+    trust_remote_code: bool | None = option(
+        "execute Python code shipped with the tokenizer; off unless given", may_vary=False
+    )
+    revision: str | None = option(
+        "branch, tag or commit of a model on the hub (default: main)", in_identity=False, may_vary=False
+    )
+    token: str | None = option(
+        "access token for the hub (default: the one that huggingface_hub knows)", in_identity=False, may_vary=False
+    )
+
+
+def kernel_switches() -> dict[str, str]:
+    """Environment variables by which ExLlamaV3 chooses its kernels: a part of every run's identity."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("EXL3_", "EXLLAMA"))}
 
 
 class ExllamaPlugin(EnginePlugin):
@@ -81,7 +104,7 @@ class ExllamaPlugin(EnginePlugin):
         from scoremode.engines.exllamav3.engine import ExllamaEngine
 
         assert subject.checkpoint is not None
-        return ExllamaEngine(subject.checkpoint, options)
+        return ExllamaEngine(subject.checkpoint, options.device, bool(options.tensor_p), kernel_switches())
 
     def on_gpus(self, options: ExllamaOptions) -> bool:
         return True

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
-from scoremode.engines.exllamav3.exllama_options import ExllamaOptions, kernel_switches
-from scoremode.engines.logits import LogitsReducer, Reduced
-from scoremode.engines.tensors import IndexedWindow
+from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
+from scoremode.engines.distributions import IndexedWindow
+from scoremode.engines.logits import LogitsReducer, Reduced, judge_probe
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.precision import full_float32
 from scoremode.models.facts import ModelFacts
@@ -33,9 +32,11 @@ SLACK = 0.05  # of the largest logit, between two ways to compute the same row i
 class ExllamaEngine(Engine):
     """Scores windows with ExLlamaV3."""
 
-    def __init__(self, facts: ModelFacts, options: ExllamaOptions) -> None:
+    def __init__(
+        self, facts: ModelFacts, device: str | None, tensor_parallel: bool, kernel_switches: dict[str, str]
+    ) -> None:
         with contextlib.redirect_stdout(sys.stderr):  # it prints while it compiles and loads
-            self.config, self.model = _load(facts, options)
+            self.config, self.model = _load(facts, device, tensor_parallel)
         self.vocabulary = int(facts.vocabulary or self.config.vocab_size)
         notes = self._self_test()
         devices = sorted({str(device) for device in self.model.active_devices}) or [str(self.device)]
@@ -49,9 +50,9 @@ class ExllamaEngine(Engine):
             versions={"exllamav3": version("exllamav3")},
             settings={
                 "attention": "flash_attn_nc",
-                "tensor_parallel": bool(options.tensor_p),
+                "tensor_parallel": tensor_parallel,
                 "logits": "float16",
-                **kernel_switches(),
+                **kernel_switches,
             },
             notes=(*facts.notes, *notes),
         )
@@ -88,13 +89,10 @@ class ExllamaEngine(Engine):
         size = whole.abs().max().clamp_min(1.0)
         some = PROBE_TOKENS // 4
         tail = self._logits(ids, some).float() - whole[-some:]
-        ids[-1] = (ids[-1] + 1) % self.vocabulary
-        start = self._logits(ids).float()[:-1] - whole[:-1]
         if float(tail.abs().max() / size) > SLACK:
             raise EngineError("ExLlamaV3 gives other logits for the last rows alone", fix="report this model")
-        if float(start.abs().max() / size) > SLACK:
-            raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
-        return (UNIFORM,) if bool((whole == whole[:, :1]).all()) else ()
+        ids[-1] = (ids[-1] + 1) % self.vocabulary
+        return judge_probe(whole, self._logits(ids).float()[:-1], SLACK)
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
@@ -136,18 +134,18 @@ def _answered(waiting: tuple[IndexedWindow, list[Reduced]], reducer: LogitsReduc
     return index, reducer.answers(parts, window.targets.shape[1])
 
 
-def _load(facts: ModelFacts, options: ExllamaOptions) -> tuple[Any, Any]:
+def _load(facts: ModelFacts, device: str | None, tensor_parallel: bool) -> tuple[Any, Any]:
     import exllamav3
 
-    if options.tensor_p and options.device is not None:
+    if tensor_parallel and device is not None:
         raise OptionError("--tensor-p uses all visible GPUs", fix="leave --device out; set CUDA_VISIBLE_DEVICES")
     try:
         config = exllamav3.Config.from_directory(str(facts.path))
         model = exllamav3.Model.from_config(config)
-        if options.tensor_p:
+        if tensor_parallel:
             model.load(tensor_p=True)
         else:
-            model.load(device=options.device or ("cuda:0" if torch.cuda.device_count() == 1 else None))
+            model.load(device=device or ("cuda:0" if torch.cuda.device_count() == 1 else None))
     except torch.OutOfMemoryError:
         raise EngineError(
             f"the weights of {facts.name} do not fit on the GPU", fix="use more GPUs, or a smaller version"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.llamacpp.llamacpp_options import LlamaCppOptions
+from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
 
 if TYPE_CHECKING:
@@ -48,16 +48,15 @@ class LlamaCppPlugin(EnginePlugin):
         return path.is_dir() and not any(path.glob("*.safetensors")) and bool(gguf_models(path))
 
     def subject(self, model: str, options: LlamaCppOptions, tokenizer: str | None) -> Subject:
-        from scoremode.engines.llamacpp.subject import gguf_subject
+        from scoremode.engines.llamacpp.gguf_subject import gguf_subject
 
         return gguf_subject(model, tokenizer)
 
     def settings(self, subject: Subject, options: LlamaCppOptions) -> dict[str, Any]:
-        from scoremode.engines.llamacpp.engine import Choices, settings_of
         from scoremode.engines.llamacpp.library import installed
 
         package, version = installed() or ("", "")
-        return {**options.identity(), **settings_of(Choices.of(options)), "library": f"{package} {version}"}
+        return {**options.identity(), **Choices.of(options).settings(), "library": f"{package} {version}"}
 
     def open(self, subject: Subject, options: LlamaCppOptions, work: Work) -> Engine:
         from scoremode.engines.llamacpp.engine import LlamaCppEngine

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from ctypes import c_char_p, c_int, c_void_p
 from typing import Any, NoReturn
 
-from scoremode.engines import exit_hooks
+from scoremode.engines import process_guard
 from scoremode.errors import one_line
 
 EXIT_CODE = 2  # 1 would say that a rule of --fail-if failed
@@ -45,11 +45,7 @@ def install(functions: Any) -> tuple[Any, ...]:
         set_terminate = getattr(functions, SET_TERMINATE)
         set_terminate.restype, set_terminate.argtypes = c_void_p, (c_void_p,)
         set_terminate(ctypes.cast(uncaught, c_void_p))
-    return aborted, uncaught, _handle_crashes()
-
-
-def _handle_crashes() -> Any:
-    """Python's own handlers return to the instruction that crashed, so this one is given to the C library."""
+    # Python's own handlers return to the instruction that crashed, so this one is given to the C library
     crashed = ctypes.CFUNCTYPE(None, c_int)(_crashed)
     set_handler = ctypes.CDLL(None).signal
     set_handler.restype, set_handler.argtypes = c_void_p, (c_int, c_void_p)
@@ -57,7 +53,7 @@ def _handle_crashes() -> Any:
         before = set_handler(number, ctypes.cast(crashed, c_void_p))
         if before:  # somebody else's, such as faulthandler's
             set_handler(number, before)
-    return crashed
+    return aborted, uncaught, crashed
 
 
 def _aborted(message: bytes | None) -> None:
@@ -74,7 +70,7 @@ def _crashed(number: int) -> None:
 
 
 def _end(words: str) -> NoReturn:
-    for kill in exit_hooks.kill:
+    for kill in process_guard.kill_hooks:
         kill()
     descriptor = _standard_error[-1]
     line = f"scoremode: {one_line(words)}; {REMEDY}\n".encode()

@@ -10,19 +10,18 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import SCORES, UNIFORM, Engine, EngineFacts, Want
-from scoremode.engines.batching import prompt_groups
+from scoremode.engines.base import SCORES, Engine, EngineFacts, Want
+from scoremode.engines.batching import common_prefix, prompt_groups
+from scoremode.engines.distributions import IndexedWindow
 from scoremode.engines.llamacpp.library import Batch, Library, freed_with, library
-from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, LlamaCppOptions
-from scoremode.engines.logits import LogitsReducer
-from scoremode.engines.tensors import IndexedWindow
+from scoremode.engines.llamacpp.llamacpp_options import FLASH_ATTENTION, MOST_THREADS, Choices, LlamaCppOptions
+from scoremode.engines.logits import LogitsReducer, judge_probe
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.gguf import GgufFacts
 from scoremode.plan.windows import Answers, Window, WindowSource
@@ -31,32 +30,6 @@ from scoremode.values import Bools, Ids
 PROBE_TOKENS = 12
 SLACK = 0.01  # of the largest logit: rows of equal batches are equal on a CPU, and nearly so elsewhere
 MODE_ERRORS = {1: "its cache is too small for the window", 2: "it was interrupted", -1: "it refused the batch"}
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What llama.cpp is told: a part of every run's identity."""
-
-    n_batch: int
-    n_ubatch: int
-    cache_type_k: str
-    cache_type_v: str
-    flash_attn: str
-    n_gpu_layers: int | None
-
-    @staticmethod
-    def of(options: LlamaCppOptions) -> Choices:
-        n_batch = options.n_batch or 2048
-        n_ubatch = min(options.n_ubatch or 512, n_batch)
-        if options.n_ubatch is not None and options.n_ubatch > n_batch:
-            raise OptionError(f"--n-ubatch {options.n_ubatch} is larger than --n-batch {n_batch}", fix="give less")
-        keys, values = options.cache_type_k or "f16", options.cache_type_v or "f16"
-        flash = options.flash_attn or "off"
-        if flash == "off" and values not in ("f32", "f16", "bf16"):
-            raise OptionError(
-                f"--cache-type-v {values} works in llama.cpp only with flash attention", fix="add --flash-attn on"
-            )
-        return Choices(n_batch, n_ubatch, keys, values, flash, options.n_gpu_layers)
 
 
 class LlamaCppEngine(Engine):
@@ -79,13 +52,13 @@ class LlamaCppEngine(Engine):
         self.facts = EngineFacts(
             engine="llamacpp",
             dtype=facts.quantization,
-            device=self._device(),
+            device="gpu" if call.llama_supports_gpu_offload() and self.choices.n_gpu_layers != 0 else "cpu",
             head="as-served",
             vocabulary=vocabulary,
             context_length=facts.number("context_length"),
             versions={"llamacpp": f"{self._llama.package} {self._llama.version}"},
             settings={
-                **settings_of(self.choices),
+                **self.choices.settings(),
                 "threads": self.threads,
                 "kernels": self._llama.kernels,
                 "types": facts.types,
@@ -101,11 +74,6 @@ class LlamaCppEngine(Engine):
         if self.choices.n_gpu_layers is not None:
             parameters.n_gpu_layers = self.choices.n_gpu_layers
         self._model = model = self._llama.load(facts.files[0], parameters)
-        if not model:
-            raise ModelError(
-                f"llama.cpp cannot load {facts.files[0]}: {self._llama.complaint() or 'no reason given'}",
-                fix="download it again, or install a newer llama.cpp",
-            )
         self._held.callback(call.llama_model_free, model)
         if call.llama_model_has_encoder(model):
             raise ModelError(f"{facts.files[0]} has an encoder", fix="choose a causal language model")
@@ -134,30 +102,20 @@ class LlamaCppEngine(Engine):
         self._held.callback(call.llama_free, context)
         return context
 
-    def _device(self) -> str:
-        uses_gpu = bool(self._llama.call.llama_supports_gpu_offload()) and self.choices.n_gpu_layers != 0
-        return "gpu" if uses_gpu else "cpu"
-
     def _self_test(self) -> tuple[str, ...]:
         """Our rows against logits read one by one; and another last token must not change any earlier row."""
         count = min(PROBE_TOKENS, self._at_once)  # more in one decode would end the process
         ids = (np.arange(count, dtype=np.int32) * 7 + 3) % self.vocabulary
         rows = np.arange(count, dtype=np.int32)
         together = self._decode(ids, 0, rows).clone()
-        each = torch.stack([self._one_by_one(i) for i in range(count)])
+        pointers = [self._llama.call.llama_get_logits_ith(self._context, i) for i in range(count)]
+        each = torch.from_numpy(np.stack([np.ctypeslib.as_array(one, (self.vocabulary,)) for one in pointers]))
         if not bool(together.isfinite().all()):
             raise EngineError("the model gives NaN", fix="the file is damaged, or its type is not supported here")
         if not torch.equal(together, each):
             raise EngineError("llama.cpp gives its logits in another order than expected", fix="report this model")
         ids[-1] = (ids[-1] + 1) % self.vocabulary
-        other = self._decode(ids, 0, rows)[:-1] - together[:-1]
-        if count > 1 and float(other.abs().max() / together.abs().max().clamp_min(1.0)) > SLACK:
-            raise ModelError("the model's rows depend on the tokens after them", fix="choose a causal language model")
-        return (UNIFORM,) if bool((together == together[:, :1]).all()) else ()
-
-    def _one_by_one(self, index: int) -> Tensor:
-        pointer = self._llama.call.llama_get_logits_ith(self._context, index)
-        return torch.from_numpy(np.ctypeslib.as_array(pointer, (self.vocabulary,)).copy())
+        return judge_probe(together, self._decode(ids, 0, rows)[:-1], SLACK)
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _decode(self, ids: Ids, at: int, rows: Ids) -> Tensor:
@@ -175,7 +133,8 @@ class LlamaCppEngine(Engine):
         pointers = np.full(count, ctypes.addressof(zero), np.uint64)
         output = np.zeros(count, np.int8)
         output[rows] = 1
-        batch = Batch(count, *(_address(x) for x in (token, None, position, sequences, pointers, output)))
+        arrays = (token, None, position, sequences, pointers, output)
+        batch = Batch(count, *(None if x is None else int(x.ctypes.data) for x in arrays))
         self._llama.complaints.clear()
         failed = call.llama_decode(self._context, batch)
         if failed:
@@ -222,12 +181,11 @@ class LlamaCppEngine(Engine):
         if len(windows) == 1 or not self._rewinds:
             return 0
         most = min(int(w.rows[0]) for _, w in windows)
-        first = windows[0][1].ids[:most]
-        equal = [int((w.ids[:most] != first).argmax()) if (w.ids[:most] != first).any() else most for _, w in windows]
-        shared = self._never_alone(min(equal), min(len(w.ids) for _, w in windows))
-        none = np.zeros(0, np.int32)
+        equal = common_prefix([w.ids[:most] for _, w in windows])
+        shared = self._never_alone(equal, min(len(w.ids) for _, w in windows))
+        prompt, none = windows[0][1].ids[:shared], np.zeros(0, np.int32)
         for begin in range(0, shared, self._at_once):
-            self._decode(first[begin : min(shared, begin + self._at_once)], begin, none)
+            self._decode(prompt[begin : begin + self._at_once], begin, none)
         return shared
 
     def _never_alone(self, shared: int, shortest: int) -> int:
@@ -241,16 +199,11 @@ class LlamaCppEngine(Engine):
         return shared - (shared % self._at_once % self.choices.n_ubatch == 1)
 
     def _answers(self, indexed: IndexedWindow, shared: int, reducer: LogitsReducer) -> Answers:
-        if shared:
-            self._forget_from(shared)
-        window = indexed[1]
+        call, window = self._llama.call, indexed[1]
+        if shared and not call.llama_memory_seq_rm(call.llama_get_memory(self._context), 0, shared, -1):
+            raise EngineError("llama.cpp could not go back to the end of the prompt", fix="report this model")
         parts = [part for rows, x in self._logits(window, shared) for part in reducer.reduce(indexed, rows, x)]
         return reducer.answers(parts, window.targets.shape[1])
-
-    def _forget_from(self, position: int) -> None:
-        call = self._llama.call
-        if not call.llama_memory_seq_rm(call.llama_get_memory(self._context), 0, position, -1):
-            raise EngineError("llama.cpp could not go back to the end of the prompt", fix="report this model")
 
     def close(self) -> None:
         self._context = self._model = None
@@ -276,13 +229,3 @@ def _require_whole_blocks(facts: GgufFacts, choices: Choices) -> None:
                 f"--cache-type-{flag} {kind} stores blocks of {block}, and a head of this model has {found}",
                 fix=f"use --cache-type-{flag} f16",
             )
-
-
-def settings_of(choices: Choices) -> dict[str, Any]:
-    """Everything that may change a score, by llama.cpp's names."""
-    found = {name: getattr(choices, name) for name in Choices.__slots__}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _address(array: Any) -> int | None:
-    return None if array is None else int(array.ctypes.data)

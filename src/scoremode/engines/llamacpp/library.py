@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scoremode.engines.llamacpp import crash_handlers
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, ModelError
 
 INSTALL = "pip install '.[gguf]'"
 OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference
@@ -171,10 +171,17 @@ class Library:
         return str(self.call.llama_print_system_info().decode("utf-8", "replace")).strip().rstrip("|").strip()
 
     def load(self, path: Path, parameters: Any) -> Any:
-        """The model in a file; None if llama.cpp refuses it, and ``complaint`` says why."""
+        """The model in a file, or its vocabulary alone; ModelError if llama.cpp refuses it."""
         self.complaints.clear()
         with crash_handlers.raw_lines_into(self.complaints):
-            return self.call.llama_model_load_from_file(os.fsencode(path), parameters)
+            found = self.call.llama_model_load_from_file(os.fsencode(path), parameters)
+        if not found:
+            what = "read the vocabulary of" if parameters.vocab_only else "load"
+            raise ModelError(
+                f"llama.cpp cannot {what} {path}: {self.complaint() or 'no reason given'}",
+                fix="download it again, or install a newer llama.cpp",
+            )
+        return found
 
     def complaint(self) -> str:
         """The last errors in its own words, on one line."""

@@ -1,10 +1,12 @@
-"""The options of the llama.cpp engine, by the names that llama.cpp has for them."""
+"""The options of the llama.cpp engine, by the names that llama.cpp has for them, with their defaults."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from scoremode.engines.options import Options, option
+from scoremode.errors import OptionError
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MOST_THREADS = 512  # GGML_MAX_N_THREADS
@@ -14,7 +16,7 @@ FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppOptions(Options):
-    """The options of the llama.cpp engine. What is not given is llama.cpp's own default, but for flash attention."""
+    """The options of the llama.cpp engine. The defaults are llama.cpp's own, but for flash attention."""
 
     threads: int | None = option(
         "threads of llama.cpp (default: all cores)", metavar="N", above=0, at_most=MOST_THREADS
@@ -30,3 +32,33 @@ class LlamaCppOptions(Options):
         "flash attention (default: off, because logits depend on the length of the batch with it)",
         choices=tuple(FLASH_ATTENTION),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The parameters that llama.cpp gets: a part of every run's identity."""
+
+    n_batch: int
+    n_ubatch: int
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: str
+    n_gpu_layers: int | None
+
+    @staticmethod
+    def of(options: LlamaCppOptions) -> Choices:
+        n_batch = options.n_batch or 2048
+        n_ubatch = min(options.n_ubatch or 512, n_batch)
+        if options.n_ubatch is not None and options.n_ubatch > n_batch:
+            raise OptionError(f"--n-ubatch {options.n_ubatch} is larger than --n-batch {n_batch}", fix="give less")
+        keys, values = options.cache_type_k or "f16", options.cache_type_v or "f16"
+        flash = options.flash_attn or "off"
+        if flash == "off" and values not in ("f32", "f16", "bf16"):
+            raise OptionError(
+                f"--cache-type-v {values} works in llama.cpp only with flash attention", fix="add --flash-attn on"
+            )
+        return Choices(n_batch, n_ubatch, keys, values, flash, options.n_gpu_layers)
+
+    def settings(self) -> dict[str, Any]:
+        """The parameters that may change a score, by llama.cpp's names."""
+        return {name: value for name, value in asdict(self).items() if value is not None}

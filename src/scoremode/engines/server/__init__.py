@@ -1,10 +1,10 @@
-"""An engine that is a running server: the model is loaded elsewhere, and its prompt log-probabilities are asked for.
+"""An engine that is a running server: it has loaded the model, and is asked for log-probabilities of prompts.
 
 plan ──windows──▶ engine.py ──threads──▶ link.py ──HTTP──▶ server
                      ▲  checks.py: is it still the same?     │
-                     └──────────── forms.py: what it says ◀──┘
+                     └──────────── served.py: what it says ◀──┘
 
-A scoring service has a form of its own, with many windows a request: service_engine.py.
+A scoring service has a form of its own, with many windows a request.
 """
 
 from __future__ import annotations
@@ -80,13 +80,11 @@ class ServerPlugin(EnginePlugin):
         return {**known, "form": subject.form.name}
 
     def open(self, subject: Subject, options: ServerOptions, work: Work) -> Engine:
-        from scoremode.engines.server.engine import ServerEngine
+        from scoremode.engines.server.engine import ServerEngine, ServiceEngine
         from scoremode.engines.server.subject import ServedSubject
 
         assert isinstance(subject, ServedSubject)
         if subject.service is not None:
-            from scoremode.engines.server.service_engine import ServiceEngine
-
             return ServiceEngine(subject, subject.service, options.concurrency)
         return ServerEngine(subject, options.concurrency)
 

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from scoremode.engines.server.forms import FORMS, MOST, Form, WrongAnswerError
 from scoremode.engines.server.link import Link
-from scoremode.engines.server.served import RefusedError, ask, not_logprobs, score
+from scoremode.engines.server.served import FORMS, MOST, Form, RefusedError, WrongAnswerError, ask, not_logprobs, score
 from scoremode.errors import EngineError
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Floats
@@ -41,7 +40,7 @@ TRIES = 8  # requests that may reach another of several servers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbeResult:
-    """What the check found; ``scores`` are compared later, to see whether the server is still the same."""
+    """The result of the first check; ``scores`` are compared later, to see whether the server is still the same."""
 
     ids: tuple[int, ...]
     scores: Floats
@@ -161,7 +160,7 @@ class SameServer:
         self._lock = threading.Lock()
 
     def check(self) -> str | None:
-        """Ask the server who it is and for its scores, and compare. Returns the instance that was found to be equal."""
+        """Ask the server for its facts and scores, and compare. Returns the instance that was found to be equal."""
         now = self.describe()
         for name, before in self.first.facts.items():
             if now.facts.get(name) != before:

@@ -2,22 +2,34 @@
 
 An answer is not trusted: it is cut off where it is too long, must be strict JSON, and is shown only in harmless
 characters and without the key. Redirects are not followed, so the key goes to no other host.
+
+httpx limits the time of each read and write. A server that sends one byte a second, or ``100 Continue`` without end,
+keeps within that for ever. So every read and write also gets no more than what is left of the request's own time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import random
+import socket
+import ssl
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from scoremode.engines.heads import Parts
-from scoremode.engines.server.exchange import Connections, FailedError, HttpAnswer, UnreadableError, proxy_for
+import httpx
+
+from scoremode.engines.messages import Parts
 from scoremode.errors import EngineError, OptionError, one_line
 from scoremode.scores.packing import CONTENT_TYPE
 from scoremode.strict_json import parse_received
@@ -32,7 +44,28 @@ NOT_JSON = "not JSON"
 EXCERPT = 240  # characters of an answer that are shown
 TELLS_AFTER = 3  # tries, then a user is told
 ANYTHING = frozenset(range(200, 600))  # every status is an answer: for what a server need not have
+PIECE = 1 << 20  # bytes of a body that are handed over at a time
+WRITTEN = 1 << 16  # bytes that are written before the clock is looked at
+UPLOAD = 1 << 20  # bytes that may take a second more
+CONNECT = 30.0  # seconds
+TOO_SLOW = "no answer in time; --timeout SECONDS waits longer"
 LOG = logging.getLogger("scoremode")
+
+
+class StoppedError(Exception):
+    """Nobody waits for this answer any more."""
+
+
+class FailedError(Exception):
+    """One try failed in a way that may pass."""
+
+    def __init__(self, reason: str, wait: float | None = None, *, connects: bool = True) -> None:
+        super().__init__(reason)
+        self.wait, self.connects = wait, connects
+
+
+class UnreadableError(FailedError):
+    """The answer is not what was asked for, such as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +88,26 @@ class Reply:
         return self.value if self.good and isinstance(self.value, dict) else {}
 
 
-class Link(Connections):
-    """Requests to one server. May be used from several threads."""
+class Link:
+    """Requests to one server, through a pool of connections. May be used from several threads."""
 
     def __init__(self, root: str, key: str | None, *, timeout: float, patience: float, connections: int = 1) -> None:
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        super().__init__(headers, timeout=timeout, connections=connections)
-        self.root, self.patience = root, patience
-        self._key = key
-        proxy = proxy_for(root)
+        self.root, self.timeout, self.patience, self._key = root, timeout, patience, key
+        self.made = 0  # connections that were ever made
+        headers = {"Accept-Encoding": "identity", "User-Agent": "scoremode"}
+        self._client = _client(
+            headers=headers if key is None else {**headers, "Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT)),
+            # a connection that is never given up shows that the server behind it is still the same process
+            limits=httpx.Limits(
+                max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None
+            ),
+        )
+        self._clock = threading.local()  # when the request of this thread must be over
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        proxy = _proxy_for(root)
         self._through = f" through the proxy {proxy}" if proxy else ""
         self._told = False  # was it said that the server does not answer?
 
@@ -98,9 +142,9 @@ class Link(Connections):
         began, tries, unreadable = time.monotonic(), 0, 0
         while True:
             try:
-                answer = self.exchange(method, self.root + path, parts, kind, largest)
-                raw = binary and answer.status < 300
-                reply = Reply(answer.status, None, "", answer.data) if raw else self._read_json(answer, path, final)
+                status, headers, data = self._exchange(method, self.root + path, parts, kind, largest)
+                raw = binary and status < 300
+                reply = Reply(status, None, "", data) if raw else self._read_json(status, headers, data, path, final)
                 self._told = False
                 return reply
             except FailedError as failure:
@@ -125,7 +169,7 @@ class Link(Connections):
         """Sleep until the next try, or give up."""
         if wait is None:
             delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(tries - 1, 10)) * random.uniform(0.75, 1.0)
-        else:  # as the server asks, and not all clients at once; who asks for next to nothing still gets a pause
+        else:  # as the server asks, but not all clients at once, and never next to nothing
             delay = max(FIRST_DELAY, wait) * random.uniform(1.0, 1.25)
         left = self.patience - (time.monotonic() - began)
         if delay > left:
@@ -139,11 +183,14 @@ class Link(Connections):
         if tries == TELLS_AFTER and not self._told:
             self._told = True
             LOG.warning("%s does not answer (%s); trying again for up to %.0f s", self.root, reason, left)
-        self.sleep(delay)
+        if self._stop.wait(delay):
+            raise StoppedError
 
-    def _read_json(self, answer: HttpAnswer, path: str, final: frozenset[int]) -> Reply:
+    def _read_json(
+        self, status: int, headers: Mapping[str, str], data: bytes, path: str, final: frozenset[int]
+    ) -> Reply:
         """The reply in an answer; FailedError if another try may get a better one."""
-        status, data, value, words, wrong = answer.status, answer.data, None, "", ""
+        value, words, wrong = None, "", ""
         try:
             value = parse_received(data)
         except ValueError as error:
@@ -159,14 +206,14 @@ class Link(Connections):
         if status in final:
             return Reply(status, value, words, wrong=wrong)
         if 300 <= status < 400:
-            place = self._harmless(answer.headers.get("location", "")) or "another place"
+            place = self._harmless(headers.get("location", "")) or "another place"
             raise EngineError(
                 f"{self.root}{path} redirects to {place}, which is not followed",
                 fix="give the address that it redirects to",
             )
         if status in PASSING or status >= 500:
             said = f"{status} {PASSING.get(status, '')} {words}"
-            raise FailedError(" ".join(said.split()), _retry_after(answer.headers.get("retry-after")))
+            raise FailedError(" ".join(said.split()), _retry_after(headers.get("retry-after")))
         if value is None and status < 400:
             begins = self._harmless(data[:40].decode("utf-8", "replace"))
             raise UnreadableError(f"{wrong or 'nothing in it'}: {begins!r}" if data else "an empty answer")
@@ -178,6 +225,80 @@ class Link(Connections):
             text = text.replace(self._key, "(not shown)")
         text = " ".join(one_line(text).split())
         return text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
+
+    # ── one request and its answer ───────────────────────────────────────────────────────────────────────────────────
+    def _exchange(
+        self, method: str, url: str, parts: Parts, content_type: str, largest: int
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """The status, the headers and the whole body of the answer.
+
+        FailedError if the same may work later, EngineError if the body has more than ``largest`` bytes.
+        """
+        if self._stop.is_set():
+            raise StoppedError
+        size = sum(len(part) for part in parts)
+        self._clock.ends = time.monotonic() + self.timeout + size / UPLOAD
+        headers = {"Content-Type": content_type, "Content-Length": str(size)} if parts else {}
+        content = _pieces(parts) if parts else None
+        try:
+            with self._client.stream(
+                method, url, content=content, headers=headers, extensions={"trace": self._trace}
+            ) as response:
+                return response.status_code, response.headers, _read(response, url, largest)
+        except httpx.ConnectTimeout:
+            raise FailedError("no connection in time", connects=False) from None
+        except httpx.TimeoutException:
+            raise FailedError(TOO_SLOW) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # a redirect to a place that cannot be is the latter
+            if self._stop.is_set():
+                raise StoppedError from None
+            connects = not isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol)
+            raise FailedError(str(error) or type(error).__name__, connects=connects) from None
+        except RuntimeError:  # the pool was closed by another thread
+            if self._stop.is_set():
+                raise StoppedError from None
+            raise
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Called by the library at every step of a request. Counts new connections and limits their time."""
+        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            return
+        stream = info["return_value"]
+        self._limit(stream)
+        with self._lock:
+            self.made += event.endswith("connect_tcp.complete")
+            self._sockets = [s for s in self._sockets if s.fileno() >= 0]
+            if isinstance(found := stream.get_extra_info("socket"), socket.socket):
+                self._sockets.append(found)
+
+    def _limit(self, stream: Any) -> None:
+        """Every read and write of a connection ends when the time of the request is over."""
+        read, write = stream.read, stream.write
+
+        def read_in_time(max_bytes: int, timeout: float | None = None) -> Any:
+            return read(max_bytes, self._left(timeout))
+
+        def write_in_time(buffer: bytes, timeout: float | None = None) -> None:
+            for first in range(0, len(buffer), WRITTEN):
+                write(buffer[first : first + WRITTEN], self._left(timeout))
+
+        stream.read, stream.write = read_in_time, write_in_time
+
+    def _left(self, timeout: float | None) -> float:
+        left = float(self._clock.ends - time.monotonic())  # a request is answered in the thread that sent it
+        if left <= 0:
+            raise FailedError(TOO_SLOW)
+        return left if timeout is None else min(left, timeout)
+
+    def close(self) -> None:
+        """Stop all requests: those that wait for an answer end at once."""
+        self._stop.set()
+        with self._lock:
+            for connection in self._sockets:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(Exception):  # other threads may be using it
+            self._client.close()
 
 
 def _message(value: Any) -> str:
@@ -204,3 +325,60 @@ def _retry_after(text: str | None) -> float | None:
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return seconds if seconds > 0 else None
+
+
+def _pieces(parts: Parts) -> Iterator[bytes]:
+    for part in parts:
+        for first in range(0, len(part), PIECE):
+            yield bytes(part[first : first + PIECE])
+
+
+def _read(response: httpx.Response, url: str, largest: int) -> bytes:
+    """The body as it came. It is never unpacked: a few bytes may unpack to more than all memory."""
+    packed = response.headers.get("content-encoding", "identity").strip().lower()
+    if packed != "identity":
+        raise UnreadableError(f"compressed ({packed[:20]}), which was not asked for")
+    found = bytearray()
+    for chunk in response.iter_raw():
+        found += chunk
+        if len(found) > largest:
+            raise EngineError(
+                f"{url} answers with more than {largest:,} bytes",
+                fix="check that this is an inference server that scores prompts",
+            )
+    return bytes(found)
+
+
+def _client(**settings: Any) -> httpx.Client:
+    """A client without cookies, which a server could make unsendable."""
+    trusted = _trusted()
+    try:
+        client = httpx.Client(follow_redirects=False, verify=trusted, **settings)
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        raise EngineError(
+            f"a proxy that the environment names cannot be used ({one_line(str(error))[:200]})",
+            fix="correct or unset HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY",
+        ) from None
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
+
+
+def _proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for an address, without a user name or password; None if there is none."""
+    asked, known = urlsplit(url), getproxies()
+    proxy = known.get(asked.scheme) or known.get("all")
+    if not proxy or proxy_bypass(asked.hostname or ""):
+        return None
+    return proxy.rpartition("://")[2].rpartition("@")[2]
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """The certificates to trust. They are read once, because it takes a tenth of a second."""
+    try:
+        return httpx.create_ssl_context()
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"the certificates that the environment names cannot be read ({one_line(str(error))[:200]})",
+            fix="correct or unset SSL_CERT_FILE and SSL_CERT_DIR",
+        ) from None

@@ -1,4 +1,10 @@
-"""What a server says of itself: the model that it serves, and how it scores prompts.
+"""A server's description of itself, and its scores of prompts in the forms that servers have for them.
+
+prompt_logprobs   {"prompt": ids, "prompt_logprobs": k}    a list: null, then {id: {"logprob": …}} for each token
+echo              {"prompt": ids, "echo": true, …}         lists of the tokens and their log-probabilities, null first
+
+Position 0 has no context and no score. Everything is checked: as many positions as tokens, the ids that were sent,
+numbers that can be log-probabilities. A server writes -9999 for minus infinity, because JSON has no infinity.
 
 A scoring service says more than other servers: everything that decides its numbers but the weights.
 """
@@ -11,13 +17,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
-from scoremode.engines.server.forms import FORMS, Form, LogitsError, PromptScores, WrongAnswerError
 from scoremode.engines.server.link import ANYTHING, NOT_JSON, SMALL, Link
 from scoremode.engines.server.server_options import root_of
 from scoremode.errors import EngineError, ModelError, ScoremodeError, harmless
 from scoremode.scores.packing import VERSION
 from scoremode.scores.schema import BUILT_IN, Column
+from scoremode.values import Floats
 
 COMPLETIONS, MODELS, SERVICE = "/v1/completions", "/v1/models", "/v1/scoremode"
 FIRST_WORD_SECONDS = 10.0  # to wait for a server that may be no service
@@ -27,11 +34,14 @@ FIRST_IDS = (1, 2, 3)  # every vocabulary has these
 SHOWN = 8  # served names in an error
 LONGEST_NAME = 4096  # characters; a name may be a path
 LONGEST_TEXT = 500  # characters of anything else that a server says
+FLOOR = -9999.0  # and below: probability zero
+ROUNDING = 1e-4  # nats; a log-probability may be this far above 0
+MOST = 20  # largest tokens that servers give by default
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of itself: what makes it the same server, wherever it runs."""
+    """A server's description of itself. Two servers with equal facts count as the same one."""
 
     model: str  # the name to ask for
     root: str | None  # what was loaded under that name: a folder, or a name on the hub
@@ -40,7 +50,7 @@ class ServerFacts:
     system_fingerprint: str | None  # of version, configuration and parallelism
 
     def facts(self) -> dict[str, Any]:
-        """Everything that it said."""
+        """The facts that the server gave."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -84,7 +94,7 @@ Count = Annotated[int, msgspec.Meta(gt=0, lt=1 << 48)]
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a service takes in one request."""
+    """The limits of one request to a service."""
 
     body_bytes: Count
     windows: Count
@@ -92,7 +102,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:
-    """What a scoring service says of itself."""
+    """A scoring service's description of itself."""
 
     instance: str
     dtype: str
@@ -110,7 +120,7 @@ class ServiceFacts:
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones
 
     def identity(self) -> dict[str, Any]:
-        """What decides its numbers, but for the weights."""
+        """The facts that decide its numbers, without the weights."""
         names = ("dtype", "device", "head", "vocabulary", "max_model_len", "versions", "settings")
         return {name: getattr(self, name) for name in names}
 
@@ -144,7 +154,7 @@ def is_service(address: str) -> bool | None:
 
 
 def _about(link: Link) -> dict[str, Any]:
-    """What the server says at the address of services; nothing if it is none."""
+    """The answer at the address of services; empty if the server is not one."""
     reply = link.get(SERVICE, final=ANYTHING - {BUSY})
     if reply.good and reply.wrong not in ("", NOT_JSON):  # JSON, and yet not to be used
         raise _not_a_service(link, reply.wrong)
@@ -165,6 +175,114 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list):
         return [_printable(item) for item in value]
     return harmless(value)[:LONGEST_TEXT] if isinstance(value, str) else value
+
+
+# ── forms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+Numbers = tuple[list[Any], list[list[Any]] | None]
+"""The log-probabilities of tokens 1, 2, …, and those of the most likely tokens if they were asked for."""
+
+
+class WrongAnswerError(Exception):
+    """An answer that does not fit the question."""
+
+
+class LogitsError(Exception):
+    """Numbers that cannot be log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScores:
+    """A prompt's scores."""
+
+    logprob: Floats  # (n - 1,) of tokens 1, 2, …, n-1
+    model: str | None
+    fingerprint: str | None
+    largest: list[list[float]] | None = None  # for each token, the log-probabilities of the most likely ones
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way of asking: ``prompt_logprobs``, or ``echo`` with ``logprobs``, where the prompt comes back."""
+
+    name: str
+    echo: bool
+    generated: int  # tokens that the server must generate
+    names_ids: bool = True  # does every answer repeat the ids that it is about?
+
+    def body(self, model: str, ids: Sequence[int], most: int = 0) -> dict[str, Any]:
+        """The request; ``most``: also the log-probabilities of that many most likely tokens."""
+        asked = {"model": model, "prompt": list(ids), "max_tokens": self.generated, "temperature": 0}
+        if not self.echo:
+            return {**asked, "prompt_logprobs": most}
+        more = {"return_tokens_as_token_ids": True} if self.names_ids else {}
+        return {**asked, "echo": True, "logprobs": max(1, most), **more}
+
+    def read(self, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
+        """The scores in an answer, whose numbers are finite; WrongAnswerError if it is anything else."""
+        choices = value.get("choices") if isinstance(value, dict) else None
+        if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
+            raise WrongAnswerError("it has no single choice")
+        numbers, largest = (self._echoed if self.echo else _prompt_logprobs)(choices[0], ids, most)
+        for one in (numbers, *(largest or ())):
+            if not all(type(x) in (float, int) for x in one):
+                raise WrongAnswerError("a log-probability is not a number")
+        logprob = np.array(numbers, np.float64)
+        if (logprob > ROUNDING).any():
+            raise LogitsError(f"it gives {float(logprob.max()):.3g} as a log-probability")
+        if any(x > ROUNDING for likely in largest or () for x in likely):
+            raise LogitsError("it gives numbers above 0 as log-probabilities")
+        logprob = np.where(logprob <= FLOOR, -np.inf, np.minimum(logprob, 0.0))
+        said = [value.get(name) for name in ("model", "system_fingerprint")]
+        model, fingerprint = (harmless(text)[:LONGEST_NAME] if isinstance(text, str) else None for text in said)
+        return PromptScores(logprob, model, fingerprint, largest)
+
+    def _echoed(self, choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
+        found = choice.get("logprobs")
+        if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
+            raise WrongAnswerError("it has no logprobs of the prompt")
+        listed, names = found["token_logprobs"], found.get("tokens")
+        # where a token is generated, the answer may have it, too
+        surplus = self.generated if len(listed) == len(ids) + self.generated else 0
+        _require_positions(listed, len(listed) - surplus, len(ids))
+        if self.names_ids and (not isinstance(names, list) or names[: len(ids)] != [f"token_id:{i}" for i in ids]):
+            raise WrongAnswerError("it is not about the tokens that were sent")
+        if not most:
+            return listed[1 : len(ids)], None
+        likely = found.get("top_logprobs")
+        if not isinstance(likely, list) or len(likely) < len(ids):
+            raise WrongAnswerError("it has no top_logprobs of the prompt")
+        if not all(isinstance(one, dict) for one in likely[1 : len(ids)]):
+            raise WrongAnswerError("it has no top_logprobs of the prompt")
+        return listed[1 : len(ids)], [list(one.values()) for one in likely[1 : len(ids)]]
+
+
+FORMS = (
+    Form("prompt_logprobs", echo=False, generated=1),
+    Form("echo", echo=True, generated=0),
+    Form("echo, tokens as text", echo=True, generated=0, names_ids=False),
+    Form("echo, tokens as text", echo=True, generated=1, names_ids=False),
+)
+"""The best first."""
+
+
+def _prompt_logprobs(choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
+    """A dictionary for each token, with its own id in it."""
+    listed = choice.get("prompt_logprobs")
+    if not isinstance(listed, list):
+        raise WrongAnswerError("it has no prompt_logprobs")
+    _require_positions(listed, len(listed), len(ids))
+    try:
+        numbers = [listed[i][str(ids[i])]["logprob"] for i in range(1, len(ids))]
+        return numbers, [[entry["logprob"] for entry in found.values()] for found in listed[1:]] if most else None
+    except (KeyError, TypeError, AttributeError):
+        raise WrongAnswerError("a score is not about the token that was sent") from None
+
+
+def _require_positions(listed: list[Any], found: int, wanted: int) -> None:
+    if found != wanted:
+        raise WrongAnswerError(f"it has {found} positions for {wanted} tokens")
+    if listed[0] is not None:
+        raise WrongAnswerError("the first token has a score, and nothing precedes it")
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────

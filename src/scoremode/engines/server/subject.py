@@ -1,30 +1,54 @@
-"""A served model before it is scored: who it is, how it is asked, and its tokenizer."""
+"""A served model before it is scored: its identity, the connection to its server, and its tokens.
+
+Its tokenizer is a local one that is compared with the server's own, or the server's own alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Annotated
 
-from scoremode.engines.server.forms import Form
-from scoremode.engines.server.link import Link
-from scoremode.engines.server.served import ServerFacts, ServiceFacts, find_form, find_service, look
+import msgspec
+import numpy as np
+
+from scoremode.engines.server.link import SMALL, Link, Reply
+from scoremode.engines.server.served import Form, ServerFacts, ServiceFacts, find_form, find_service, look
 from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions, read_key, root_of
-from scoremode.engines.server.tokenizer import ComparedTokenizer, ServedTokenizer, TokenService
-from scoremode.errors import ModelError
+from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
 from scoremode.models.subject import Subject
-from scoremode.text.tokenizer import HuggingFaceTokenizer
+from scoremode.text.corpus import Message
+from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled
+from scoremode.text.tokenizer import (
+    PROBE,
+    Encoding,
+    HuggingFaceTokenizer,
+    TextTokenizer,
+    TokenizerFacts,
+    owned_characters,
+)
+from scoremode.values import Ids, Ints
 
 HUB_SECONDS = 10.0  # to wait for the hub, which a machine beside a server may not reach
 RESERVED = 2  # positions that a window leaves free: for its last target, and for the token that servers always generate
+
+TOKENIZE, DETOKENIZE, TOKENS = "/tokenize", "/detokenize", "/v1/scoremode/tokens"
+LARGEST_LIST = 64 << 20  # bytes
+GIVE_TOKENIZER = "give the model's tokenizer with --tokenizer FOLDER"
+PART = 1 << 20  # characters that are compared in one request
+MOST_TEXTS, MOST_CHARACTERS = 256, 8 << 20  # that are compared; beyond, one text in 64 is
+ONE_IN = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +82,7 @@ def connect(root: str, options: ServerOptions, connections: int) -> Link:
 
 
 def find_subject(address: str, model: str, options: ServerOptions, tokenizer: str | None) -> ServedSubject:
-    """Ask a server who it is. Nothing is scored but three tokens."""
+    """Ask a server for its identity. Only three tokens are scored."""
     root = root_of(address)
     link = connect(root, options, 1)
     served, service, form = look(link, model, first_contact=True), find_service(link), None
@@ -126,3 +150,231 @@ def _on_hub(name: str) -> str | Path | None:
 
 def _folder(name: str) -> str | Path:
     return resolve(name) if name == EMBEDDED else Path(name).expanduser() if Path(name).expanduser().is_dir() else name
+
+
+# ── tokens ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Tokenized(msgspec.Struct):
+    """The answer of ``/tokenize``."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
+    token_strs: list[str] | None = None
+
+
+class TokenService:
+    """``/tokenize`` and ``/detokenize`` of a server, where it has them."""
+
+    def __init__(self, link: Link, served: ServerFacts, *, lists_tokens: bool = False) -> None:
+        self.link, self.model = link, served.model
+        self._lists_tokens = lists_tokens  # a scoring service does
+        found, _ = self._tokenized("a", special=False, names=False)
+        self.exists = found is not None and len(found.tokens) > 0  # some servers have another service of that name
+
+    def ask(self, text: str, *, special: bool, names: bool = False) -> tuple[Ids, list[str]]:
+        """The ids of a text, and with ``names`` their names."""
+        found, reply = self._tokenized(text, special=special, names=names)
+        if found is None:
+            raise EngineError(
+                f"{self.link.root}{TOKENIZE} does not give tokens ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
+            )
+        return np.array(found.tokens, np.int32), found.token_strs or []
+
+    def _tokenized(self, text: str, *, special: bool, names: bool) -> tuple[Tokenized | None, Reply]:
+        body = {"model": self.model, "prompt": text, "add_special_tokens": special, "return_token_strs": names}
+        reply = self.link.post(TOKENIZE, body, largest=SMALL + 64 * len(text.encode()), final=frozenset({500, 501}))
+        try:
+            found = msgspec.convert(reply.fields, Tokenized)
+        except msgspec.ValidationError:
+            return None, reply
+        is_whole = not names or len(found.token_strs or ()) == len(found.tokens)
+        return found if is_whole else None, reply
+
+    def listed(self, token: int) -> str | None:
+        """The text of a token, from the list of all of them; None if the server has none, or not this one."""
+        if not self._lists_tokens:
+            return None
+        return self._all_texts[token] if token < len(self._all_texts) else None
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        reply = self.link.post(DETOKENIZE, {"model": self.model, "tokens": list(ids)}, largest=SMALL + 4096 * len(ids))
+        found = reply.fields.get("prompt")
+        if not isinstance(found, str):
+            raise EngineError(
+                f"{self.link.root}{DETOKENIZE} does not give text ({reply.status} {reply.words})", fix=GIVE_TOKENIZER
+            )
+        return found
+
+    @cached_property
+    def _all_texts(self) -> list[str]:
+        reply = self.link.get(TOKENS, largest=LARGEST_LIST)
+        found = reply.fields.get("texts")
+        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+            raise EngineError(
+                f"{self.link.root}{TOKENS} does not list tokens ({reply.status} {reply.words})",
+                fix="use one version of scoremode on both sides",
+            )
+        return found
+
+
+class ComparedTokenizer:
+    """A local tokenizer. The texts that it encodes are encoded by the server too, and must give the same ids."""
+
+    def __init__(self, local: TextTokenizer, service: TokenService) -> None:
+        self.local, self.service = local, service
+        self.facts = local.facts
+        self.texts = self.compared = self.characters = 0
+        if service.exists:
+            self._compare(PROBE, local.encode(PROBE, special=False), special=False)
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        found = self.local.encode(text, special=special)
+        self.texts += 1
+        is_early = self.compared < MOST_TEXTS and self.characters < MOST_CHARACTERS
+        if self.service.exists and (is_early or self.texts % ONE_IN == 0):
+            part = text[:PART]
+            self._compare(part, found if part == text else self.local.encode(part, special=special), special=special)
+            self.compared += 1
+            self.characters += len(part)
+        return found
+
+    def _compare(self, text: str, ours: Encoding, *, special: bool) -> None:
+        theirs, _ = self.service.ask(text, special=special)
+        if np.array_equal(ours.ids, theirs):
+            return
+        shorter = min(len(theirs), len(ours.ids))
+        differs = np.flatnonzero(ours.ids[:shorter] != theirs[:shorter])
+        at = int(differs[0]) if len(differs) else shorter
+        both = " and ".join(str(int(ids[at])) if at < len(ids) else "nothing" for ids in (ours.ids, theirs))
+        raise ModelError(
+            f"the tokenizer here and the server's differ: token {at} of a text is {both}",
+            fix="give the served model's own tokenizer with --tokenizer FOLDER",
+        )
+
+    def note(self) -> str:
+        """A note for the run on how far the two tokenizers were compared."""
+        if not self.service.exists:
+            return "the server has no /tokenize: that the tokenizer is the served model's could not be verified"
+        if self.compared == self.texts and self.characters < MOST_CHARACTERS:
+            return ""
+        return (
+            f"the server's tokenizer gave the same ids for {self.compared} of {self.texts} texts "
+            f"({self.characters:,} characters); the rest was not compared"
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.local.decode(ids)
+
+    def pieces(self) -> list[bytes]:
+        return self.local.pieces()
+
+    def token_text(self, token: int) -> str:
+        return self.local.token_text(token)
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        return self.local.render_chat(messages, open_turn=open_turn)
+
+
+class ServedTokenizer:
+    """The server's own tokenizer. Where tokens stand in a text follows from their names, which must spell the text.
+
+    A server does not say how many ids it has: ``facts.size`` covers those of a probe.
+    """
+
+    def __init__(self, service: TokenService) -> None:
+        self.service = service
+        self._texts: dict[int, str] = {}  # of tokens whose names were seen
+        plain, full = (service.ask(PROBE, special=special)[0] for special in (False, True))
+        front = _front(full, plain)
+        adds_bos = front is not None and front > 0
+        known = json.dumps([plain.tolist(), full.tolist(), service.model])
+        self.facts = TokenizerFacts(
+            fingerprint=hashlib.sha256(f"served tokenizer {known}".encode()).hexdigest(),
+            size=1 + int(max(plain.max(initial=0), full.max(initial=0))),
+            bos=int(full[0]) if adds_bos else None,
+            eos=None,
+            adds_bos=adds_bos,
+        )
+
+    def encode(self, text: str, *, special: bool) -> Encoding:
+        ids, names = self.service.ask(text, special=False, names=True)
+        pieces = _pieces(text, names)
+        if pieces is None:
+            raise ModelError(
+                "the tokens of the server's tokenizer do not spell the text, so their places in it are unknown",
+                fix=GIVE_TOKENIZER,
+            )
+        self._texts.update(zip(ids.tolist(), map(spelled, pieces), strict=True))
+        spans = _spans(text, pieces)
+        full = self.service.ask(text, special=True)[0] if special else ids
+        front = _front(full, ids)
+        if front is None:
+            raise ModelError(
+                "the server's tokenizer changes its tokens when it adds special ones",
+                fix=GIVE_TOKENIZER,
+            )
+        behind = len(full) - front - len(ids)
+        starts, ends = (
+            np.concatenate([np.zeros(front, np.int64), edge, np.full(behind, len(text), np.int64)]) for edge in spans
+        )
+        return owned_characters(full, starts, ends, len(text))
+
+    def note(self) -> str:
+        return "tokenized by the server"
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.service.text_of(ids)
+
+    def token_text(self, token: int) -> str:
+        """From the server's list, else from the token's name; else its text after another token.
+
+        Alone, a token of many tokenizers would lose its leading space.
+        """
+        listed = self.service.listed(token)
+        if listed is not None:
+            return listed
+        if token not in self._texts:
+            before, both = (self.service.text_of([*self._other, *more]) for more in ([], [token]))
+            self._texts[token] = both[len(before) :] if both.startswith(before) else self.service.text_of([token])
+        return self._texts[token]
+
+    @cached_property
+    def _other(self) -> list[int]:
+        return [int(token) for token in self.service.ask("a", special=False)[0][-1:]]
+
+    def pieces(self) -> list[bytes]:
+        raise ModelError("a server does not list its tokens", fix=GIVE_TOKENIZER)
+
+    def render_chat(self, messages: list[Message], *, open_turn: bool) -> str:
+        raise OptionError("chat rows need the model's chat template", fix=GIVE_TOKENIZER)
+
+
+def _front(full: Ids, plain: Ids) -> int | None:
+    """How many special tokens stand in front of a text; None if the text's own tokens changed."""
+    known, codes = np.unique(np.concatenate([full, plain]), return_inverse=True)
+    if len(known) > sys.maxunicode:
+        return None  # no tokenizer has as many
+    # one character for each id: the search in a text takes linear time, however many special tokens there are
+    text = codes.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    at = text[: len(full)].find(text[len(full) :])
+    return None if at < 0 else at
+
+
+def _pieces(text: str, names: list[str]) -> list[bytes] | None:
+    """The bytes of each token, from its name; None if they do not spell the text."""
+    for to_bytes in (byte_level_piece, sentencepiece_piece):
+        pieces = [to_bytes(name) for name in names]
+        if b"".join(pieces) in (text.encode(), b" " + text.encode()):  # some tokenizers put a space in front
+            return pieces
+    return None
+
+
+def _spans(text: str, pieces: list[bytes]) -> tuple[Ints, Ints]:
+    """Where each token begins and ends in the text, in characters.
+
+    A token that begins inside a character begins with that character, as in the offsets of local tokenizers.
+    """
+    wanted = text.encode()
+    edges = np.cumsum([0, *(len(piece) for piece in pieces)])
+    edges = np.maximum(edges - (edges[-1] - len(wanted)), 0)
+    begun = np.concatenate([[0], np.cumsum((np.frombuffer(wanted, np.uint8) & 0xC0) != 0x80)]).astype(np.int64)
+    starts = begun[np.minimum(edges[:-1] + 1, len(wanted))] - 1
+    return np.maximum(starts, 0), begun[edges[1:]]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.options import Options
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
-from scoremode.engines.table.names import require_table
 from scoremode.errors import OptionError
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ class TablePlugin(EnginePlugin):
         return model.startswith(PREFIX)
 
     def subject(self, model: str, options: Options, tokenizer: str | None) -> Subject:
+        from scoremode.engines.table.engine import require_table
         from scoremode.models.subject import Subject
         from scoremode.text.tokenizer import ByteTokenizer
 

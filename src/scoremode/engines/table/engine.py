@@ -20,16 +20,23 @@ from scoremode.engines.base import (
     StoredDistributions,
     StoredHead,
     Want,
+    require_one_vocabulary,
 )
-from scoremode.engines.table.names import require_table
-from scoremode.errors import ModelError
+from scoremode.errors import ModelError, did_you_mean
 from scoremode.head.record_format import LEFT_OUT
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import log_probabilities
 from scoremode.values import Bools, Floats, Ids, Raw
 
+TABLES = ("uniform", "successor")
 NEVER = -3.0e4  # a log-probability whose exponential is 0 even in float64
+
+
+def require_table(name: str) -> None:
+    """Refuse a table that is not known."""
+    if name not in TABLES:
+        raise ModelError(f"there is no table '{name}'", fix=did_you_mean(name, TABLES))
 
 
 class TableEngine(Engine):
@@ -46,7 +53,11 @@ class TableEngine(Engine):
         with np.errstate(divide="ignore"):
             shifted = logits - logits.max(axis=1, keepdims=True)
             self.logprobs: Floats = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        self._facts = _LineFacts(*self.logprobs.shape)
+        # looked up for each line, once it is known
+        lines = len(self.logprobs)
+        self._known: Bools = np.zeros(lines, np.bool_)
+        self._rank: Ids = np.zeros(self.logprobs.shape, np.int32)  # of each id
+        self._entropy, self._top, self._top_logprob = np.zeros(lines), np.zeros(lines, np.int32), np.zeros(lines)
         self.facts = EngineFacts(
             engine="table",
             dtype="float64",
@@ -124,19 +135,17 @@ class TableEngine(Engine):
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
         """Everything about a line, and about a target on it, is computed once and looked up."""
         self._learn(np.unique(lines))
-        facts = self._facts
         return Answers(
             logprob=self.logprobs[lines[:, None], targets],
-            rank=facts.rank[lines[:, None], targets].astype(np.int64),
-            entropy=facts.entropy[lines],
-            top=facts.top[lines],
-            top_logprob=facts.top_logprob[lines],
+            rank=self._rank[lines[:, None], targets].astype(np.int64),
+            entropy=self._entropy[lines],
+            top=self._top[lines],
+            top_logprob=self._top_logprob[lines],
         )
 
     def _learn(self, lines: Ids) -> None:
         """Compute what is looked up, for lines that are new."""
-        facts = self._facts
-        new = lines[~facts.known[lines]]
+        new = lines[~self._known[lines]]
         if not len(new):
             return
         logp = self.logprobs[new]
@@ -145,22 +154,11 @@ class TableEngine(Engine):
         ranks = np.broadcast_to(np.arange(1, logp.shape[1] + 1, dtype=np.int32), logp.shape)
         rank = np.empty(logp.shape, np.int32)
         np.put_along_axis(rank, order, ranks, axis=1)
-        facts.rank[new] = rank
-        facts.entropy[new] = -np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1)
-        facts.top[new] = logp.argmax(axis=1)
-        facts.top_logprob[new] = logp.max(axis=1)
-        facts.known[new] = True
-
-
-class _LineFacts:
-    """What is known about the lines of a table."""
-
-    def __init__(self, lines: int, vocabulary: int) -> None:
-        self.known: Bools = np.zeros(lines, np.bool_)
-        self.rank: Ids = np.zeros((lines, vocabulary), np.int32)  # of each id
-        self.entropy: Floats = np.zeros(lines)
-        self.top: Ids = np.zeros(lines, np.int32)
-        self.top_logprob: Floats = np.zeros(lines)
+        self._rank[new] = rank
+        self._entropy[new] = -np.where(p > 0, p * np.where(p > 0, logp, 0.0), 0.0).sum(axis=1)
+        self._top[new] = logp.argmax(axis=1)
+        self._top_logprob[new] = logp.max(axis=1)
+        self._known[new] = True
 
 
 Divergence = Callable[[int, Window, Floats], Floats]
@@ -168,40 +166,26 @@ Divergence = Callable[[int, Window, Floats], Floats]
 
 
 def _divergence_from(baseline: Baseline | StoredDistributions, vocabulary: int) -> Divergence:
-    if not isinstance(baseline, StoredDistributions):
-        table = _Baseline(baseline, vocabulary)
-        return lambda index, window, logq: _kl(table.logprobs(index, window), logq)
-    _require_one_vocabulary(baseline.vocabulary, vocabulary)
+    if isinstance(baseline, StoredDistributions):
+        require_one_vocabulary(baseline.vocabulary, vocabulary)
 
-    def from_records(index: int, window: Window, logq: Floats) -> Floats:
-        logp = log_probabilities(baseline.records(index, window), vocabulary)
-        return _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)
+        def from_records(index: int, window: Window, logq: Floats) -> Floats:
+            logp = log_probabilities(baseline.records(index, window), vocabulary)
+            return _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)
 
-    return from_records
+        return from_records
+    head = baseline.head
+    require_one_vocabulary(head.vocabulary, vocabulary)
+    if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
+        raise ModelError("a table can only be compared with a table", fix="use a table as the baseline")
+    weight = head.weight.astype(np.float64).T
 
-
-def _require_one_vocabulary(baseline: int, candidate: int) -> None:
-    if baseline != candidate:
-        raise ModelError(
-            f"the baseline has {baseline} ids and the candidate {candidate}", fix="compare models with one vocabulary"
-        )
-
-
-class _Baseline:
-    """The distributions of a baseline that is also a table."""
-
-    def __init__(self, baseline: Baseline, vocabulary: int) -> None:
-        head = baseline.head
-        _require_one_vocabulary(head.vocabulary, vocabulary)
-        if "bfloat16" in (head.dtype, baseline.dtype) or head.bias is not None or head.softcap is not None:
-            raise ModelError("a table can only be compared with a table", fix="use a table as the baseline")
-        self.baseline, self.weight = baseline, head.weight.astype(np.float64).T
-
-    def logprobs(self, index: int, window: Window) -> Floats:
-        x = self.baseline.states(index, window).astype(np.float64) @ self.weight
+    def from_states(index: int, window: Window, logq: Floats) -> Floats:
+        x = baseline.states(index, window).astype(np.float64) @ weight
         x -= x.max(axis=1, keepdims=True)
-        logp: Floats = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
-        return logp
+        return _kl(x - np.log(np.exp(x).sum(axis=1, keepdims=True)), logq)
+
+    return from_states
 
 
 def _kl(logp: Floats, logq: Floats) -> Floats:

@@ -13,7 +13,12 @@ from scoremode.engines.plugin import (
     require_docstrings,
     subject_of_checkpoint,
 )
-from scoremode.engines.transformers.transformers_options import TransformersOptions
+from scoremode.engines.transformers.choices import (
+    TransformersOptions,
+    choose_device,
+    chosen_device_and_dtype,
+    require_quantization_library,
+)
 from scoremode.errors import EngineError
 
 if TYPE_CHECKING:
@@ -50,14 +55,14 @@ class TransformersPlugin(EnginePlugin):
 
     def subject(self, model: str, options: TransformersOptions, tokenizer: str | None) -> Subject:
         require_docstrings("Transformers")
-        from scoremode.engines.transformers.adapters import with_adapter
-
         subject = subject_of_checkpoint(model, options, tokenizer)
-        return subject if options.adapter is None else with_adapter(subject, options.adapter)
+        if options.adapter is None:
+            return subject
+        from scoremode.engines.transformers.loading import with_adapter
+
+        return with_adapter(subject, options.adapter)
 
     def settings(self, subject: Subject, options: TransformersOptions) -> dict[str, Any]:
-        from scoremode.engines.transformers.choices import chosen_device_and_dtype, require_quantization_library
-
         assert subject.checkpoint is not None
         require_quantization_library(subject.checkpoint)
         device, dtype = chosen_device_and_dtype(options, subject.checkpoint)
@@ -70,23 +75,19 @@ class TransformersPlugin(EnginePlugin):
         return TransformersEngine.load(subject.checkpoint, options)
 
     def open_generator(self, subject: Subject, options: TransformersOptions, work: Work) -> Generator:
-        from scoremode.engines.transformers.engine import load
-        from scoremode.engines.transformers.generation import TransformersGenerator
+        from scoremode.engines.transformers.generator import TransformersGenerator
+        from scoremode.engines.transformers.loading import load_model
         from scoremode.text.tokenizer import HuggingFaceTokenizer
 
         assert subject.checkpoint is not None
         assert isinstance(subject.tokenizer, HuggingFaceTokenizer)
-        model, _ = load(subject.checkpoint, options)
+        model, _ = load_model(subject.checkpoint, options)
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
 
     def on_gpus(self, options: TransformersOptions) -> bool:
-        from scoremode.engines.transformers.choices import choose_device
-
         return choose_device(options.device) != "cpu"
 
     def as_replica(self, options: TransformersOptions) -> TransformersOptions:
-        from scoremode.engines.transformers.choices import choose_device
-
         several = options.device is None and choose_device(None) == "auto"
         return replace(options, device="cuda") if several else options  # one GPU each, not the model over all of them
 

@@ -1,17 +1,17 @@
-"""The device, precision, batches and libraries of a model: decided before it is loaded."""
+"""The options of the engine, and the device, precision, batches and libraries that follow: decided before loading."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from importlib.metadata import distributions, version
+from typing import TYPE_CHECKING
 
-from scoremode.engines.transformers.transformers_options import TransformersOptions
+from scoremode.engines.options import CheckpointOptions, option
 from scoremode.errors import ModelError, OptionError
-from scoremode.models.facts import ModelFacts
 
 if TYPE_CHECKING:
-    import torch
+    from scoremode.models.facts import ModelFacts
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU, long windows are scored alone: a larger batch is not faster
@@ -22,11 +22,25 @@ LIBRARIES = {  # quant_method -> the packages that Transformers asks for
 }
 
 
+@dataclass(frozen=True, slots=True)
+class TransformersOptions(CheckpointOptions):
+    """The options of the Transformers engine."""
+
+    device: str | None = option("cpu, cuda, cuda:N, or auto for several GPUs")
+    batch_tokens: int | None = option("tokens in one forward pass", metavar="N")
+    attn_implementation: str | None = option(
+        "attention code of Transformers: eager, sdpa, flash_attention_2, … (default: its own choice)", metavar="NAME"
+    )
+    adapter: str | None = option(
+        "folder of a PEFT adapter to put on the model", metavar="FOLDER", in_identity=False, may_vary=False
+    )
+
+
 def chosen_device_and_dtype(options: TransformersOptions, facts: ModelFacts) -> tuple[str, str]:
     """The names of the device and the dtype that a model would use here."""
     device = choose_device(options.device)
     choose_batch_tokens(options.batch_tokens, device)
-    return device, _dtype_name(options.dtype, device, facts)
+    return device, choose_dtype(options.dtype, device, facts)
 
 
 def choose_device(wanted: str | None) -> str:
@@ -56,15 +70,7 @@ def choose_batch_tokens(wanted: int | None, kind: str) -> int:
     return wanted if wanted is not None else BATCH_TOKENS.get(kind, 4096)
 
 
-def choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> Any:
-    """A dtype of torch, or "auto"."""
-    import torch
-
-    name = _dtype_name(wanted, device, facts)
-    return name if name == "auto" else getattr(torch, name)
-
-
-def _dtype_name(wanted: str | None, device: str, facts: ModelFacts) -> str:
+def choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> str:
     if wanted is not None and wanted != "auto":
         if wanted not in DTYPES:
             raise OptionError(f"--dtype {wanted} is not known", fix=f"give one of auto, {', '.join(DTYPES)}")
@@ -74,37 +80,13 @@ def _dtype_name(wanted: str | None, device: str, facts: ModelFacts) -> str:
     return "auto"
 
 
-def describe_device(device: torch.device) -> str:
-    import torch
-
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return device.type
-
-
-def versions() -> dict[str, str]:
-    import torch
-    import transformers
-
-    return {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
-
-
 def require_quantization_library(facts: ModelFacts) -> None:
     """Refuse a checkpoint whose quantization needs a package that is not installed."""
     quantization = facts.config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    missing = [name for name in LIBRARIES.get(str(method), ()) if not _is_installed(name)]
-    if not missing:
-        return
-    raise ModelError(
-        f"{facts.name} is quantized with {method}, and Transformers needs {' and '.join(missing)} for that",
-        fix="pip install '.[quantized]'",
-    )
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+    missing = [name for name in LIBRARIES.get(str(method), ()) if not any(distributions(name=name))]
+    if missing:
+        raise ModelError(
+            f"{facts.name} is quantized with {method}, and Transformers needs {' and '.join(missing)} for that",
+            fix="pip install '.[quantized]'",
+        )

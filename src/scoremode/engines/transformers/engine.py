@@ -28,18 +28,22 @@ from scoremode.engines.base import (
     StoredHead,
     Want,
 )
-from scoremode.engines.batching import batches_by_length
-from scoremode.engines.distributions import LogitsOfStates, with_distributions
-from scoremode.engines.tensors import Against, IndexedWindow, split_columns, store_head, to_raw
-from scoremode.engines.transformers import choices, sharing
-from scoremode.engines.transformers.adapters import put_on
+from scoremode.engines.batching import batches_by_length, common_prefix
+from scoremode.engines.distributions import (
+    IndexedWindow,
+    LogitsOfStates,
+    StatesOnDevice,
+    split_columns,
+    store_head,
+    to_raw,
+    with_distributions,
+)
+from scoremode.engines.transformers import batches
+from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
+from scoremode.engines.transformers.choices import DTYPES, TransformersOptions, choose_batch_tokens
 from scoremode.engines.transformers.loading import load_model
-from scoremode.engines.transformers.other_batches import PADDING, OtherBatches, other_threads
-from scoremode.engines.transformers.sharing import common_prefix, fed, rows_needed
-from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows
-from scoremode.head.definition import Columns
 from scoremode.head.kernels import Choice, choose, describe_kernel
 from scoremode.head.matrix import Head
 from scoremode.head.precision import EXACT, full_float32, require_float32
@@ -47,8 +51,8 @@ from scoremode.models.facts import ModelFacts
 from scoremode.plan.windows import Answers, WindowSource, prescribed_batches
 from scoremode.values import Bools, Ids, Ints
 
-Finish = Callable[[Tensor, list[IndexedWindow], int | None], list[Answers]]
-"""Concatenated hidden states of windows, and the vocabulary -> the answers of each window."""
+Finish = Callable[[Tensor, list[IndexedWindow]], list[Answers]]
+"""Concatenated hidden states of windows -> the answers of each window."""
 
 RowsOf = Callable[[list[IndexedWindow]], Iterator[tuple[list[IndexedWindow], Tensor]]]
 """Windows -> the hidden states of their requested rows, perhaps in several parts."""
@@ -61,17 +65,19 @@ class TransformersEngine(Engine):
 
     def __init__(self, model: Any, facts: ModelFacts | None = None, options: TransformersOptions | None = None) -> None:
         """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way in."""
+        import transformers
+
         options = options or TransformersOptions()
-        self.model = model.eval()
+        self.model, device = model.eval(), model.device
         self.body: Any = getattr(model, model.base_model_prefix, None)
         if self.body is None or self.body is model:
             raise ModelError(
                 f"{type(model).__name__} has no body separate from its head", fix="choose a causal language model"
             )
-        self.batch_tokens = choices.choose_batch_tokens(options.batch_tokens, model.device.type)
-        self.pass_cost = sharing.cost_of_a_pass(sum(p.numel() for p in model.parameters()), model.device.type)
+        self.batch_tokens = choose_batch_tokens(options.batch_tokens, model.device.type)
+        self.pass_cost = batches.cost_of_a_pass(sum(p.numel() for p in model.parameters()), model.device.type)
         # small windows fill batches until a pass is worth its cost, unless the user bounded them
-        self.small_batch = max(self.batch_tokens, 0 if options.batch_tokens else sharing.FILLED * self.pass_cost)
+        self.small_batch = max(self.batch_tokens, 0 if options.batch_tokens else batches.FILLED * self.pass_cost)
         self._output_type: Any = None  # type that the body returns, set on the first pass
         self._other_batches: OtherBatches | None = None  # how windows are batched while the noise floor is measured
         if model.dtype == torch.float32:
@@ -84,11 +90,11 @@ class TransformersEngine(Engine):
         self.facts = EngineFacts(
             engine="transformers",
             dtype=str(model.dtype).removeprefix("torch."),
-            device=choices.describe_device(model.device),
+            device=f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type,
             head="exact-fp32" if self.head else "as-served",
             vocabulary=self.vocabulary,
             context_length=facts.context_length if facts else getattr(config, "max_position_embeddings", None),
-            versions=choices.versions(),
+            versions={"torch": str(torch.__version__), "transformers": str(transformers.__version__)},
             settings={
                 "batch_tokens": self.batch_tokens,
                 "attention": str(getattr(config, "_attn_implementation", None)),
@@ -102,7 +108,7 @@ class TransformersEngine(Engine):
     @staticmethod
     def load(facts: ModelFacts, options: TransformersOptions | None = None) -> TransformersEngine:
         options = options or TransformersOptions()
-        model, notes = load(facts, options)
+        model, notes = load_model(facts, options)
         return TransformersEngine(model, replace(facts, notes=(*facts.notes, *notes)), options)
 
     # ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -167,19 +173,17 @@ class TransformersEngine(Engine):
         return hidden
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        finish: Finish = self._answers
-        if want.records or isinstance(want.against, StoredDistributions):
+        needs_distributions = want.records or isinstance(want.against, StoredDistributions)
+        against: StatesOnDevice | None = None
+        if want.against is not None and not isinstance(want.against, StoredDistributions) and not want.records:
+            self._check_divergence()
+            against = StatesOnDevice(want.against, self.model.device, self.vocabulary)
+        found = self._each(source, done, against, states=want.states or needs_distributions)
+        if needs_distributions:
             logits = self._served_logits if self.head is None else self.head.logits
             made = LogitsOfStates(logits, self.facts.dtype, self.model.device, self.vocabulary)
-            found = self._each(source, done, partial(self._with_states, finish))
-            yield from with_distributions(found, source, want, made)
-            return
-        if want.against is not None:
-            self._check_divergence()
-            finish = partial(self._answers_with_kl, Against(want.against, self.model.device, self.vocabulary))
-        if want.states:
-            finish = partial(self._with_states, finish)
-        yield from self._each(source, done, finish)
+            found = with_distributions(found, source, want, made)
+        yield from found
 
     def _check_divergence(self) -> None:
         """Check the kernel's divergences as well before the first one is asked for; most questions never do."""
@@ -220,7 +224,7 @@ class TransformersEngine(Engine):
         grouped = source.prefix_group is not None
         usual = batches_by_length(source, self.small_batch if grouped else self.batch_tokens)
         if grouped and self.shares_prefixes:
-            usual = sharing.pack(source, usual, self.small_batch, self.pass_cost)
+            usual = batches.pack(source, usual, self.small_batch, self.pass_cost)
         return usual
 
     def _batches(self, source: WindowSource) -> list[Ints]:
@@ -238,13 +242,24 @@ class TransformersEngine(Engine):
         layer = self.model.get_output_embeddings()  # on a CPU the head in use is a float32 copy
         return store_head(replace(self.head, weight=layer.weight.detach()))
 
-    def _each(self, source: WindowSource, done: Bools, finish: Finish) -> Iterator[tuple[int, Answers]]:
-        """Apply ``finish`` to the hidden states of every window that is not done."""
+    def _each(
+        self, source: WindowSource, done: Bools, against: StatesOnDevice | None, *, states: bool
+    ) -> Iterator[tuple[int, Answers]]:
+        """Answers of every window that is not done, with KL if there is a baseline, and with hidden states if asked."""
+        width = min(source.vocabulary or self.vocabulary, self.vocabulary)
+
+        def finish(rows: Tensor, part: list[IndexedWindow]) -> list[Answers]:
+            found = self._answers(rows, part, width) if against is None else self._with_kl(rows, part, width, against)
+            if not states:
+                return found
+            own = torch.split(rows.cpu(), [len(w.rows) for _, w in part])
+            return [replace(answers, states=to_raw(its)) for answers, its in zip(found, own, strict=True)]
+
         for batch in self._batches(source):
             if done[batch].all():
                 continue
             windows = [(int(index), source.window(int(index))) for index in batch]
-            for index, made in self._within_memory(self._rows_of(source, batch), windows, source.vocabulary, finish):
+            for index, made in self._within_memory(self._rows_of(source, batch), windows, finish):
                 if not done[index]:
                     yield index, made
 
@@ -252,12 +267,12 @@ class TransformersEngine(Engine):
         """How the rows of a batch are computed: by what its windows share."""
         if source.prefix_group is None or len(batch) == 1:
             return self._rows_together
-        if not sharing.is_group(source.prefix_group[batch]):
+        if not batches.is_group(source.prefix_group[batch]):
             return self._rows_perhaps_alike if self.shares_prefixes else self._rows_together
         return partial(self._rows_shared, source.prefix_group) if self.shares_prefixes else self._rows_in_parts
 
     def _within_memory(
-        self, rows_of: RowsOf, windows: list[IndexedWindow], vocabulary: int | None, finish: Finish
+        self, rows_of: RowsOf, windows: list[IndexedWindow], finish: Finish
     ) -> list[tuple[int, Answers]]:
         """Score the batch; if memory runs out, score its halves."""
         try:
@@ -265,7 +280,7 @@ class TransformersEngine(Engine):
                 return [
                     (index, made)
                     for part, rows in rows_of(windows)
-                    for (index, _), made in zip(part, finish(rows, part, vocabulary), strict=True)
+                    for (index, _), made in zip(part, finish(rows, part), strict=True)
                 ]
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -276,7 +291,7 @@ class TransformersEngine(Engine):
             )
         half = len(windows) // 2
         halves = (windows[:half], windows[half:])
-        return [found for part in halves for found in self._within_memory(rows_of, part, vocabulary, finish)]
+        return [found for part in halves for found in self._within_memory(rows_of, part, finish)]
 
     def _rows_together(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows in one forward pass, each cut after the last requested row."""
@@ -296,7 +311,7 @@ class TransformersEngine(Engine):
     def _rows_perhaps_alike(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
         """Windows of different questions, which may begin alike, as after the same examples."""
         tokens = [fed(w) for _, w in windows]
-        alike = common_prefix(tokens) >= max(2, sharing.WORTH_SHARING * max(map(len, tokens)))
+        alike = common_prefix(tokens) >= max(2, batches.WORTH_SHARING * max(map(len, tokens)))
         one_group = np.zeros(1 + max(index for index, _ in windows), np.int64)
         yield from self._rows_shared(one_group, windows) if alike else self._rows_together(windows)
 
@@ -316,25 +331,21 @@ class TransformersEngine(Engine):
         place = {group: i for i, group in enumerate(members)}
         rest = [fed(w)[common:] for _, w in windows]
         longest = max(rows_needed(w) for _, w in windows)
-        for part in sharing.passes([len(ids) for ids in rest], max(1, 4 * self.small_batch // longest), self.pass_cost):
+        for part in batches.passes([len(ids) for ids in rest], max(1, 4 * self.small_batch // longest), self.pass_cost):
             chosen = [windows[i] for i in part]
             places = np.array([place[int(groups[index])] for index, _ in chosen])
-            hidden = self._continued(cache, places, [rest[i] for i in part])
+            following: Tensor | None = None  # the hidden states of what follows each window's prefix, if anything does
+            if max(len(rest[i]) for i in part):
+                copied = batches.selected(cache, torch.from_numpy(places).to(self.model.device))
+                following = self._hidden(self._padded([rest[i] for i in part]), copied)
             rows = []
             for i, (_, w) in enumerate(chosen):
                 early, late = w.rows[w.rows < common], w.rows[w.rows >= common]
                 rows.append(prefix[int(places[i]), _index(early, prefix)])
                 if len(late):
-                    assert hidden is not None
-                    rows.append(hidden[i, _index(late - common, prefix)])
+                    assert following is not None
+                    rows.append(following[i, _index(late - common, prefix)])
             yield chosen, torch.cat(rows)
-
-    def _continued(self, cache: Any, places: Ints, rest: list[Ids]) -> Tensor | None:
-        """The hidden states of what follows; None if nothing does. ``places``: which prefix each follows."""
-        if not max(map(len, rest)):
-            return None
-        chosen = sharing.selected(cache, torch.from_numpy(places).to(self.model.device))
-        return self._hidden(self._padded(rest), chosen)
 
     def _padded(self, sequences: list[Ids]) -> Tensor:
         ids = np.zeros((len(sequences), max(map(len, sequences))), dtype=np.int64)
@@ -343,27 +354,22 @@ class TransformersEngine(Engine):
         return torch.from_numpy(ids).to(self.model.device)
 
     # ── from hidden states to answers ────────────────────────────────────────────────────────────────────────────────
-    def _answers(self, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None) -> list[Answers]:
-        widths = {w.targets.shape[1] for _, w in windows}
-        if len(widths) > 1:
+    def _answers(self, rows: Tensor, windows: list[IndexedWindow], width: int) -> list[Answers]:
+        """``width``: ids from this one upwards get no probability."""
+        if len({w.targets.shape[1] for _, w in windows}) > 1:
             parts = torch.split(rows, [len(w.rows) for _, w in windows])
-            return [a for part, one in zip(parts, windows, strict=True) for a in self._answers(part, [one], vocabulary)]
-        columns = self._columns(rows, _targets(windows, rows), self._width(vocabulary))
+            return [a for part, one in zip(parts, windows, strict=True) for a in self._answers(part, [one], width)]
+        targets = _targets(windows, rows)
+        if self.head is not None and self.choice is not None:
+            columns = self.choice.kernel.score(rows, self.head.within(width), targets)
+        else:
+            columns = score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :width], targets, width)
         return split_columns(columns, _ends(windows))
 
-    @staticmethod
-    def _with_states(
-        finish: Finish, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
+    def _with_kl(
+        self, rows: Tensor, windows: list[IndexedWindow], width: int, against: StatesOnDevice
     ) -> list[Answers]:
-        states = torch.split(rows.cpu(), [len(w.rows) for _, w in windows])
-        found = finish(rows, windows, vocabulary)
-        return [replace(answers, states=to_raw(own)) for answers, own in zip(found, states, strict=True)]
-
-    def _answers_with_kl(
-        self, against: Against, rows: Tensor, windows: list[IndexedWindow], vocabulary: int | None
-    ) -> list[Answers]:
-        width = self._width(vocabulary)
-        states, targets, head_p = against.states(windows), _targets(windows, rows), against.head.within(width)
+        states, targets, head_p = against.rows(windows), _targets(windows, rows), against.head.within(width)
         if self.head is not None and self.choice is not None:
             found = self.choice.kernel.divergence(states, head_p, rows, self.head.within(width), targets)
         else:
@@ -372,21 +378,6 @@ class TransformersEngine(Engine):
         kl = np.split(found.kl.double().cpu().numpy(), ends[:-1])
         return [replace(a, kl=own) for a, own in zip(split_columns(found.q, ends), kl, strict=True)]
 
-    def _width(self, vocabulary: int | None) -> int:
-        return min(vocabulary or self.vocabulary, self.vocabulary)
-
-    def _columns(self, rows: Tensor, targets: Tensor, vocabulary: int) -> Columns:
-        if self.head is not None and self.choice is not None:
-            return self.choice.kernel.score(rows, self.head.within(vocabulary), targets)
-        return score_rows(rows, lambda hidden: self._served_logits(hidden)[:, :vocabulary], targets, vocabulary)
-
-
-def load(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, list[str]]:
-    """The model on its device, with its adapter, and notes on tensors that were left out."""
-    device = choices.choose_device(options.device)
-    model, notes = load_model(facts, device, choices.choose_dtype(options.dtype, device, facts), options)
-    return (model if options.adapter is None else put_on(model, options.adapter)), notes
-
 
 def find_head(model: Any) -> Head | None:
     """The last matrix of a model with its scale and cap, or None if it is not a plain matrix."""
@@ -394,7 +385,7 @@ def find_head(model: Any) -> Head | None:
     if not isinstance(layer, torch.nn.Linear):
         return None
     weight, bias = layer.weight.detach(), layer.bias
-    if str(weight.dtype).removeprefix("torch.") not in choices.DTYPES or weight.device.type == "meta":
+    if str(weight.dtype).removeprefix("torch.") not in DTYPES or weight.device.type == "meta":
         return None
     config = model.config.get_text_config()
     scale = 1.0

@@ -1,33 +1,45 @@
-"""Loads a checkpoint with Transformers, and lists the tensors of the checkpoint that the model does not use."""
+"""Loads a checkpoint with Transformers, lists the tensors that the model does not use, and adds a PEFT adapter."""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.engines.registry import known_engines
-from scoremode.engines.transformers.transformers_options import TransformersOptions
+from scoremode.engines.transformers.choices import TransformersOptions, choose_device, choose_dtype
 from scoremode.errors import EngineError, ModelError
 from scoremode.models.facts import ModelFacts, unused_note
 from scoremode.models.safetensors import read_header
+from scoremode.models.subject import Subject
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # in every class these are computed, not loaded
 
 
-def load_model(facts: ModelFacts, device: str, dtype: Any, options: TransformersOptions) -> tuple[Any, list[str]]:
-    """The model, and notes on tensors left out. A missing tensor, which would be filled at random, is an error."""
+def load_model(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, list[str]]:
+    """The model on its device, with its adapter, and notes on tensors left out.
+
+    A missing tensor, which would be filled at random, is an error.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     _require_known_quantization(facts)
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device, facts)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             str(facts.path),
-            dtype=dtype,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             device_map=device,
             trust_remote_code=bool(options.trust_remote_code),
             **({"attn_implementation": options.attn_implementation} if options.attn_implementation else {}),
@@ -53,7 +65,8 @@ def load_model(facts: ModelFacts, device: str, dtype: Any, options: Transformers
     if absent:  # Transformers would fill them with random numbers and continue
         raise ModelError(f"the checkpoint {facts.name} lacks {absent[0]}", fix="download the model again")
     model.config.return_dict = True  # answers have names, whatever the config says
-    return model, unused_note([*map(str, info["unexpected_keys"]), *_dropped(model, facts)])
+    notes = unused_note([*map(str, info["unexpected_keys"]), *_dropped(model, facts)])
+    return (model if options.adapter is None else _with_layers_of(options.adapter, model)), notes
 
 
 def _require_known_quantization(facts: ModelFacts) -> None:
@@ -83,3 +96,40 @@ def _dropped(model: Any, facts: ModelFacts) -> list[str]:
     own = set(model.state_dict())
     names = [name for path in sorted(facts.path.glob("*.safetensors")) for name in read_header(path)]
     return [name for name in names if name not in own and any(pattern.search(name) for pattern in patterns)]
+
+
+# ── PEFT adapters: small sets of weights in their own folder, added to a model after it is loaded ─────────────────────
+def with_adapter(subject: Subject, folder: str) -> Subject:
+    """The subject with an adapter: a different model, so it has a different fingerprint. No weights are loaded."""
+    path = Path(folder).expanduser()
+    if find_spec("peft") is None:
+        raise ModelError("--adapter needs the package 'peft'", fix="pip install '.[peft]'")
+    for name in ADAPTER_FILES:
+        if not (path / name).is_file():
+            raise ModelError(f"the adapter folder {folder} has no {name}", fix="give a folder that PEFT saved")
+    files = {f"{path.name}/{name}": remembered_sha256(path / name) for name in ADAPTER_FILES}
+    whole = "\n".join([subject.fingerprint, *(files[name] for name in sorted(files))])
+    return replace(
+        subject,
+        name=f"{subject.name}+{path.name}",
+        fingerprint=hashlib.sha256(whole.encode()).hexdigest(),
+        files={**subject.files, **files},
+        notes=(*subject.notes, f"with the PEFT adapter {path.name}"),
+    )
+
+
+def _with_layers_of(folder: str, model: Any) -> Any:
+    """The model with the adapter's layers in it. They are not merged: merging would round the weights."""
+    from peft import PeftModel
+
+    try:
+        wrapped = PeftModel.from_pretrained(model, str(Path(folder).expanduser()))
+        if wrapped.active_peft_config.is_prompt_learning:
+            raise ValueError("it adds tokens before every prompt")
+        return wrapped.base_model.model
+    except Exception as error:  # PEFT raises many kinds of errors; all mean that the two do not fit
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ModelError(
+            f"the adapter {folder} does not fit the model ({type(error).__name__}: {reason})",
+            fix="give the adapter's own base model",
+        ) from None

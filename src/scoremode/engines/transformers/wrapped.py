@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.engines.transformers.choices import TransformersOptions
 from scoremode.engines.transformers.engine import TransformersEngine
-from scoremode.engines.transformers.transformers_options import TransformersOptions
 from scoremode.errors import ModelError
 from scoremode.models.subject import Subject
 from scoremode.text.tokenizer import HuggingFaceTokenizer

@@ -1,7 +1,7 @@
 """Score mode on stock vLLM: its pooling runner, with a pooler that scores.
 
 engine.py ──PoolingParams──▶ vLLM's scheduler, kernels, tensor parallelism ──hidden states──▶ pooler.py ──▶ engine.py
-            (wire.Request)                                                    tap.py + partials.py     (wire.unpack)
+            (wire.Request)                                                    tap.py + head/partials.py   (wire.Job)
 
 Only pooler.py and tap.py, which only vLLM's own processes load, import vLLM and torch at module level.
 """
@@ -21,7 +21,7 @@ from scoremode.engines.plugin import (
     subject_of_checkpoint,
 )
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.errors import ScoremodeError
 
 if TYPE_CHECKING:
@@ -62,36 +62,37 @@ class VllmPlugin(EnginePlugin):
         return subject_of_checkpoint(model, options, tokenizer)
 
     def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:
-        EngineArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use
+        LaunchArguments.of(options, Work()).arguments()  # refuses arguments that score mode cannot use
         return {**options.identity(), **support.kernel_switches(), "vllm": support.installed_version()}
 
     def open(self, subject: Subject, options: VllmOptions, work: Work) -> Engine:
         from scoremode.engines.vllm.engine import VllmEngine
 
         assert subject.checkpoint is not None
-        return VllmEngine.load(subject.checkpoint, options, work)
+        facts = subject.checkpoint
+        taken = LaunchArguments.of(options, work)
+        return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def open_generator(self, subject: Subject, options: VllmOptions, work: Work) -> Generator:
-        from scoremode.engines.vllm.generation import VllmGenerator
+        from scoremode.engines.vllm.start import VllmGenerator
 
         assert subject.checkpoint is not None
         return VllmGenerator(subject.checkpoint.path, options, work)
 
     def limit(self, options: VllmOptions) -> tuple[str, int] | None:
-        other = dict(options.engine_args or ()).get("max_model_len")
+        other = options.extra.get("max_model_len")
         chosen = other if isinstance(other, int) else options.max_model_len
         return None if chosen is None else ("--max-model-len", chosen)
 
     def ranks(self, options: VllmOptions) -> int:
-        given = dict(options.engine_args or ())
-        sizes = [given.get(name) or getattr(options, name) for name in RANKS]
+        sizes = [options.extra.get(name) or getattr(options, name) for name in RANKS]
         return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
 
     def on_gpus(self, options: VllmOptions) -> bool:
         return support.is_for_gpus()
 
     def over_nodes(self, options: VllmOptions) -> bool:
-        return dict(options.engine_args or ()).get("distributed_executor_backend") == "ray"
+        return options.extra.get("distributed_executor_backend") == "ray"
 
     def about(self) -> list[tuple[str, str, bool]]:
         return [("vLLM plugin", *support.plugin_state())]

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,29 +19,34 @@ from scoremode.engines.base import (
     StoredDistributions,
     StoredHead,
     Want,
+    require_one_vocabulary,
 )
-from scoremode.engines.plugin import Work
+from scoremode.engines.batching import in_groups
 from scoremode.engines.vllm import support
-from scoremode.engines.vllm.facts import dtype_of, engine_facts
-from scoremode.engines.vllm.jobs import Extra, Job
-from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.processes import end
-from scoremode.engines.vllm.self_test import HeadFacts, Verdict, judge_answers, request_for_test, require_agreement
-from scoremode.engines.vllm.shortened import ShortenedWindows
-from scoremode.engines.vllm.start import one_line, start
-from scoremode.engines.vllm.vllm_options import EngineArguments, VllmOptions
-from scoremode.engines.vllm.wire import Request, states_words
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, ScoremodeError
-from scoremode.models.facts import ModelFacts
+from scoremode.engines.vllm.processes import VllmLog, end
+from scoremode.engines.vllm.self_test import (
+    HeadFacts,
+    Verdict,
+    dtype_of,
+    engine_facts,
+    judge_answers,
+    request_for_test,
+    require_agreement,
+)
+from scoremode.engines.vllm.start import start
+from scoremode.engines.vllm.support import LaunchArguments
+from scoremode.engines.vllm.wire import Extra, Job, Request, states_words
+from scoremode.errors import EngineError, InputError, ModelError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.format import RAW_DTYPES as RAW
-from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences, read_lines
-from scoremode.values import Bools, Ids
+from scoremode.scores.packing import KL_WORDS, Words, line_words, read_divergences
+from scoremode.values import Bools, Ids, Ints
 
 logger = logging.getLogger(__name__)
 
 STEPS_AHEAD = 8  # batches of prompts that wait after the one being computed, so that the scheduler never runs out
 SMALLEST_BATCH = 256  # tokens
+GRAPHS = 256  # tokens: vLLM pads steps up to this size to multiples of 8, and somewhat larger steps to multiples of 16
 HEAD_BYTES = 16 << 20  # bytes of the head's matrix per answer
 
 
@@ -56,24 +61,19 @@ class VllmEngine(Engine):
     def __init__(
         self,
         model: str,
-        options: EngineArguments | None = None,
+        options: LaunchArguments | None = None,
         *,
         tokenizer: bool = False,
         context: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.model, self.options, self._tokenizer = model, options or EngineArguments(), tokenizer
+        self.model, self.options, self._tokenizer = model, options or LaunchArguments(), tokenizer
         self._own_context = context  # context length of the model; vLLM may be started for shorter windows
         self.cached_tokens = 0  # prompt tokens taken from the prefix cache so far
         self._notes, self._one_by_one = notes, False
         self._has_answered = False
         self.llm: Any = None
         self._begin()
-
-    @staticmethod
-    def load(facts: ModelFacts, options: VllmOptions, work: Work) -> VllmEngine:
-        taken = EngineArguments.of(options, work)
-        return VllmEngine(str(facts.path), taken, context=facts.context_length, notes=facts.notes)
 
     def _begin(self) -> None:
         """Start vLLM, and stop with an error unless our scores agree with those of its own ``compute_logits``."""
@@ -82,7 +82,7 @@ class VllmEngine(Engine):
         support.check_version(version, self.options.allow_untested)
         support.check_plugin()
         self.log = VllmLog()
-        self.llm, self._processes = start(self.model, arguments, self.options, self._tokenizer, self.log)
+        self.llm, self._processes = start(self.model, arguments, self.log, self.options, tokenizer=self._tokenizer)
         try:
             config = self.llm.llm_engine.vllm_config
             self._batch_tokens = int(config.scheduler_config.max_num_batched_tokens)
@@ -96,10 +96,13 @@ class VllmEngine(Engine):
             self._gather = False
             verdict = self._self_test(version)
             self._has_answered = True
-            self._stored_head = verdict.kernel.pop("stored_head", "")
+            self._head = verdict.head
             facts = engine_facts(config, version, verdict, gathered=self._gather)
             self.facts = replace(facts, context_length=self._context, notes=(*self._notes, *facts.notes))
-            self._require_kernel()
+            wanted = self.options.head_kernel
+            if wanted not in (None, facts.settings["head_kernel"]):
+                what = "this model's head is not a plain matrix, so the model's own logits are used"
+                raise OptionError(f"--head-kernel {wanted}: {what}", fix="leave --head-kernel out")
         except BaseException:
             self.close()
             raise
@@ -118,14 +121,23 @@ class VllmEngine(Engine):
         If memory runs out, vLLM is restarted with smaller batches, and only the missing windows are scored.
         """
         if want.records or isinstance(want.against, StoredDistributions):
-            yield from self._with_distributions(want, source, done)
-            return
-        if want.states and want.against is not None:
+            import torch
+
+            from scoremode.engines.distributions import LogitsOfStates, with_distributions
+
+            # on the CPU, from the workers' states and the model's head
+            made = LogitsOfStates.by(self.stored_head(), self._head_facts().dtype, torch.device("cpu"))
+            yield from with_distributions(self._with_states(source, done), source, want, made)
+        elif want.states and want.against is not None:
             raise EngineError("vLLM gives hidden states or a divergence, not both at once", fix="ask for one of them")
-        if want.states:
+        elif want.states:
             yield from self._with_states(source, done)
         elif want.against is not None:
-            yield from self._with_kl(want.against, source, done)
+            if want.against.place is None:
+                raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
+            require_one_vocabulary(want.against.head.vocabulary, self.facts.vocabulary)
+            for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, *want.against.place)):
+                yield index, replace(answers, kl=read_divergences(words))
         else:
             for index, answers, _ in self._score(source, done, Extra()):
                 yield index, answers
@@ -137,29 +149,8 @@ class VllmEngine(Engine):
             raw = words.view(RAW[head.dtype]).reshape(len(words), -1)
             yield index, replace(answers, states=np.ascontiguousarray(raw[:, : head.width]))
 
-    def _with_distributions(self, want: Want, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
-        """What needs whole distributions is made here, on the CPU, from the workers' states and the model's head."""
-        import torch
-
-        from scoremode.engines.distributions import LogitsOfStates, with_distributions
-
-        made = LogitsOfStates.by(self.stored_head(), self._head_facts().dtype, torch.device("cpu"))
-        yield from with_distributions(self._with_states(source, done), source, want, made)
-
-    def _with_kl(self, baseline: Baseline, source: WindowSource, done: Bools) -> Iterator[tuple[int, Answers]]:
-        if baseline.place is None:
-            raise EngineError("vLLM needs a reference to compare with", fix="make one with scoremode reference")
-        if baseline.head.vocabulary != self.facts.vocabulary:
-            raise ModelError(
-                f"the baseline has {baseline.head.vocabulary} ids and the candidate {self.facts.vocabulary}",
-                fix="compare models with one vocabulary",
-            )
-        folder, offsets = baseline.place
-        for index, answers, words in self._score(source, done, Extra("kl", KL_WORDS, folder, offsets)):
-            yield index, replace(answers, kl=read_divergences(words))
-
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        """Score shortened windows one by one: see ``shortened``."""
+        """Score shortened windows one by one."""
         if baseline.place is None:
             return NoiseFloor(None, "vLLM needs a reference to compare with")
         shortened = ShortenedWindows(source, self._batch_tokens)
@@ -168,10 +159,9 @@ class VllmEngine(Engine):
         left_out[[i for i, rows in counted.items() if not rows.any()]] = True
         if left_out.all():
             return NoiseFloor(None, "the windows are too short to be shortened further")
-        folder, offsets = baseline.place
         self._one_by_one = True
         try:
-            found = self._score(shortened, left_out, Extra("kl", 2, folder, offsets))
+            found = self._score(shortened, left_out, Extra("kl", KL_WORDS, *baseline.place))
             kl = [words.view(np.float64)[counted[index], 0] for index, _, words in found]
         finally:
             self._one_by_one = False
@@ -196,12 +186,12 @@ class VllmEngine(Engine):
         return StoredHead(weight, kept, head.dtype, "float32", self.facts.vocabulary, head.scale, head.softcap)
 
     def _head_facts(self) -> HeadFacts:
-        if not self._stored_head:
+        if self._head is None:
             raise ModelError(
                 "the head of this model is not a plain matrix of floats, so no reference can be kept",
                 fix="use an unquantized baseline, and leave --head out",
             )
-        return HeadFacts.read(self._stored_head)
+        return self._head
 
     def _one(self, ids: Ids, request: Request) -> Words:
         """The answer to a request that is alone in flight."""
@@ -236,23 +226,21 @@ class VllmEngine(Engine):
 
     def _stream(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[tuple[int, Answers, Words]]:
         """One pass over the windows that are not done, with a bounded number of prompts in flight."""
-        order = _order(source, done)
-        shared = _shared(source) if self.options.prefix_caching else np.zeros(len(source), bool)
         jobs: deque[Job] = deque()  # missing rows of windows whose first rows were in the prefix cache
         flying: dict[str, Job] = {}
-        fresh = iter(order)
-        waiting = True
+        fresh, waiting = self._jobs(source, done, extra), True
         try:
             while waiting or flying or jobs:
                 while self._has_room(flying):
-                    job = jobs.popleft() if jobs else self._next(source, shared, fresh, extra)
+                    job = jobs.popleft() if jobs else next(fresh, None)
                     if job is None:
                         waiting = False
                         break
                     if len(job.window.rows) == 0:
-                        yield job.index, _no_answers(job.window), np.zeros((0, extra.words), np.int32)
+                        job.lines = np.zeros((0, line_words(job.targets) + extra.words), np.int32)
+                        yield job.index, *job.answers()
                         continue
-                    flying[self._ask(job)] = job
+                    flying[self._submit(job.window.ids, job.request(self._gather), job.read_cache)] = job
                 for output in self._step() if flying else ():
                     job = flying.pop(output.request_id)
                     self.cached_tokens += int(getattr(output, "num_cached_tokens", 0) or 0)
@@ -260,7 +248,7 @@ class VllmEngine(Engine):
                     if rest is not None:
                         jobs.append(rest)
                     else:
-                        yield job.index, job.answers(), job.extras()
+                        yield job.index, *job.answers()
         except KeyboardInterrupt:
             flying.clear()  # the engine was interrupted too and may not respond: it will be closed
             raise
@@ -269,15 +257,16 @@ class VllmEngine(Engine):
                 with contextlib.suppress(Exception):  # a dead engine has forgotten them
                     self.llm.llm_engine.abort_request(list(flying))
 
-    def _next(self, source: WindowSource, shared: Bools, fresh: Iterator[int], extra: Extra) -> Job | None:
-        index = next(fresh, None)
-        if index is None:
-            return None
-        window = source.window(index)
-        self._check(window, index)
-        if len(window.rows):  # tokens after the last requested row change no answer
-            window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
-        return Job(index, window, bool(shared[index]), source.vocabulary or 0, extra)
+    def _jobs(self, source: WindowSource, done: Bools, extra: Extra) -> Iterator[Job]:
+        """A job for each window that is not done, in plan order; windows with a common prefix follow each other."""
+        order, shared = in_groups(source, done)
+        for index in order.tolist():
+            window = source.window(index)
+            self._check(window, index)
+            if len(window.rows):  # tokens after the last requested row change no answer
+                window = replace(window, ids=window.ids[: int(window.rows[-1]) + 1])
+            read_cache = self.options.prefix_caching and bool(shared[index])
+            yield Job(index, window, read_cache, source.vocabulary or 0, extra)
 
     def _has_room(self, flying: dict[str, Job]) -> bool:
         if self._one_by_one:
@@ -299,19 +288,6 @@ class VllmEngine(Engine):
                     f"window {index} has ids outside the model's {self._vocabulary} tokens", fix="check the tokenizer"
                 )
 
-    def _ask(self, job: Job) -> str:
-        first = 0 if job.extra.offsets is None else int(job.extra.offsets[job.index])
-        request = Request(
-            job.window.rows,
-            job.window.targets,
-            gather=self._gather,
-            vocabulary=job.vocabulary,
-            extra=job.extra.kind,
-            reference=job.extra.reference,
-            first=first,
-        )
-        return self._submit(job.window.ids, request, job.read_cache)
-
     def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> str:
         from vllm import PoolingParams
 
@@ -320,29 +296,22 @@ class VllmEngine(Engine):
         self._asked += 1
         name = f"scoremode-{self._asked}"
         params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=request.to_kwargs())
-        with self._explained():
+        with self._explaining():
             # a dict with "type" is what vLLM's own renderer produces: nothing is tokenized, truncated or copied again
             self.llm.llm_engine.add_request(name, {"type": "token", "prompt_token_ids": ids.tolist()}, params)
         return name
 
     def _step(self) -> list[Any]:
-        with self._explained():
+        with self._explaining():
             return [output for output in self.llm.llm_engine.step() if output.finished]
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn any exception of vLLM into one line: a dead engine may show up on a request or on a step."""
-        try:
-            yield
-        except ScoremodeError:
-            raise
-        except Exception as error:
-            why = self.log.cause() or one_line(error)
-            if self._has_answered:
-                fix = "run the same command again to resume"
-            else:  # it cannot run this model, and would stop again
-                fix = "use --engine transformers, or other options of vLLM"
-            raise EngineError(f"vLLM stopped ({why})", fix=f"{fix}; {self.log.where()}") from None
+    def _explaining(self) -> contextlib.AbstractContextManager[None]:
+        """Explains exceptions of vLLM: a dead engine may show up on a request or on a step."""
+        if self._has_answered:
+            fix = "run the same command again to resume"
+        else:  # it cannot run this model, and would stop again
+            fix = "use --engine transformers, or other options of vLLM"
+        return self.log.explaining("vLLM stopped", EngineError, fix)
 
     # ── start and end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _self_test(self, version: str) -> Verdict:
@@ -357,14 +326,6 @@ class VllmEngine(Engine):
                 break
         return require_agreement(tried, version)
 
-    def _require_kernel(self) -> None:
-        wanted, used = self.options.head_kernel, self.facts.settings["head_kernel"]
-        if wanted not in (None, used):
-            raise OptionError(
-                f"--head-kernel {wanted}: this model's head is not a plain matrix, so the model's own logits are used",
-                fix="leave --head-kernel out",
-            )
-
     def close(self) -> None:
         """Stop every process that vLLM started, and wait for them; after an interruption, kill them at once."""
         llm, self.llm = self.llm, None
@@ -372,23 +333,50 @@ class VllmEngine(Engine):
             end(llm, self._processes, self.log)
 
 
-def _order(source: WindowSource, done: Bools) -> list[int]:
-    """Windows to score, in plan order; windows with a common prefix are next to each other."""
-    todo = np.flatnonzero(~done)
-    if source.prefix_group is not None:
-        todo = todo[np.argsort(source.prefix_group[todo], kind="stable")]
-    return [int(i) for i in todo]
+@dataclass(frozen=True, slots=True, eq=False)
+class ShortenedWindows:
+    """The same windows, each without its last tokens and the rows at those tokens, for the noise floor.
 
+    vLLM certainly computes their rows in different steps than usual. It fills each step with whatever is waiting, up to
+    ``max_num_batched_tokens``, and does not tell which prompts shared a step. But if a prompt of c tokens is the only
+    one in flight, the size of its last step is known. The whole window has more than c tokens, so its rows were never
+    computed in such a step: the step had more tokens, or the rows were elsewhere in it.
+    """
 
-def _shared(source: WindowSource) -> Bools:
-    """Windows that share their prefix with another window."""
-    if source.prefix_group is None:
-        return np.zeros(len(source), bool)
-    _, inverse, counts = np.unique(source.prefix_group, return_inverse=True, return_counts=True)
-    shared: Bools = counts[inverse] > 1
-    return shared
+    source: WindowSource
+    step: int  # most tokens per step
+    prefix_group = None
 
+    def __len__(self) -> int:
+        return len(self.source)
 
-def _no_answers(window: Window) -> Answers:
-    k = window.targets.shape[1]
-    return read_lines(np.zeros((0, line_words(k)), np.int32), k)
+    @property
+    def lengths(self) -> Ints:
+        return np.array([len(self.window(i).ids) for i in range(len(self))], dtype=np.int64)
+
+    @property
+    def vocabulary(self) -> int | None:
+        return self.source.vocabulary
+
+    def window(self, index: int) -> Window:
+        whole = self.source.window(index)
+        end = self._end(whole)
+        kept = int(np.searchsorted(whole.rows, end))
+        return replace(whole, ids=whole.ids[:end], rows=whole.rows[:kept], targets=whole.targets[:kept])
+
+    def _end(self, whole: Window) -> int:
+        """Where to cut: half of the requested rows remain, and the last step is never full."""
+        if len(whole.rows) == 0:
+            return 0
+        first = int(whole.rows[0]) + 1
+        end = first + (len(whole.ids) - first) // 2
+        return end - 1 if end % self.step == 0 else end
+
+    def rows_in_other_steps(self, index: int) -> Bools:
+        """Which remaining rows are certainly computed in a different step: those of the last step, if it is shorter."""
+        whole, short = self.source.window(index), self.window(index)
+        missing = len(whole.ids) - len(short.ids)
+        if missing < (8 if len(whole.ids) <= GRAPHS else 16):  # with fewer, padding could restore the usual step size
+            return np.zeros(len(short.rows), np.bool_)
+        last_step: Bools = short.rows >= (len(short.ids) - 1) // self.step * self.step
+        return last_step

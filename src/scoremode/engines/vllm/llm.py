@@ -18,7 +18,7 @@ from typing import Any, TypedDict, overload
 import numpy as np
 
 from scoremode.engines.vllm.engine import VllmEngine
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm.support import LaunchArguments
 from scoremode.errors import InputError, OptionError
 from scoremode.plan.windows import Answers, Window, WindowList, measured
 from scoremode.values import Ids
@@ -149,12 +149,12 @@ class LLM:
     """A ``vllm.LLM`` that scores: it takes the same arguments, and ``generate`` returns prompt log-probabilities."""
 
     def __init__(self, model: str, **arguments: Any) -> None:
-        known = {f.name for f in fields(EngineArguments)} - {"extra"}
+        known = {f.name for f in fields(LaunchArguments)} - {"extra"}
         named = {name: value for name, value in arguments.items() if name in known}
         extra = {name: value for name, value in arguments.items() if name not in known}
         if extra.pop("enable_prefix_caching", False):
             named["prefix_caching"] = True
-        self.engine = VllmEngine(model, EngineArguments(**named, extra=extra), tokenizer=True)
+        self.engine = VllmEngine(model, LaunchArguments(**named, extra=extra), tokenizer=True)
 
     def get_tokenizer(self) -> Any:
         return self.engine.llm.get_tokenizer()

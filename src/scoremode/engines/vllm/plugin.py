@@ -1,17 +1,29 @@
-"""The plugin that vLLM loads from the entry point ``vllm.general_plugins`` in every process it starts.
+"""The code that runs in every process of vLLM: the plugin that makes models score, and a watch over our own process.
 
-It runs in the front end, the engine core, every worker and the process that inspects model classes, several times
-each, and also in engines that have nothing to do with scoring. So it imports nothing heavy, may run any number of
-times, and does nothing unless ``SCOREMODE_VLLM=1`` is in the environment, which our engine sets while it starts.
+vLLM loads the plugin from the entry point ``vllm.general_plugins``. It runs in the front end, the engine core, every
+worker and the process that inspects model classes, several times each, and also in engines that have nothing to do with
+scoring. So it imports nothing heavy, may run any number of times, and does nothing unless ``SCOREMODE_VLLM=1`` is in
+the environment, which our engine sets while it starts.
+
+vLLM's processes never outlive the scoremode process that started them, however it ends. They would not notice that it
+was killed with SIGKILL, and keep occupying the GPU. So each of them watches that process, by the identity stored in the
+environment, and its own parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
+from typing import Any
 
-from scoremode.engines.vllm import guard
+from scoremode.engines.process_guard import identity
 
 SWITCH = "SCOREMODE_VLLM"
+PARENT = "SCOREMODE_VLLM_PARENT"  # identity of the scoremode process
+SECONDS = 0.5  # between two checks
+_watching: set[int] = set()  # process ids: a forked process inherits this set, but not the thread
 
 
 def asked_for() -> bool:
@@ -21,14 +33,14 @@ def asked_for() -> bool:
 def register() -> None:
     """Make ``runner="pooling", convert="embed"`` build a model that scores instead of one that embeds.
 
-    Also make this process end with the scoremode process: see ``guard``.
+    Also make this process end with the scoremode process.
 
     vLLM looks up ``as_embedding_model`` in its module at each call, so replacing that one attribute is enough. The
     replacement checks the switch at each call, so a process can score and later embed.
     """
     if not asked_for():
         return
-    guard.watch_parent()
+    watch_parent()
     from vllm.model_executor.models import adapters
 
     if getattr(adapters.as_embedding_model, "stock", None) is None:
@@ -45,3 +57,86 @@ class _either:  # noqa: N801  (replaces a function)
         from scoremode.engines.vllm.pooler import as_score_model
 
         return as_score_model(model_class)
+
+
+# ── a process that ends with ours ────────────────────────────────────────────────────────────────────────────────────
+def watch_parent() -> None:
+    """End this process soon after the scoremode process ends; may be called any number of times."""
+    wanted = os.environ.get(PARENT, "")
+    pid = int(wanted.partition(":")[0] or 0)
+    if pid in (0, os.getpid()) or os.getpid() in _watching:
+        return
+    if not _watching:
+        os.register_at_fork(after_in_child=watch_parent)  # forked workers do not load plugins again
+    _watching.add(os.getpid())
+    import psutil  # noqa: F401 - before the thread starts: a process forked during the import would have half of it
+
+    arguments = (pid, wanted, os.getppid())
+    threading.Thread(target=_watch, args=arguments, name="scoremode-guard", daemon=True).start()
+
+
+def _watch(pid: int, wanted: str, parent: int) -> None:
+    while os.getppid() == parent and identity(pid) == wanted:
+        time.sleep(SECONDS)
+    _end()
+
+
+def _end() -> None:
+    """Kill all descendants and exit; only the tracker, which frees shared memory and then ends, is left."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if not is_tracker(child):
+                    child.kill()
+    os._exit(1)
+
+
+def is_tracker(process: Any) -> bool:
+    """Is this multiprocessing's resource tracker? It ends by itself after the last process that uses it."""
+    return any("resource_tracker" in word for word in process.cmdline())
+
+
+class EngineCoreTarget:
+    """Replaces the function that vLLM's engine process runs, and starts watching at once.
+
+    vLLM loads its plugins late: importing takes many seconds, and then the process may wait minutes for its parent's
+    first message. This object is unpickled in the new process before any module of vLLM is imported.
+    """
+
+    def __init__(self, stock: Any = None) -> None:
+        self._stock = stock
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        watch_parent()
+        stock = self._stock
+        if stock is None:
+            from vllm.v1.engine.core import EngineCoreProc
+
+            stock = EngineCoreProc.run_engine_core
+        return stock(*arguments, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _in_new_process, ()
+
+
+def _in_new_process() -> EngineCoreTarget:
+    watch_parent()
+    return EngineCoreTarget()
+
+
+@contextlib.contextmanager
+def guarded_start() -> Any:
+    """Engine processes started inside this block watch this process."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    stock = EngineCoreProc.__dict__.get("run_engine_core")
+    if stock is None:  # a different version of vLLM: the plugin starts watching, but later
+        yield
+        return
+    EngineCoreProc.run_engine_core = staticmethod(EngineCoreTarget(EngineCoreProc.run_engine_core))
+    try:
+        yield
+    finally:
+        EngineCoreProc.run_engine_core = stock

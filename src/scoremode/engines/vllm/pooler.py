@@ -17,7 +17,10 @@ from torch import Tensor
 from vllm.model_executor.layers.pooler.abstract import Pooler
 from vllm.model_executor.layers.pooler.common import PoolingParamsUpdate
 
-from scoremode.engines.vllm.ranks import (
+from scoremode.engines.vllm.states import SentStates, StoredStates, WorkerBaseline
+from scoremode.engines.vllm.tap import (
+    Shard,
+    Tap,
     across_ranks,
     any_rank,
     every_rank,
@@ -27,11 +30,9 @@ from scoremode.engines.vllm.ranks import (
     unpack_divergence,
     unpack_partials,
 )
-from scoremode.engines.vllm.states import Baseline, SentStates, StoredStates
-from scoremode.engines.vllm.tap import Shard, Tap
 from scoremode.engines.vllm.wire import KERNEL_WORDS, KEY, Request, pack_words
 from scoremode.head.budget import rows_within
-from scoremode.head.chunked import keep_own
+from scoremode.head.chunked import Share, keep_own
 from scoremode.head.definition import Columns, define_columns
 from scoremode.head.divergence import combine_divergence, divergence_partials, finish_divergence
 from scoremode.head.kernels import Choice, choose, describe_kernel
@@ -58,12 +59,9 @@ class Settings:
         given = (getattr(vllm_config, "additional_config", None) or {}).get(KEY) or {}
         return Settings(**given)
 
-    def rows(self, device: torch.device, columns: int) -> int:
-        return rows_within(self.head_bytes, columns, device.type)
-
 
 class Kind(NamedTuple):
-    """What must be equal for rows to be scored together."""
+    """The properties of a request that must be equal for rows to be scored together."""
 
     k: int
     vocabulary: int
@@ -116,7 +114,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         self._rows = 0  # rows per step, reduced after running out of memory; 0: as in the settings
         self._choice: Choice | None = None
         self._asks_for_logits = not settings.exact
-        self._baseline: Baseline | None = None  # what KL is measured against
+        self._baseline: WorkerBaseline | None = None  # what KL is measured against
 
     def get_supported_tasks(self) -> Set[Any]:
         return {TASK}
@@ -152,7 +150,8 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         if self._kernel_of(hidden_states) is not None and not kind.gather:
             step = self._rows or len(rows)  # a kernel splits its rows itself
         else:
-            step = self._rows or self._settings.rows(hidden_states.device, self._shard_of(hidden_states).columns)
+            columns, device = self._shard_of(hidden_states).columns, hidden_states.device.type
+            step = self._rows or rows_within(self._settings.head_bytes, columns, device)
         while True:
             try:
                 blocks = [slice(i, i + step) for i in range(0, len(rows), step)]
@@ -189,14 +188,16 @@ class ScorePooler(Pooler):  # type: ignore[misc]
 
     def _shard_of(self, hidden_states: Tensor) -> Shard:
         if self._shard is None:
-            self._shard = self._tap.describe(hidden_states)
+            self._shard = self._tap.logits(hidden_states[:1], gather=False)[1]
         return self._shard
 
-    def _kernel_of(self, hidden_states: Tensor) -> Choice | None:
+    def _kernel_of(self, like: Tensor) -> Choice | None:
         """The kernel for this head; None if the head is not a plain matrix and the model computes the logits."""
         if self._choice is None and not self._asks_for_logits:
-            found = self._tap.matrix(self._probe(hidden_states))
-            if every_rank(found is not None and self._is_all(hidden_states)) and found is not None:
+            random = torch.Generator().manual_seed(0)  # a few rows of random numbers, the same on every rank
+            probe = torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
+            found = self._tap.matrix(probe)
+            if every_rank(found is not None and self._is_all(*found[:2], probe)) and found is not None:
                 self._choice = self._same_everywhere(found[1])
             else:
                 if self._settings.head_kernel:
@@ -204,19 +205,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 self._asks_for_logits = True
         return self._choice
 
-    def _probe(self, like: Tensor) -> Tensor:
-        """A few rows of random numbers, the same on every rank."""
-        random = torch.Generator().manual_seed(0)
-        return torch.randn(4, like.shape[1], generator=random).to(like.device, like.dtype)
-
-    def _is_all(self, like: Tensor) -> bool:
+    def _is_all(self, rows: Tensor, head: Head, probe: Tensor) -> bool:
         """Does the model compute its logits with nothing but this matrix, its scale and its cap?"""
-        probe = self._probe(like)
-        found = self._tap.matrix(probe)
-        if found is None:
-            return False
         x, _ = self._tap.logits(probe, gather=False)
-        ours = found[1].logits(found[0])
+        ours = head.logits(rows)
         return x.shape == ours.shape and bool(((ours - x).abs() <= 1e-3 * (1 + x.abs())).all())
 
     def _same_everywhere(self, head: Head) -> Choice:
@@ -230,24 +222,28 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return to_words(self._columns_of(hidden, targets, gather, vocabulary))
 
     def _columns_of(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Columns:
-        choice = None if gather else self._kernel_of(hidden)
-        found = None if choice is None else self._tap.matrix(hidden)
-        if choice is not None and found is not None:
-            rows, head, shard = found
-            head = head.within(vocabulary) if vocabulary else head
-            own, at_target = choice.kernel.reduce(
-                rows, head, targets, largest_of_ranks if shard.ranks > 1 else keep_own
-            )
+        x, head, shard, share = self._projected(hidden, gather, vocabulary)
+        if head is not None and self._choice is not None:
+            own, at_target = self._choice.kernel.reduce(x, head, targets, share)
         else:
-            x, shard = self._tap.logits(hidden, gather)
-            if vocabulary:  # size of the tokenizer's vocabulary: the ids after it are padding
-                x = x[:, : max(0, vocabulary - shard.first_id)]
-            at_target = target_logits(x, targets, shard.first_id)
-            if shard.ranks > 1:
-                at_target = largest_of_ranks(at_target)
+            at_target = share(target_logits(x, targets, shard.first_id))
             own = partials(x, targets, at_target, shard.first_id)
         whole = own if shard.ranks == 1 else combine([unpack_partials(w) for w in across_ranks(pack_partials(own))])
         return finish(whole, at_target)
+
+    def _projected(self, hidden: Tensor, gather: bool, vocabulary: int) -> tuple[Tensor, Head | None, Shard, Share]:
+        """Rows and the head that a kernel multiplies them with; or, without a head, the model's own logits.
+
+        ``vocabulary`` is the size of the tokenizer's vocabulary, where the ids after it are padding. The ``Share`` lets
+        all ranks know the targets' logits.
+        """
+        found = None if gather or self._kernel_of(hidden) is None else self._tap.matrix(hidden)
+        if found is not None:
+            x, head, shard = found[0], found[1].within(vocabulary) if vocabulary else found[1], found[2]
+        else:
+            x, shard = self._tap.logits(hidden, gather)
+            x, head = x[:, : max(0, vocabulary - shard.first_id)] if vocabulary else x, None
+        return x, head, shard, largest_of_ranks if shard.ranks > 1 else keep_own
 
     def _head_facts(self, hidden: Tensor) -> dict[str, str]:
         """Facts needed to store the head: dtype, rows, width, scale, cap, bias; empty if it is not a plain matrix."""
@@ -262,35 +258,23 @@ class ScorePooler(Pooler):  # type: ignore[misc]
     def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
         """Lines, each followed by KL(baseline‖this model) in float64, from the baseline's states for the same rows."""
         baseline = self._baseline_of(kind)
-        choice = None if kind.gather else self._kernel_of(hidden)
-        found = None if choice is None else self._tap.matrix(hidden)
-        if choice is not None and found is not None:
-            rows, head, shard = found
-            head = head.within(kind.vocabulary) if kind.vocabulary else head
-            width = head.vocabulary
-        else:
-            x, shard = self._tap.logits(hidden, kind.gather)
-            x = x[:, : max(0, kind.vocabulary - shard.first_id)] if kind.vocabulary else x
-            width = x.shape[1]
-        head_p = baseline.head(hidden.device, shard.first_id, width)
+        x, head, shard, share = self._projected(hidden, kind.gather, kind.vocabulary)
+        head_p = baseline.head(hidden.device, shard.first_id, x.shape[1] if head is None else head.vocabulary)
         if not every_rank(head_p is not None) or head_p is None:
             lines = self._answer(hidden, targets, kind.gather, kind.vocabulary)
             return with_divergence(lines, torch.full((len(lines),), torch.nan, device=lines.device))
         states = baseline.rows(stored, hidden.device)
-        if choice is not None and found is not None:
-            share = largest_of_ranks if shard.ranks > 1 else keep_own
-            part, at_q = choice.kernel.diverge(states, head_p, rows, head, targets, share)
+        if head is not None and self._choice is not None:
+            part, at_q = self._choice.kernel.diverge(states, head_p, x, head, targets, share)
         else:
-            at_q = target_logits(x, targets, shard.first_id)
-            if shard.ranks > 1:
-                at_q = largest_of_ranks(at_q)
+            at_q = share(target_logits(x, targets, shard.first_id))
             part = divergence_partials(head_p.logits(states), x, targets, at_q, shard.first_id)
         if shard.ranks > 1:
             part = combine_divergence([unpack_divergence(w) for w in across_ranks(pack_divergence(part))])
         made = finish_divergence(part, at_q)
         return with_divergence(to_words(made.q), made.kl)
 
-    def _baseline_of(self, kind: Kind) -> Baseline:
+    def _baseline_of(self, kind: Kind) -> WorkerBaseline:
         wanted = f"{kind.reference} {kind.states_dtype}" if kind.states_dtype else kind.reference
         if self._baseline is None or self._baseline.name != wanted:
             self._baseline = None  # its head goes before another one is loaded

@@ -1,12 +1,14 @@
-"""The self-test at the start: our scores against those of the model's own ``compute_logits``."""
+"""The self-test at the start: our scores against those of the model's own ``compute_logits``. And vLLM's own facts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from scoremode.engines.base import UNIFORM
+from scoremode.engines.base import UNIFORM, EngineFacts
+from scoremode.engines.vllm import support
 from scoremode.engines.vllm.wire import KERNEL_WORDS, Request, unpack_words
 from scoremode.errors import EngineError
 from scoremode.plan.windows import measured
@@ -16,6 +18,11 @@ from scoremode.scores.schema import BUILT_IN
 from scoremode.values import Ids
 
 TEST_TOKENS, TEST_TARGETS = 12, 3
+CUTS_OFF = (
+    "vLLM's kernel on this CPU cuts int8 activations off instead of rounding them: this checkpoint loses more here "
+    "than elsewhere (docs/served-and-emulated.md)"
+)
+UNQUANTIZED = ("auto", "float16", "bfloat16", "half", "float32")  # dtypes of a K/V cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,7 @@ class Verdict:
     exact: bool  # are logits kept in float32?
     vocabulary: int
     kernel: dict[str, str]  # for the run's settings
+    head: HeadFacts | None = None  # None: it is not a plain matrix of floats
     uniform: bool = False  # does every token get the same probability?
 
     @property
@@ -94,6 +102,7 @@ def judge_answers(words: Words, dtype: str) -> Verdict:
     floats = [column.name for column in BUILT_IN.scores if column.dtype == "float64"]
     gaps = [np.abs(getattr(ours, n) - getattr(theirs, n)).max() for n in floats]
     kernel = unpack_words(words[0, 2 * line + 3 :])
+    stored = kernel.pop("stored_head", "")
     served = kernel.get("float32_products") if dtype == "float32" else dtype
     step = {"bfloat16": 2**-8, "bf16": 2**-8, "float16": 2**-11, "tf32": 2**-11}.get(served or "", 2**-24)
     error = float(np.max(gaps))
@@ -101,4 +110,76 @@ def judge_answers(words: Words, dtype: str) -> Verdict:
     # a NaN gap must fail, but NaN compares false: it becomes infinity below
     exact, vocabulary = words[0, 2 * line + 1 : 2 * line + 3].tolist()
     uniform = bool((theirs.logprob == measured(theirs.top_logprob)[:, None]).all()) and vocabulary > 1
-    return Verdict(error if np.isfinite(error) else float("inf"), allowed, bool(exact), vocabulary, kernel, uniform)
+    return Verdict(
+        error=error if np.isfinite(error) else float("inf"),
+        allowed=allowed,
+        exact=bool(exact),
+        vocabulary=vocabulary,
+        kernel=kernel,
+        head=HeadFacts.read(stored) if stored else None,
+        uniform=uniform,
+    )
+
+
+# ── what is stored with every number ─────────────────────────────────────────────────────────────────────────────────
+def dtype_of(config: Any) -> str:
+    """The dtype of a ``VllmConfig``, by its plain name."""
+    return str(config.model_config.dtype).removeprefix("torch.")
+
+
+def unread_cache_note(config: Any) -> list[str]:
+    """A line if prefill does not read the K/V cache that it fills: then scores hardly show what its rounding does.
+
+    In vLLM up to 0.32, TurboQuant, UltraQuant and dense MLA attend to the first chunk's keys and values as they were
+    computed. Only later chunks and generated tokens read the cache.
+    """
+    dtype, model = str(config.cache_config.cache_dtype), config.model_config
+    is_dense_mla = bool(getattr(model, "use_mla", False)) and not hasattr(model.hf_text_config, "index_topk")
+    if not (dtype.startswith(("turboquant", "ultraquant")) or (is_dense_mla and dtype not in UNQUANTIZED)):
+        return []
+    chunk = int(config.scheduler_config.max_num_batched_tokens)
+    kind = f"{dtype} K/V cache" + (" of MLA" if is_dense_mla else "")
+    return [
+        f"the {kind} is hardly measured: the first chunk of a window, up to {chunk} tokens, attends to keys and values "
+        "that were not rounded; only later chunks and generated tokens read the cache"
+    ]
+
+
+def engine_facts(config: Any, version: str, head: Verdict, *, gathered: bool) -> EngineFacts:
+    """The facts of an engine that was started with this ``VllmConfig`` and passed its self-test."""
+    import torch
+    import transformers
+    from vllm.platforms import current_platform
+
+    dtype, parallel = dtype_of(config), config.parallel_config
+    return EngineFacts(
+        engine="vllm",
+        dtype=dtype,
+        device=str(current_platform.get_device_name()),
+        head="exact-fp32" if head.exact else "as-served",
+        vocabulary=head.vocabulary,
+        context_length=int(config.model_config.max_model_len),
+        versions={"vllm": version, "torch": torch.__version__, "transformers": transformers.__version__},
+        settings={
+            "quantization": config.model_config.quantization,
+            "tensor_parallel_size": int(parallel.tensor_parallel_size),
+            "pipeline_parallel_size": int(parallel.pipeline_parallel_size),
+            "kv_cache_dtype": str(config.cache_config.cache_dtype),
+            "max_num_batched_tokens": int(config.scheduler_config.max_num_batched_tokens),
+            "enforce_eager": bool(config.model_config.enforce_eager),
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "gathered_logits": gathered,
+            **head.kernel,
+        },
+        notes=(
+            *head.notes(dtype),
+            *activation_notes(config.model_config.hf_config, current_platform.is_cpu()),
+            *unread_cache_note(config),
+        ),
+    )
+
+
+def activation_notes(config: Any, on_cpu: bool) -> list[str]:
+    """A note if the kernel for int8 activations does not round them as the checkpoint asks."""
+    asked = on_cpu and support.is_w8a8(getattr(config, "quantization_config", None))
+    return [CUTS_OFF] if asked and not support.rounds_int8_activations() else []

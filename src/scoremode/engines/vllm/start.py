@@ -1,20 +1,25 @@
-"""Starting vLLM in score mode: its arguments, its environment, its pitfalls."""
+"""Starting vLLM in score mode, or stock vLLM as a writer: its arguments, its environment, its pitfalls."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from scoremode.engines import exit_hooks
+import numpy as np
+
+from scoremode.engines import process_guard
+from scoremode.engines.generation import Generator, Sampling
+from scoremode.engines.plugin import Work
 from scoremode.engines.process_guard import identity
-from scoremode.engines.vllm import guard, plugin, support
-from scoremode.engines.vllm.log import VllmLog
-from scoremode.engines.vllm.processes import Processes
-from scoremode.engines.vllm.vllm_options import EngineArguments
+from scoremode.engines.vllm import plugin, support
+from scoremode.engines.vllm.processes import Processes, VllmLog, end
+from scoremode.engines.vllm.support import LaunchArguments, VllmOptions
 from scoremode.engines.vllm.wire import KEY
-from scoremode.errors import ModelError, ScoremodeError
+from scoremode.errors import EngineError, ModelError, OptionError
+from scoremode.values import Ids
 
 QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -25,19 +30,25 @@ KV_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "2"}  # GiB; on a CPU vLLM would take almo
 
 
 def start(
-    model: str, arguments: dict[str, Any], options: EngineArguments, tokenizer: bool, log: VllmLog
+    model: str,
+    arguments: dict[str, Any],
+    log: VllmLog,
+    options: LaunchArguments | None = None,
+    *,
+    tokenizer: bool = True,
 ) -> tuple[Any, Processes]:
-    """``vllm.LLM`` in score mode and the processes that it started; a one-line error if vLLM refuses to start."""
-    return start_guarded(lambda: _start(model, arguments, options, tokenizer, log))
+    """``vllm.LLM`` and the processes that it started: in score mode with ``options``, else for writing texts.
 
-
-def start_guarded(make: Callable[[], Any]) -> tuple[Any, Processes]:
-    """Makes a ``vllm.LLM``. None of its processes is left if that fails or is interrupted."""
+    If vLLM refuses to start, the error has one line. None of its processes is left then, or after an interruption.
+    """
     processes = Processes()
-    exit_hooks.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
+    process_guard.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
     try:
         with processes.killed_by_signals():
-            llm = make()
+            if options is None:
+                llm = _start_writing(model, arguments, log)
+            else:
+                llm = _start_scoring(model, arguments, log, options, tokenizer)
     except BaseException:
         processes.kill()
         processes.wait(5)
@@ -47,8 +58,24 @@ def start_guarded(make: Callable[[], Any]) -> tuple[Any, Processes]:
     return llm, processes
 
 
-def _start(model: str, arguments: dict[str, Any], options: EngineArguments, tokenizer: bool, log: VllmLog) -> Any:
-    marks = {plugin.SWITCH: "1", guard.PARENT: identity(os.getpid()) or ""}
+def _start_writing(model: str, arguments: dict[str, Any], log: VllmLog) -> Any:
+    with log.taking_output(), support.environment({}, QUIET | KV_CACHE):
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+        on_cpu = current_platform.is_cpu()
+        dtype = choose_dtype(model, on_cpu, bool(arguments.get("trust_remote_code")))
+        chosen = {"dtype": dtype, "use_tqdm_on_load": False} | arguments
+        if on_cpu:
+            chosen.setdefault("enforce_eager", True)  # compiling takes longer than most runs on a CPU
+        with log.explaining(f"vLLM cannot start {model}", ModelError):
+            return LLM(model=model, **chosen)
+
+
+def _start_scoring(
+    model: str, arguments: dict[str, Any], log: VllmLog, options: LaunchArguments, tokenizer: bool
+) -> Any:
+    marks = {plugin.SWITCH: "1", plugin.PARENT: identity(os.getpid()) or ""}
     marks |= support.plugin_filter() | support.copied_to_ray(plugin.SWITCH)
     with log.taking_output(), support.environment(marks, QUIET):
         from vllm import LLM
@@ -68,8 +95,17 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
         elif can_plan_ahead(arguments):
             # vLLM plans the next batch while this one runs, except for pooling models: there it must be turned on
             arguments.setdefault("async_scheduling", True)
-        with support.environment({}, device_defaults(on_cpu, options)), guard.guarded_start():
-            try:
+        settings = {
+            "exact": options.head == "exact",
+            "head_bytes": options.head_bytes,
+            "head_kernel": options.head_kernel,
+        }
+        try:
+            with (
+                support.environment({}, device_defaults(on_cpu, options)),
+                plugin.guarded_start(),
+                log.explaining(f"vLLM cannot start {model}", ModelError),
+            ):
                 return LLM(
                     model=model,
                     runner="pooling",
@@ -79,22 +115,11 @@ def _start(model: str, arguments: dict[str, Any], options: EngineArguments, toke
                     hf_overrides=hf_overrides,
                     pooler_config=PoolerConfig(task="token_classify", seq_pooling_type="LAST", tok_pooling_type="ALL"),
                     enable_prefix_caching=options.prefix_caching,  # explicit: the default differs by architecture
-                    additional_config={
-                        KEY: {
-                            "exact": options.head == "exact",
-                            "head_bytes": options.head_bytes,
-                            "head_kernel": options.head_kernel,
-                        }
-                    },
+                    additional_config={KEY: settings},
                     **({"use_tqdm_on_load": False, "enable_chunked_prefill": True} | arguments),
                 )
-            except ScoremodeError:
-                raise
-            except Exception as error:
-                why = log.cause() or one_line(error)
-                raise ModelError(f"vLLM cannot start {model} ({why})", fix=log.where()) from None
-            finally:
-                _forget_model_classes()
+        finally:
+            _forget_model_classes()
 
 
 def can_plan_ahead(arguments: dict[str, Any]) -> bool:
@@ -143,7 +168,7 @@ def _needs_bfloat16_on_cpu(config: Any) -> bool:
     return int4 or (support.is_w8a8(quantization) and bool(torch.cpu._is_amx_tile_supported()))
 
 
-def device_defaults(on_cpu: bool, options: EngineArguments) -> dict[str, str]:
+def device_defaults(on_cpu: bool, options: LaunchArguments) -> dict[str, str]:
     defaults: dict[str, str] = {}
     found = support.installed_version().split(".")
     if (int(found[0]), int(found[1])) < (0, 32):
@@ -167,9 +192,36 @@ def _forget_model_classes() -> None:
         getattr(utils, "_MODEL_ARCH_BY_HASH", {}).clear()
 
 
-def one_line(error: BaseException) -> str:
-    """The innermost cause in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "…"
+class VllmGenerator(Generator):
+    """Writes with stock vLLM, which is opened for nothing else, and closed before anything is scored again."""
+
+    def __init__(self, folder: Path, options: VllmOptions, work: Work) -> None:
+        given = LaunchArguments.of(options, work)
+        support.check_version(support.installed_version(), given.allow_untested)
+        self.log = VllmLog()
+        self.llm: Any
+        self.llm, self._processes = start(str(folder), given.arguments(), self.log)
+
+    def generate(self, prompts: Sequence[Ids], sampling: Sampling) -> Iterator[tuple[int, Ids]]:
+        from vllm import SamplingParams
+
+        try:
+            chosen = SamplingParams(
+                max_tokens=sampling.max_tokens,
+                stop=list(sampling.stop),
+                temperature=sampling.temperature,
+                **sampling.more,
+            )
+        except (TypeError, ValueError) as error:
+            reason = str(error).strip().split("\n")[0][:200]
+            raise OptionError(f"vLLM cannot generate like this ({reason})", fix="check --gen_kwargs") from None
+        asked = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+        with self.log.explaining("vLLM stopped", EngineError):
+            written = self.llm.generate(asked, chosen, use_tqdm=False)
+        for index, output in enumerate(written):
+            yield index, np.array(output.outputs[0].token_ids, dtype=np.int32)
+
+    def close(self) -> None:
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            end(llm, self._processes, self.log)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.heads import HeadFile, heads_folder
-from scoremode.engines.tensors import from_raw
+from scoremode.engines.base import StoredHead
+from scoremode.engines.baseline import head_of
+from scoremode.engines.distributions import from_raw
+from scoremode.engines.messages import HeadFile, heads_folder
 from scoremode.head.matrix import Head
 from scoremode.references.format import RAW_DTYPES
 from scoremode.references.reader import Reference
 from scoremode.values import Ints, Raw
 
 logger = logging.getLogger("vllm.scoremode")
-
-
-class Baseline(Protocol):
-    """What KL is measured against."""
-
-    name: str
-
-    def rows(self, which: Any, device: torch.device) -> Tensor:
-        """The states (n, d) of these rows."""
-
-    def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        """The ids ``first_id … first_id + width`` of the head; None if it cannot be loaded."""
 
 
 class PinnedBuffers:
@@ -65,14 +56,43 @@ class PinnedBuffers:
         return found
 
 
-class StoredStates:
+class WorkerBaseline(ABC):
+    """A baseline that KL is measured against."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._buffers = name, PinnedBuffers()
+        self._head: Head | None = None
+
+    @abstractmethod
+    def rows(self, which: Any, device: torch.device) -> Tensor:
+        """The states (n, d) of these rows."""
+
+    @abstractmethod
+    def _head_rows(self, first_id: int, width: int) -> StoredHead:
+        """The ids ``first_id … first_id + width`` of the head, as they are stored."""
+
+    def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
+        """Those ids of the head; None if it cannot be loaded. Cached, because the ids are always the same."""
+        if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
+            self._head = None
+            stored = self._head_rows(first_id, width)
+            self._head = Head(
+                weight=from_raw(stored.weight, stored.dtype).to(device),
+                vocabulary=width,
+                bias=None if stored.bias is None else from_raw(stored.bias, stored.bias_dtype).to(device),
+                scale=stored.scale,
+                softcap=stored.softcap,
+                first_id=first_id,
+            )
+        return self._head
+
+
+class StoredStates(WorkerBaseline):
     """A reference in a folder: rows by their numbers."""
 
     def __init__(self, folder: str) -> None:
-        self.name = folder
+        super().__init__(folder)
         self._stored = Reference.open(folder, verify=False)  # already verified before its path is sent to a worker
-        self._head: Head | None = None
-        self._buffers = PinnedBuffers()
 
     def rows(self, which: Ints, device: torch.device) -> Tensor:
         """States of these rows of the reference (n, d): consecutive rows are read together."""
@@ -84,32 +104,16 @@ class StoredStates:
                 stored.rows(int(which[begin]), end - begin, into=rows[begin:end])
         return self._buffers.send(rows, stored.dtype, device)
 
-    def head(self, device: torch.device, first_id: int, width: int) -> Head:
-        """Cached, because the ids are always the same."""
-        if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
-            stored, ids = self._stored, slice(first_id, first_id + width)
-            bias = stored.head_bias()
-            self._head = Head(
-                weight=from_raw(stored.head_weight()[ids], stored.head_dtype).to(device),
-                vocabulary=width,
-                bias=None if bias is None else from_raw(bias[ids], stored.bias_dtype or "float32").to(device),
-                scale=stored.scale,
-                softcap=stored.softcap,
-                first_id=first_id,
-            )
-        return self._head
+    def _head_rows(self, first_id: int, width: int) -> StoredHead:
+        return head_of(self._stored, slice(first_id, first_id + width))
 
 
-class SentStates:
-    """States that come with each request, and a head that was sent before and lies in the service's own folder.
-
-    A client's head must not end the server: one that cannot be read, or for which the device has no memory, is None.
-    """
+class SentStates(WorkerBaseline):
+    """States that come with each request, and a head that was sent before and lies in the service's own folder."""
 
     def __init__(self, digest: str, dtype: str) -> None:
-        self.name, self._digest, self._dtype = f"{digest} {dtype}", digest, dtype
-        self._head: Head | None = None
-        self._buffers = PinnedBuffers()
+        super().__init__(f"{digest} {dtype}")
+        self._digest, self._dtype = digest, dtype
 
     def rows(self, which: Raw, device: torch.device) -> Tensor:
         rows = self._buffers.rows(len(which), which.shape[1], self._dtype, device)
@@ -117,22 +121,12 @@ class SentStates:
         return self._buffers.send(rows, self._dtype, device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
-            self._head = None
-            try:
-                self._head = self._load(device, first_id, width)
-            except (OSError, ValueError, MemoryError, RuntimeError) as error:
-                logger.warning("scoremode: the head of a baseline cannot be loaded: %s", error)
-        return self._head
+        """None if it cannot be read, or if the device has no memory: a client's head must not end the server."""
+        try:
+            return super().head(device, first_id, width)
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            logger.warning("scoremode: the head of a baseline cannot be loaded: %s", error)
+            return None
 
-    def _load(self, device: torch.device, first_id: int, width: int) -> Head:
-        stored = HeadFile.open(heads_folder() / self._digest)
-        bias = stored.bias(first_id, width)
-        return Head(
-            weight=from_raw(stored.weight(first_id, width), stored.header.dtype).to(device),
-            vocabulary=width,
-            bias=None if bias is None else from_raw(bias, stored.header.bias_dtype or "").to(device),
-            scale=stored.header.scale,
-            softcap=stored.header.softcap,
-            first_id=first_id,
-        )
+    def _head_rows(self, first_id: int, width: int) -> StoredHead:
+        return HeadFile.open(heads_folder() / self._digest).rows(first_id, width)

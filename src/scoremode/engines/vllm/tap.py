@@ -3,6 +3,7 @@
 Every causal model of vLLM ends in ``compute_logits``, and that ends in a ``LogitsProcessor``, which projects, gathers
 the shards, removes the padding, caps and scales. The tap replaces only the first three steps, on the processors of one
 model object. Everything else that a model does (a norm before, a bias, a cap, a scale) is still done by its own code.
+Tensor-parallel ranks then tell each other a few numbers per row, never logits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
+from scoremode.head.divergence import DivergencePartials
 from scoremode.head.matrix import Head, product_in_float32
+from scoremode.head.partials import Partials
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,6 @@ class Tap:
         x: Tensor | None = self._model.compute_logits(hidden)
         return x
 
-    def describe(self, hidden: Tensor) -> Shard:
-        """The shard, found by projecting one row."""
-        return self.logits(hidden[:1], gather=False)[1]
-
     def _project(
         self, processor: Any, stock: Any, hidden: Tensor, lm_head: Any, bias: Tensor | None, *rest: Any
     ) -> Tensor | None:
@@ -112,7 +111,8 @@ class Tap:
         if self._mode == "matrix":
             raise _Reached(hidden, _head_of(processor, lm_head, bias, shard), shard)
         if shard.exact:
-            x = _exact_product(hidden, lm_head, bias, shard.width)
+            x = product_in_float32(hidden, lm_head.weight[: shard.width])
+            x = x if bias is None else x.add_(bias[: shard.width].float())
         else:
             x = lm_head.quant_method.apply(lm_head, hidden, bias=bias)
         if self._mode == "gather" and shard.ranks > 1:
@@ -148,6 +148,51 @@ def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) ->
     return Head(lm_head.weight, shard.width, bias, scale, None if cap is None else float(cap), shard.first_id)
 
 
-def _exact_product(hidden: Tensor, lm_head: Any, bias: Tensor | None, width: int) -> Tensor:
-    x = product_in_float32(hidden, lm_head.weight[:width])
-    return x if bias is None else x.add_(bias[:width].float())
+# ── between ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
+def pack_divergence(d: DivergencePartials) -> Tensor:
+    """All fields in float64, which is exact for ids and counts, viewed as float32; gathering only copies the bits."""
+    columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
+    return torch.cat([*columns, d.q.before.double()], dim=1).view(torch.float32)
+
+
+def unpack_divergence(words: Tensor) -> DivergencePartials:
+    x = words.contiguous().view(torch.float64)
+    largest_p, largest_q, total_p, total_q, cross, largest, total, weighted, where = x[:, :9].unbind(1)
+    q = Partials(largest.float(), where.long(), total.float(), weighted.float(), x[:, 9:].long())
+    return DivergencePartials(q, largest_p, largest_q, total_p, total_q, cross)
+
+
+def pack_partials(p: Partials) -> Tensor:
+    floats = torch.stack([p.largest, p.total, p.weighted], dim=1)
+    ints = torch.cat([p.where[:, None], p.before], dim=1).to(torch.int32)
+    # sent as float32 because some of vLLM's collectives support no other 32-bit type; gathering only copies bits
+    return torch.cat([floats.view(torch.int32), ints], dim=1).view(torch.float32)
+
+
+def unpack_partials(words: Tensor) -> Partials:
+    floats, ints = words[:, :3], words[:, 3:].contiguous().view(torch.int32).long()
+    return Partials(floats[:, 0], ints[:, 0], floats[:, 1], floats[:, 2], ints[:, 1:])
+
+
+def across_ranks(own: Tensor) -> list[Tensor]:
+    """The same (n, c) tensor of every tensor-parallel rank, in rank order: a few numbers per row, never logits."""
+    group = get_tp_group()
+    gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
+    return list(torch.split(gathered, len(own)))
+
+
+def largest_of_ranks(at_target: Tensor) -> Tensor:
+    """The targets' logits on every rank; each is known only to the rank that has its id."""
+    return torch.stack(across_ranks(at_target)).amax(0)
+
+
+def every_rank(mine: bool) -> bool:
+    return not any_rank(not mine)
+
+
+def any_rank(mine: bool) -> bool:
+    group = get_tp_group()
+    if group.world_size == 1:
+        return mine
+    flag = torch.full((1, 1), float(mine), device=group.device)
+    return bool(torch.cat(across_ranks(flag)).amax() > 0)

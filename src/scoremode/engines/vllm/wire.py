@@ -1,7 +1,7 @@
 """How requests and answers cross vLLM's process boundary: raw int32, no object per token.
 
 A request travels in ``PoolingParams.extra_kwargs`` as bytes (vLLM would not decode an array on the other side). An
-answer is one int32 tensor with one line per row: see scores/packing.py.
+answer is one int32 tensor with one line per row: see scores/packing.py. A ``Job`` is a window between the two.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from scoremode.scores.packing import Words, from_message, to_message
-from scoremode.values import Ids, Raw
+from scoremode.plan.windows import Answers, Window
+from scoremode.scores.packing import Words, from_message, line_words, read_lines, to_message
+from scoremode.values import Ids, Ints, Raw
 
 KEY = "scoremode"
 KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON, four bytes per word
@@ -39,7 +40,7 @@ def unpack_words(words: Words) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What to score in one prompt that is sent to vLLM."""
+    """The rows and targets to score in one prompt that is sent to vLLM."""
 
     rows: Ids  # (m,) ascending positions in the prompt
     targets: Ids  # (m, k)
@@ -73,3 +74,67 @@ class Request:
 def states_words(d: int, itemsize: int) -> int:
     """Words per hidden state; a state that does not fill its last word is padded."""
     return -(-d * itemsize // 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extra:
+    """Results that are requested in addition to the scores."""
+
+    kind: Literal["", "states", "kl"] = ""
+    words: int = 0  # after each line
+    reference: str = ""
+    offsets: Ints | None = None  # (windows + 1,) row of the reference at which each window begins
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A window in flight: what was requested, and the answers so far (always its last lines)."""
+
+    index: int
+    window: Window  # what is requested now: the whole window, or only the first rows, which the prefix cache skipped
+    read_cache: bool
+    vocabulary: int  # ids from this one upwards get no probability; 0: all ids count
+    extra: Extra
+    lines: Words | None = None
+
+    def take(self, words: Words, block: int) -> Job | None:
+        """Add an answer; return the job that requests the missing rows, or None if none are missing.
+
+        Rows inside a cached prefix are not computed, so they have no answer. They are requested again with a prompt
+        that ends with the last of them: vLLM always computes the last token and the block that contains it.
+        """
+        words = words.reshape(-1, line_words(self.targets) + self.extra.words)
+        missing = len(self.window.rows) - len(words)
+        self.lines = words if self.lines is None else np.concatenate([words, self.lines])
+        if missing == 0:
+            return None
+        rows = self.window.rows[:missing]
+        front = replace(
+            self.window, ids=self.window.ids[: int(rows[-1]) + 1], rows=rows, targets=self.window.targets[:missing]
+        )
+        near_the_end = int(rows[-1]) - int(rows[0]) < block
+        cached = self.read_cache and near_the_end and len(words) > 0
+        return Job(self.index, front, cached, self.vocabulary, self.extra, self.lines)
+
+    def request(self, gather: bool) -> Request:
+        """The request for vLLM. The window's place in the plan says where its rows begin in a reference."""
+        return Request(
+            self.window.rows,
+            self.window.targets,
+            vocabulary=self.vocabulary,
+            gather=gather,
+            extra=self.extra.kind,
+            reference=self.extra.reference,
+            first=0 if self.extra.offsets is None else int(self.extra.offsets[self.index]),
+        )
+
+    @property
+    def targets(self) -> int:
+        """Targets per row."""
+        return int(self.window.targets.shape[1])
+
+    def answers(self) -> tuple[Answers, Words]:
+        """The answers of all rows, and the extra words after their lines."""
+        assert self.lines is not None, "a job without an answer"
+        extras = np.ascontiguousarray(self.lines[:, line_words(self.targets) :])
+        return read_lines(self.lines, self.targets), extras

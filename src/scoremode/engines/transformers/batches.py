@@ -1,4 +1,6 @@
-"""Windows that share a prompt: which of them are computed together, so that small groups fill a batch as well.
+"""Which windows are computed together: those that share a prompt, and other batches for the noise floor.
+
+Windows that share a prompt are put together, so that small groups fill a batch as well:
 
 choices of three questions          fed first, once each      then, after a copy of the cache
 a a a a│x                           a a a                     a│x
@@ -15,19 +17,25 @@ together, so that this is little.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from scoremode.engines.batching import PADDING_SHARE
+from scoremode.engines.batching import PADDING_SHARE, common_prefix
+from scoremode.engines.distributions import IndexedWindow
 from scoremode.plan.windows import Window, WindowSource
-from scoremode.values import Ids, Ints
+from scoremode.values import Bools, Ids, Ints
 
 PASS_WEIGHTS = 10**8  # weights of a model that a CPU multiplies with a token in the time that a pass takes for itself
 LEAST_PASS, MOST_PASS = 8, 512  # tokens; a GPU computes hundreds of them in the time that a pass takes for itself
 FILLED = 8  # how many times its own cost a pass should compute, at least
 WORTH_SHARING = 1 / 4  # of a window, at least, if windows of different questions happen to begin alike
+
+PADDING = 3  # tokens after a window while the noise floor is measured
 
 
 def cost_of_a_pass(weights: int, kind: str) -> int:
@@ -124,11 +132,48 @@ def rows_needed(window: Window) -> int:
     return int(window.rows[-1]) + 1
 
 
-def common_prefix(sequences: list[Ids]) -> int:
-    """How many tokens all of them begin with."""
-    length = min(map(len, sequences))
-    first = sequences[0][:length]
-    for other in sequences[1:]:
-        differs = np.flatnonzero(first != other[: len(first)])
-        first = first[: differs[0]] if len(differs) else first
-    return len(first)
+# ── the noise floor ──────────────────────────────────────────────────────────────────────────────────────────────────
+# The same windows in different batches and with different threads, as they occur in practice: another batch size, a
+# batch padded for a longer window, a machine with another number of cores. The precision stays the same.
+@dataclass(frozen=True, slots=True, eq=False)
+class OtherBatches:
+    """How windows are fed while the noise floor is measured: each in a batch of a different shape than usual."""
+
+    was_alone: Bools  # (windows,) those that usually have their own batch
+    padding: int  # tokens after the window; 0 if the model's context has no room for them
+
+    @staticmethod
+    def of(usual: list[Ints], padding: int) -> OtherBatches:
+        """``usual`` is the usual split of all windows into batches."""
+        sizes = np.repeat([len(batch) for batch in usual], [len(batch) for batch in usual])
+        was_alone = np.zeros(len(sizes), np.bool_)
+        was_alone[np.concatenate(usual)] = sizes == 1
+        return OtherBatches(was_alone, padding)
+
+    def batch(self, windows: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
+        """The token ids that are fed for one window: padding is added, and a copy of the window if it was alone."""
+        ((index, _),) = windows
+        longer = [np.concatenate([ids, np.zeros(self.padding, ids.dtype)]) for ids in fed]
+        return longer * 2 if self.was_alone[index] else longer
+
+    def words(self, done: Bools, threads: str) -> str:
+        alone = self.was_alone[~done]
+        said = ["two windows per batch instead of one"] if alone.any() else []
+        said += ["one window per batch instead of several"] if not alone.all() else []
+        said += [f"{self.padding} tokens of padding"] if self.padding else []
+        return ", ".join([*said, *([threads] if threads else [])])
+
+
+@contextmanager
+def other_threads(device: torch.device) -> Iterator[str]:
+    """Use a different number of threads on a CPU, and yield it in words; on other devices change nothing."""
+    usual = torch.get_num_threads()
+    if device.type != "cpu":
+        yield ""
+        return
+    other = usual // 2 if usual > 1 else 2
+    torch.set_num_threads(other)
+    try:
+        yield f"{other} thread{'s' if other > 1 else ''} instead of {usual}"
+    finally:
+        torch.set_num_threads(usual)

@@ -1,8 +1,11 @@
-"""The tokenizer inside a GGUF file, as llama.cpp itself applies it."""
+"""A GGUF file before llama.cpp scores it: its header, and its own tokenizer, as llama.cpp applies it."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from scoremode.disk.files import remembered_sha256
 from scoremode.engines.llamacpp.library import Library, freed_with, library
 from scoremode.errors import CorpusError, ModelError
+from scoremode.models.gguf import GgufFacts, read_gguf
+from scoremode.models.subject import Subject
 from scoremode.text.corpus import Message
 from scoremode.text.token_text import spelled, unnamed
 from scoremode.text.tokenizer import (
     PROBE,
     Encoding,
+    HuggingFaceTokenizer,
+    TextTokenizer,
     TokenizerFacts,
     hash_vocabulary,
     owned_characters,
@@ -30,6 +38,46 @@ NO_VOCABULARY, SENTENCEPIECE = 0, 1  # llama.cpp's types of vocabularies: the fi
 LONGEST_INPUT = 2**31 - 2  # llama.cpp counts bytes in 32 bits
 
 
+def gguf_subject(model: str, tokenizer: str | None) -> Subject:
+    """The model in a GGUF file, as far as its header describes it."""
+    facts = read_gguf(model)
+    _require_sound(facts)
+    files = {path.name: remembered_sha256(path) for path in facts.files}
+    sizes, template = facts.sizes, facts.values.get("tokenizer.chat_template")
+    if tokenizer is not None:
+        chosen: TextTokenizer = HuggingFaceTokenizer.load(tokenizer)
+    else:
+        chosen = LlamaTokenizer(facts.files[0], template if isinstance(template, str) else None)
+    return Subject(
+        name=model,
+        tokenizer=chosen,
+        fingerprint=hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
+        vocabulary=facts.vocabulary or facts.number("vocab_size"),
+        context_length=facts.number("context_length"),
+        hidden_size=facts.number("embedding_length"),
+        dtype=facts.quantization,
+        weight_bytes=sizes.bytes,
+        bits_per_weight=sizes.bits_per_weight,
+        files=files,
+        format=f"GGUF {facts.quantization}",
+        sizes=sizes,
+    )
+
+
+def _require_sound(facts: GgufFacts) -> None:
+    """Refuse numbers in a header with which llama.cpp would end the process."""
+    layers = facts.values.get(f"{facts.architecture}.block_count")
+    if isinstance(layers, int) and not 0 < layers <= len(facts.tensors):
+        raise ModelError(
+            f"{facts.files[0]} has {len(facts.tensors)} tensors, and its header says {layers} layers",
+            fix="download it again",
+        )
+    for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        epsilon = facts.values.get(f"{facts.architecture}.{key}", 0.0)
+        if not isinstance(epsilon, float) or not 0 <= epsilon < math.inf:  # written so that NaN is refused
+            raise ModelError(f"{facts.files[0]} gives {epsilon} as its {key}", fix="download it again")
+
+
 class LlamaTokenizer:
     """Text to ids by llama.cpp. Special tokens that stand in a text are read as such, as Hugging Face does."""
 
@@ -40,11 +88,6 @@ class LlamaTokenizer:
         parameters = call.llama_model_default_params()
         parameters.vocab_only = True
         self._model = self._llama.load(path, parameters)
-        if not self._model:
-            raise ModelError(
-                f"llama.cpp cannot read the vocabulary of {path}: {self._llama.complaint() or 'no reason given'}",
-                fix="download it again, or install a newer llama.cpp",
-            )
         freed_with(self).callback(call.llama_model_free, self._model)
         self._vocab = call.llama_model_get_vocab(self._model)
         self.facts = self._facts()
@@ -187,13 +230,12 @@ class LlamaTokenizer:
         if not self._template:
             raise ModelError("this model has no chat template", fix="choose a text field with --field")
 
+        known = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
+        special: dict[str, Any] = {name: self.decode([token]) for name, token in known.items() if token is not None}
+
         def render(turns: list[Message], opened: bool) -> str:
-            return render_template(str(self._template), turns, open_turn=opened, special=self._special_names())
+            return render_template(str(self._template), turns, open_turn=opened, special=special)
 
         if any(isinstance(m.get("content"), list) for m in messages):
             require_parts(messages, lambda turns: render(turns, False))
         return render(messages, open_turn)
-
-    def _special_names(self) -> dict[str, Any]:
-        known = {"bos_token": self.facts.bos, "eos_token": self.facts.eos}
-        return {name: self.decode([token]) for name, token in known.items() if token is not None}
