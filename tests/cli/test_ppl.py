@@ -246,8 +246,8 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_numbers(
     score = TableEngine.score
     scored: list[int] = []
 
-    def breaking(self: TableEngine, source: Any, done: Any) -> Any:
-        for index, answers in score(self, source, done):
+    def breaking(self: TableEngine, source: Any, done: Any, *want: Any) -> Any:
+        for index, answers in score(self, source, done, *want):
             if len(scored) == 5:
                 raise KeyboardInterrupt
             scored.append(index)

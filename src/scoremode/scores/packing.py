@@ -3,7 +3,7 @@
 ``PackedWindows``   many windows: to replicas inside a Parcel, to a service inside a message
 ``PackedAnswers``   answers to many windows, column by column: back from replicas and services
 ``to_message``      typed values with arrays in them as bytes, for what crosses a network
-``lines``           answers as rows of int32 words, which is all that vLLM's workers can give back
+``lines``           answers as rows of int32 words, which is all that some engines' workers can give back
 ``flat_columns``    the columns of one window, as a journal's record has them
 
 The columns, their types and their order follow from the schema everywhere.
@@ -178,7 +178,7 @@ class AnswerPacker:
 
 # ── lines of words ───────────────────────────────────────────────────────────────────────────────────────────────────
 Words = npt.NDArray[np.int32]
-"""Answers of vLLM's workers: a line of int32 words per row. Floats are kept by the bits of their float32; after the
+"""Answers of workers: a line of int32 words per row. Floats are kept by the bits of their float32; after the
 columns comes what was asked for in addition, as a divergence in float64."""
 
 KL_WORDS = 2  # a divergence is one float64

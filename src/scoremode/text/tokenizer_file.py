@@ -86,6 +86,7 @@ class TokenizerFile:
             general = about["tokenizer_class"] == GENERAL_CLASS and model["model_type"] == "llama"
             if (
                 not general
+                or not isinstance(about.get("model_max_length", 0), int | float)
                 or set(about) - set(NAMED + WITHOUT_EFFECT)
                 or any((folder / n).exists() for n in MORE_FILES)
             ):
