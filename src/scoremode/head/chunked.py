@@ -95,26 +95,17 @@ def diverge_from_logits(
 ) -> Divergence:
     """KL(p‖q) if q's head is known only as a function, which is called with the same rows as by ``score_rows``."""
     step = rows_within(budget, head_p.vocabulary, hidden_q.device.type)
-    parts = [
-        _diverge(hidden_p[rows], head_p, logits_of_q(hidden_q[rows])[:, : head_p.vocabulary], targets[rows])
-        for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step))
-    ]
+    parts = []
+    for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step)):
+        x_q = logits_of_q(hidden_q[rows])[:, : head_p.vocabulary]
+        x_p, at_q = head_p.logits(hidden_p[rows]), target_logits(x_q, targets[rows])
+        parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_q), at_q))
     return Divergence.cat(parts)
 
 
 def diverge_logits(hidden_p: Tensor, head_p: Head, logits_q: Tensor, targets: Tensor, budget: int = 0) -> Divergence:
     """KL(p‖q) from q's logits (n, vocabulary), which may be overwritten."""
-    step = rows_within(budget, head_p.vocabulary, logits_q.device.type)
-    parts = [
-        _diverge(hidden_p[rows], head_p, logits_q[rows], targets[rows])
-        for rows in (slice(i, i + step) for i in range(0, max(1, len(logits_q)), step))
-    ]
-    return Divergence.cat(parts)
-
-
-def _diverge(hidden_p: Tensor, head_p: Head, x_q: Tensor, targets: Tensor) -> Divergence:
-    x_p, at_q = head_p.logits(hidden_p), target_logits(x_q, targets)
-    return finish_divergence(divergence_partials(x_p, x_q, targets, at_q), at_q)
+    return diverge_from_logits(hidden_p, head_p, logits_q, lambda logits: logits, targets, budget)
 
 
 def _chunks(hidden: Tensor, head: Head, budget: int) -> Iterator[slice]:

@@ -60,19 +60,15 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
     """
     if x.shape[1] == 0 or x.shape[0] == 0:
         return empty_partials(x, targets)
-    if x.device.type == "cpu":
-        rows = max(1, CACHE_SLICE // (4 * x.shape[1]))
-        starts = range(0, len(x), rows)
-        return Partials.cat(
-            [_on_cpu(x[i : i + rows].float(), targets[i : i + rows], at_target[i : i + rows], first_id) for i in starts]
-        )
-    if one_pass and targets.shape[1] <= MANY_TARGETS and (reduce_rows := _row_kernel(x.device.type)) is not None:
+    on_cpu = x.device.type == "cpu"
+    few = targets.shape[1] <= MANY_TARGETS
+    if not on_cpu and one_pass and few and (reduce_rows := _row_kernel(x.device.type)) is not None:
         return Partials(*reduce_rows(x, targets, at_target, first_id))
-    rows = rows_of_workspace(x.shape[1], 16, x.device.type)  # a float32 copy, exponentials, and a few bytes of results
-    starts = range(0, len(x), rows)
-    return Partials.cat(
-        [_on_device(x[i : i + rows].float(), targets[i : i + rows], at_target[i : i + rows], first_id) for i in starts]
-    )
+    # on a GPU: a float32 copy, exponentials, and a few bytes of results
+    step = max(1, CACHE_SLICE // (4 * x.shape[1])) if on_cpu else rows_of_workspace(x.shape[1], 16, x.device.type)
+    reduce = _on_cpu if on_cpu else _on_device
+    blocks = (slice(i, i + step) for i in range(0, len(x), step))
+    return Partials.cat([reduce(x[rows].float(), targets[rows], at_target[rows], first_id) for rows in blocks])
 
 
 @lru_cache

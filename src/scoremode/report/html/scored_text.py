@@ -16,7 +16,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from scoremode.report.html.provenance import run_name
-from scoremode.report.html.series import StreamedColumn, column_of, delta_logprob
+from scoremode.report.html.series import StreamedColumn, delta_logprob
 from scoremode.report.html.templating import fill, visible
 from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import Comparison
@@ -70,7 +70,7 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
         "words": [visible(word) for word in made.words],
         "sensitivity": {
             "delta": _sensitivity([StreamedColumn(partial(delta_logprob, c)) for c in comparisons]),
-            "kl": _sensitivity([column_of(c.kl) for c in comparisons if c.kl is not None]),
+            "kl": _sensitivity([StreamedColumn.of(c.kl) for c in comparisons if c.kl is not None]),
         },
     }
 
