@@ -17,9 +17,9 @@ from scoremode.errors import InputError
 from scoremode.harness.documents import TaskDocument
 from scoremode.harness.results import TaskPair, TasksComparison, softmax
 from scoremode.report.html.page import report
+from scoremode.report.html.tables import tasks_html
 from scoremode.report.html.tasks_page import FLIPS_SHOWN, recovery_chart, render_tasks
 from scoremode.report.model_card import tasks_markdown, tasks_model_index
-from scoremode.report.notebook import tasks_html
 from scoremode.statistics.tasks import PairedTask
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"

@@ -8,10 +8,10 @@ E6 9D                     "<0xE6><0x9D>"      the beginning of 東
 B1                        "<0xB1>"            its end
 
 The names of a vocabulary also tell where tokens end, and which characters no token has side by side, without asking
-the library. The tokens of a byte-level or byte-fallback BPE, one after the other, are the text itself. Where their bytes
+the library. The tokens of a byte-level or byte-fallback BPE, one after the other, are the text itself. If their bytes
 are those of the text, each token ends where its bytes end; a character that is split belongs to the first of its
-tokens. Where they are not (something was normalized, stripped or unknown), nothing is said, and the library is asked
-for positions, which are a third of its work.
+tokens. If they are not (something was normalized, stripped or unknown), the library is asked for positions, which are
+a third of its work.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from scoremode.report.html.charts import charts_section
 from scoremode.report.html.provenance import distinct_runs, provenance_section, same_run
 from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section
 from scoremode.report.html.size_chart import size_section
-from scoremode.report.html.summary import summary_section
+from scoremode.report.html.tables import summary_section
 from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
