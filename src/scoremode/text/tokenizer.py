@@ -22,7 +22,7 @@ import numpy as np
 
 from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
-from scoremode.text.corpus import Message
+from scoremode.text.files import Message
 from scoremode.text.token_text import Vocabulary, byte_level_piece, sentencepiece_piece, spelled, unnamed
 from scoremode.text.tokenizer_file import TokenizerFile, load_transformers, unusable
 from scoremode.values import Ids, Ints

@@ -12,7 +12,7 @@ import numpy as np
 
 from scoremode.engines.llamacpp.library import Library, freed_with, library
 from scoremode.errors import CorpusError, ModelError
-from scoremode.text.corpus import Message
+from scoremode.text.files import Message
 from scoremode.text.token_text import spelled, unnamed
 from scoremode.text.tokenizer import (
     PROBE,

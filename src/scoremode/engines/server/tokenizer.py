@@ -15,7 +15,7 @@ import numpy as np
 from scoremode.engines.server.link import SMALL, Link, Reply
 from scoremode.engines.server.served import ServerFacts
 from scoremode.errors import EngineError, ModelError, OptionError
-from scoremode.text.corpus import Message
+from scoremode.text.files import Message
 from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled
 from scoremode.text.tokenizer import (
     PROBE,
