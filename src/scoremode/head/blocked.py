@@ -273,8 +273,8 @@ class _Sums:
     weighted: Tensor  # (blocks, n), Σ exp(x - reference) · (x - reference)
 
     @staticmethod
-    def zeros(blocks: int, n: int, dtype: torch.dtype) -> _Sums:
-        return _Sums(torch.zeros(blocks, n), *(torch.zeros(blocks, n, dtype=dtype) for _ in range(2)))
+    def zeros(blocks: int, n: int) -> _Sums:
+        return _Sums(*torch.zeros(3, blocks, n))
 
     def drop(self, largest: Tensor) -> Tensor:
         """How far each block's reference is below the largest logit overall, (blocks, n) in float64."""
@@ -288,7 +288,7 @@ def _drop(reference: Tensor, largest: Tensor) -> Tensor:
 def _sums(side: _BlockedProduct) -> _Sums:
     """Count and add up all blocks, in float32."""
     with_ids = side.plan.with_ids
-    sums = _Sums.zeros(len(with_ids), side.n, torch.float32)
+    sums = _Sums.zeros(len(with_ids), side.n)
     for line, index in enumerate(with_ids):
         _add_up(side, side.ids(index), sums, line)
     return sums
@@ -311,7 +311,7 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
     if not with_ids:
         return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
     largest_p = torch.full((p.n,), float("-inf"))
-    sums_q, reference_p = _Sums.zeros(len(with_ids), q.n, torch.float32), torch.zeros(len(with_ids), p.n)
+    sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross = torch.zeros(3, len(with_ids), p.n, dtype=torch.float64)
     for line, index in enumerate(with_ids):
         x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)

@@ -38,7 +38,7 @@ def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary:
     parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
     if not parts:
         return empty_columns(hidden.device, targets.shape[1])
-    return parts[0] if len(parts) == 1 else Columns.cat(parts)
+    return Columns.cat(parts)
 
 
 def empty_columns(device: torch.device, k: int) -> Columns:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
-from scoremode.head.definition import Columns, define_columns
+from scoremode.head.definition import Columns, RowBlock, define_columns
 
 MANY_TARGETS = 64  # per row; with more, counting for each target costs more than one pass saves
 FEW_TARGETS = 4  # per row; with more, sorting is faster than counting on a CPU
@@ -26,7 +26,7 @@ LOWEST = torch.finfo(torch.float32).min  # replaces a largest logit of -inf, bec
 
 
 @dataclass(frozen=True, slots=True)
-class Partials:
+class Partials(RowBlock):
     """What one slice of the vocabulary contributes to each row."""
 
     largest: Tensor  # (n,) float32, -inf if the slice is empty
@@ -34,13 +34,6 @@ class Partials:
     total: Tensor  # (n,) float32, Σ exp(x - largest)
     weighted: Tensor  # (n,) float32, Σ exp(x - largest) · (x - largest)
     before: Tensor  # (n, k) int64, ids of the slice that rank before the target
-
-    @staticmethod
-    def cat(parts: list[Partials]) -> Partials:
-        """The rows of several blocks, concatenated."""
-        if len(parts) == 1:
-            return parts[0]
-        return Partials(*(torch.cat([getattr(p, name) for p in parts]) for name in Partials.__slots__))
 
 
 def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
