@@ -24,7 +24,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
+from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
 from scoremode.head.divergence import DivergencePartials, empty_sums
 from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import SHALLOW, Head
@@ -229,15 +229,13 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     targets = targets.contiguous()
     # by the padded width, which is equal on all ranks: they must divide their rows in the same way
     words = Spans.of(head.weight.shape[0], tiles).count * (4 + targets.shape[1])
-    parts, logits = [], []
-    for rows in launches(len(hidden), words, tiles):
+
+    def reduce(rows: slice) -> tuple[Partials, Tensor]:
         if head.vocabulary == 0 or len(hidden) == 0:
-            part, at_target = empty_partials(hidden[rows], targets[rows]), share(_absent(targets[rows]))
-        else:
-            part, at_target = _reduce(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
-        parts.append(part)
-        logits.append(at_target)
-    return Partials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
+            return empty_partials(hidden[rows], targets[rows]), share(_absent(targets[rows]))
+        return _reduce(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
+
+    return in_blocks(reduce, launches(len(hidden), words, tiles))
 
 
 def launches(n: int, words: int, tiles: Tiles) -> list[slice]:
@@ -280,17 +278,15 @@ def diverge_fused(
     tiles = tiles_for(head_q.weight, two_products=True)
     targets = targets.contiguous()
     words = Spans.of(head_q.weight.shape[0], tiles).count * (7 + targets.shape[1])  # padded: equal on all ranks
-    parts, logits = [], []
-    for rows in launches(len(targets), words, tiles):
+
+    def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         if head_q.vocabulary == 0 or len(targets) == 0:
             own_q, at_target = empty_partials(hidden_q[rows], targets[rows]), share(_absent(targets[rows]))
-            part = DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32))
-        else:
-            p, q = (KernelOperands.of(h[rows], head, tiles) for h, head in ((hidden_p, head_p), (hidden_q, head_q)))
-            part, at_target = _diverge(p, q, targets[rows], share)
-        parts.append(part)
-        logits.append(at_target)
-    return DivergencePartials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
+            return DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32)), at_target
+        p, q = (KernelOperands.of(h[rows], head, tiles) for h, head in ((hidden_p, head_p), (hidden_q, head_q)))
+        return _diverge(p, q, targets[rows], share)
+
+    return in_blocks(diverge, launches(len(targets), words, tiles))
 
 
 def _fit_together(*sides: tuple[Tensor, Head]) -> bool:

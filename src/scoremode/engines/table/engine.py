@@ -23,7 +23,7 @@ from scoremode.engines.base import (
 )
 from scoremode.engines.table.names import require_table
 from scoremode.errors import ModelError
-from scoremode.head.record_format import LEFT_OUT
+from scoremode.head.budget import LEFT_OUT
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import log_probabilities
