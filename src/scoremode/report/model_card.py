@@ -21,8 +21,7 @@ from scoremode.errors import RunError, harmless
 from scoremode.harness.results import TasksComparison
 from scoremode.report.numbers import SHOWN, with_error
 from scoremode.report.served import ServedModel, engine_version, in_groups, served, served_manifest
-from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
-from scoremode.report.text import model_notes, noise_words, top_words
+from scoremode.report.text import model_notes, noise_words, other_metrics, shown_rows, top_words
 from scoremode.statistics.comparison import Comparison
 from scoremode.values import Estimate
 

@@ -13,8 +13,7 @@ from scoremode.report.html.provenance import distinct_baselines, run_name, serve
 from scoremode.report.html.templating import cell_with_error, fill
 from scoremode.report.numbers import RUN_MEASURES, SHOWN, Statistics, file_size, usable
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
-from scoremode.report.terminal.comparison_tables import shown_rows
-from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, shown_rows, top_words
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run

@@ -16,8 +16,7 @@ from scoremode.harness.results import ALL, Flip, TasksComparison, softmax
 from scoremode.report.html.drawing import Frame, linear
 from scoremode.report.html.provenance import distinct_commands, served_facts
 from scoremode.report.html.templating import fill, fill_page
-from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
-from scoremode.report.text import listed
+from scoremode.report.text import listed, other_metrics, shown_rows
 
 FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
