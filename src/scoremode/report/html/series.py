@@ -60,13 +60,20 @@ class StreamedColumn:
         return StreamedColumn(lambda: map(np.abs, self.blocks()))
 
     @cached_property
-    def count(self) -> int:
-        return sum(map(len, self.blocks()))
+    def _count_and_largest(self) -> tuple[int, float]:
+        count, largest = 0, -np.inf
+        for block in self.blocks():
+            count, largest = count + len(block), max(largest, float(block.max(initial=-np.inf)))
+        return count, largest
 
-    @cached_property
+    @property
+    def count(self) -> int:
+        return self._count_and_largest[0]
+
+    @property
     def largest(self) -> float:
         """-inf if there are none."""
-        return max((float(block.max(initial=-np.inf)) for block in self.blocks()), default=-np.inf)
+        return self._count_and_largest[1]
 
     def quantile(self, fraction: float) -> float:
         """To the bit as ``numpy.quantile``; there must be a value."""
