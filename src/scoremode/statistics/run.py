@@ -14,7 +14,7 @@ from scoremode.scores.columns import Scores
 from scoremode.scores.schema import BUILT_IN, Schema
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import CharacterGroups, distinct, grouping, weights_of
-from scoremode.statistics.streams import StreamedSum
+from scoremode.statistics.streams import LlamacppMean
 from scoremode.text.tokens import Tokens
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
@@ -104,10 +104,8 @@ def llamacpp_stderr(logprob: Iterable[Floats], n: int) -> float | None:
     """
     if n < 2:
         return None
-    nll, squares = StreamedSum(n), StreamedSum(n)
+    nll = LlamacppMean(n)
     for block in logprob:
         nll.add(-block)
-        squares.add((-block) ** 2)
-    variance = squares.mean - nll.mean**2
-    error = math.exp(nll.mean) * math.sqrt(max(0.0, variance) / (n - 1)) if math.isfinite(nll.mean) else math.inf
+    error = math.exp(nll.mean) * math.sqrt(max(0.0, nll.variance) / (n - 1)) if math.isfinite(nll.mean) else math.inf
     return error if math.isfinite(error) else None

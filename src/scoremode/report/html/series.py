@@ -1,4 +1,4 @@
-"""What charts draw: columns that are read block by block, as often as it takes, and never held whole."""
+"""Columns for charts: they are read block by block, as often as needed, and are never in memory as a whole."""
 
 from __future__ import annotations
 

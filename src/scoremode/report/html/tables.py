@@ -97,7 +97,7 @@ def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic]) -> 
 
 
 def _about_errors(c: Comparison, s: Statistics) -> str:
-    """What the errors of a table are based on, or why there are none, in words."""
+    """The groups that the errors of a table are based on, or why there are no errors, in words."""
     kind, groups = str(c.baseline.manifest.get("stderr_groups", "groups")), int(usable(s.get("groups")) or 0)
     known = s.get("worse_stderr") is not None
     return f"± is one standard error over {counted(groups, kind)}" if known else f"No ±: {too_few(groups, kind)}"
