@@ -127,20 +127,18 @@ def _candidates(head: Head, forced: str | None) -> tuple[str, ...]:
 
 @lru_cache
 def _kernel(name: str) -> Kernel:
+    one_pass = name == "rows"
+    reduce: Reduce = partial(reduce_in_chunks, one_pass=one_pass)
+    diverge: Diverge = partial(diverge_in_chunks, one_pass=one_pass)
     if name == "fused":
         from scoremode.head.fused import diverge_fused, reduce_fused
 
-        return Kernel(name, _in_float32(reduce_fused), _in_float32(diverge_fused))
-    if name == "blocked":
+        reduce, diverge = reduce_fused, diverge_fused
+    elif name == "blocked":
         from scoremode.head.blocked import diverge_blocked, reduce_blocked
 
-        return Kernel(name, _in_float32(reduce_blocked), _in_float32(diverge_blocked))
-    one_pass = name == "rows"
-    return Kernel(
-        name,
-        _in_float32(partial(reduce_in_chunks, one_pass=one_pass)),
-        _in_float32(partial(diverge_in_chunks, one_pass=one_pass)),
-    )
+        reduce, diverge = reduce_blocked, diverge_blocked
+    return Kernel(name, _in_float32(reduce), _in_float32(diverge))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

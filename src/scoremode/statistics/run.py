@@ -31,7 +31,8 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
     nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
     more: dict[str, GroupSums] = {}  # by the name of the metric
     texts = _PerplexityOfTexts(plan) if plan.average == "document" else None
-    bytes_of, words_of = (_units(plan, *of) for of in _counted(tokens))
+    bytes_of = _units(plan, tokens.byte_len, tokens.doc_bytes)
+    words_of = _units(plan, tokens.word_starts, tokens.doc_words)
     characters = CharacterGroups(groups)
     for block in plan.blocks():
         here, index = scores.rows(block.begin, block.end), groups.of(block)
@@ -72,11 +73,6 @@ class _PerplexityOfTexts:
         texts = GroupSums(len(each))
         texts.add(np.arange(len(each)), each, np.ones(len(each)))
         return replace(texts.estimate(), n=self.nll.n)
-
-
-def _counted(tokens: Tokens) -> tuple[tuple[Ids, Ints], tuple[Ids, Ints]]:
-    """Bytes and words, each as (per token, per source document)."""
-    return (tokens.byte_len, tokens.doc_bytes), (tokens.word_starts, tokens.doc_words)
 
 
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBlock], Ids | Floats]:
