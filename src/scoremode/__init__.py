@@ -111,7 +111,7 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(import_module(f"scoremode.{_HOME[name]}"), name)
         if name in _SHOWS_RUNS:
-            import_module("scoremode.report.notebook").install()
+            import_module("scoremode.report.html.tables").install()
         return found
     raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
 

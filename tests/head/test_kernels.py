@@ -254,24 +254,30 @@ def test_every_kind_of_head_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[HeadKind] = []
     honest = kernels.probe
 
-    def note(kind: HeadKind, seed: int) -> Any:
+    def note(kind: HeadKind, seed: int, **more: bool) -> Any:
         asked.append(kind)
-        return honest(kind, seed)
+        return honest(kind, seed, **more)
 
     monkeypatch.setattr(kernels, "probe", note)
     choose(PLAIN)
     choose(replace(PLAIN, weight=torch.ones(9, 4), vocabulary=9))
-    assert len(asked) == 3  # scores of one side, a divergence of two
+    assert len(asked) == 4  # two sides of a divergence, in whole and in fine numbers
     choose(replace(PLAIN, softcap=3.0))
-    assert len(asked) == 6
-    assert asked[3] == replace(asked[0], softcap=3.0)
+    assert len(asked) == 8
+    assert asked[4] == replace(asked[0], softcap=3.0)
 
 
 def test_a_divergence_is_probed_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most questions never ask for one, and its kernels take as long to compile as those of the scores."""
     kernels._problem.cache_clear()
     asked: list[str] = []
-    monkeypatch.setattr(kernels, "_wrong_divergence", lambda *_: asked.append("divergence"))
+    usual = Kernel.divergence
+
+    def note(kernel: Kernel, *sides: Any) -> Any:
+        asked.append("divergence")
+        return usual(kernel, *sides)
+
+    monkeypatch.setattr(Kernel, "divergence", note)
     assert choose(PLAIN, divergence=False).kernel.name == "blocked"
     assert asked == []
     choose(PLAIN)
@@ -281,12 +287,13 @@ def test_a_divergence_is_probed_only_where_it_is_wanted(monkeypatch: pytest.Monk
 
 def test_a_kernel_whose_divergence_is_wrong_is_skipped_for_divergences(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels._problem.cache_clear()
-    usual = kernels._wrong_divergence
+    usual = Kernel.divergence
 
-    def wrong(kernel: Any, *rest: Any) -> str | None:
-        return "off" if kernel.name == "blocked" else usual(kernel, *rest)
+    def wrong(kernel: Kernel, *sides: Any) -> Any:
+        found = usual(kernel, *sides)
+        return replace(found, kl=found.kl + 1) if kernel.name == "blocked" else found
 
-    monkeypatch.setattr(kernels, "_wrong_divergence", wrong)
+    monkeypatch.setattr(Kernel, "divergence", wrong)
     assert choose(PLAIN, divergence=False).kernel.name == "blocked"
     assert choose(PLAIN).kernel.name == "plain"
     kernels._problem.cache_clear()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scoremode.head.record_format import words_of
+from scoremode.head.budget import words_of
 from scoremode.head.sixteen_bits import encode_records, kl_from_records, stored_log_probabilities
 from tests.kld_files import kl_longhand, random_logits, record
 

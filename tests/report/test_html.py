@@ -19,10 +19,9 @@ from scoremode.report.html import drawing
 from scoremode.report.html.page import render, write
 from scoremode.report.html.provenance import commands_of, run_name
 from scoremode.report.html.scored_text import column, page_data, reading_order
-from scoremode.report.html.series import Positions
-from scoremode.report.html.summary import comparisons_table
+from scoremode.report.html.series import places_of
+from scoremode.report.html.tables import comparison_html, comparisons_table, run_html
 from scoremode.report.html.templating import asset, escaped, visible
-from scoremode.report.notebook import comparison_html, run_html
 from scoremode.report.numbers import file_size, written
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.store.run import Run
@@ -251,7 +250,7 @@ def test_a_token_that_is_scored_twice_is_read_once() -> None:
     facts = dataclasses.replace(run.facts, token=token, window=np.array([0, 0, 0, 1, 1, 1]))
     overlapping = dataclasses.replace(run, facts=facts)
     assert reading_order(overlapping, 100).tolist() == [0, 1, 2, 5]
-    assert np.concatenate(list(Positions(overlapping).blocks())).tolist() == [0, 1, 2, 0, 1, 2]
+    assert np.concatenate([position for position, _ in places_of(overlapping)()]).tolist() == [0, 1, 2, 0, 1, 2]
     page = render([], [], runs=[overlapping])
     assert "2 targets score a token again" in page
 

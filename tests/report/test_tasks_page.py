@@ -6,6 +6,7 @@ import html
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,9 @@ from scoremode.errors import InputError
 from scoremode.harness.documents import TaskDocument
 from scoremode.harness.results import TaskPair, TasksComparison, softmax
 from scoremode.report.html.page import report
-from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
-from scoremode.report.html.tasks_page import FLIPS_SHOWN, render_tasks
+from scoremode.report.html.tables import tasks_html
+from scoremode.report.html.tasks_page import FLIPS_SHOWN, recovery_chart, render_tasks
 from scoremode.report.model_card import tasks_markdown, tasks_model_index
-from scoremode.report.notebook import tasks_html
 from scoremode.statistics.tasks import PairedTask
 
 BAD = "<script>alert('x')</script> & \"quotes\" \u202e|`"
@@ -83,19 +83,23 @@ def test_flips_are_listed_with_both_models_choices() -> None:
         assert flip.chosen[0] != flip.chosen[1]
 
 
+def row(name: str, kind: str, value: float | None, low: float | None, high: float | None) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "recovery": value, "recovery_low": low, "recovery_high": high}
+
+
 def test_the_chart_draws_bounds_and_leaves_out_what_is_undefined() -> None:
     lines = [
-        Line("a", False, (Recovery(0.98, 0.95, 1.01), Recovery(None, None, None))),
-        Line("b", True, (Recovery(1.2, None, None),) * 2),
+        [row("a", "task", 0.98, 0.95, 1.01), row("a", "task", None, None, None)],
+        [row("b", "group", 1.2, None, None)] * 2,
     ]
     chart = recovery_chart(lines, ["q4", "q3"])
     assert chart.count("<circle") == 2 * 3  # drawn wide and narrow
     assert "98.00%, 95%: 95.00% to 101.00%" in chart
-    assert recovery_chart([Line("a", False, (Recovery(None, None, None),))], ["q4"]) == ""
+    assert recovery_chart([[row("a", "task", None, None, None)]], ["q4"]) == ""
 
 
 def test_a_recovery_far_away_stays_inside_the_chart() -> None:
-    chart = recovery_chart([Line("a", False, (Recovery(50.0, 0.0, 4e9),))], ["q4"])
+    chart = recovery_chart([[row("a", "task", 50.0, 0.0, 4e9)]], ["q4"])
     places = [float(x) for x in re.findall(r'cx="([\d.]+)"', chart)]
     assert all(0 <= x <= 760 for x in places)
 

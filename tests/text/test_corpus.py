@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError
-from scoremode.text.corpus import Corpus, Row, load
+from scoremode.text.corpus import Corpus, load
+from scoremode.text.files import Row
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 

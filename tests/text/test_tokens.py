@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError, ModelError, OptionError
 from scoremode.models.facts import resolve
-from scoremode.text.corpus import Message
 from scoremode.text.documents import Document, RereadDocuments, chat_document
+from scoremode.text.files import Message
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer, owned_characters
 from scoremode.text.tokens import Tokens, first_tokens, tokenize
 

@@ -90,7 +90,7 @@ class StoredDistributions(ABC):
 
     @abstractmethod
     def records(self, index: int, window: Window) -> Raw:
-        """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/record_format.py."""
+        """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/budget.py."""
 
 
 def require_one_vocabulary(baseline: int, candidate: int | None) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from scoremode.errors import InputError, ModelError, OptionError, print_line
 from scoremode.plan.recipes import rolling_spans
-from scoremode.text.corpus import is_text
+from scoremode.text.files import is_text
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Ids
 from scoremode.verbs.likelihoods import Continuation

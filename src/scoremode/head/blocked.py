@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
-from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
+from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
 from scoremode.head.divergence import COPIES, DivergencePartials, empty_sums
 from scoremode.head.matrix import Head
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, empty_partials
@@ -40,14 +40,14 @@ def reduce_blocked(hidden: Tensor, head: Head, targets: Tensor, share: Share = k
     """Partials of a head's slice, and the targets' logits, on a CPU. See ``kernels.Reduce``."""
     if len(targets) <= FEW_ROWS:
         return reduce_in_chunks(hidden, head, targets, share)
-    parts, logits = [], []
-    for rows in _row_blocks(targets, BLOCK_ROWS):
+
+    def reduce(rows: slice) -> tuple[Partials, Tensor]:
         plan = _plan(targets[rows], head, head.weight.shape[1], BLOCK_LOGITS, COPIED_WEIGHTS)
         side = _BlockedProduct(hidden[rows], head, targets[rows], plan, _SPACE)
         side.rank_against(share(side.target_logits()))
-        parts.append(side.partials(_sums(side)))
-        logits.append(side.at_target)
-    return Partials.cat(parts), torch.cat(logits)
+        return side.partials(_sums(side)), side.at_target
+
+    return in_blocks(reduce, _row_blocks(targets, BLOCK_ROWS))
 
 
 def diverge_blocked(
@@ -59,15 +59,15 @@ def diverge_blocked(
     """
     if len(targets) <= FEW_ROWS:
         return diverge_in_chunks(hidden_p, head_p, hidden_q, head_q, targets, share)
-    parts, logits = [], []
-    for rows in _row_blocks(targets, BLOCK_ROWS):
+
+    def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         plan = _plan(targets[rows], head_q, head_q.weight.shape[1], BLOCK_LOGITS, COPIED_WEIGHTS)
         p = _BlockedProduct(hidden_p[rows], head_p, targets[rows], plan, _SPACE_OF_P)
         q = _BlockedProduct(hidden_q[rows], head_q, targets[rows], plan, _SPACE)
         q.rank_against(share(q.target_logits()))
-        parts.append(_diverge(p, q))
-        logits.append(q.at_target)
-    return DivergencePartials.cat(parts), torch.cat(logits)
+        return _diverge(p, q), q.at_target
+
+    return in_blocks(diverge, _row_blocks(targets, BLOCK_ROWS))
 
 
 def _row_blocks(targets: Tensor, most: int) -> Iterator[slice]:
@@ -273,8 +273,8 @@ class _Sums:
     weighted: Tensor  # (blocks, n), Σ exp(x - reference) · (x - reference)
 
     @staticmethod
-    def zeros(blocks: int, n: int, dtype: torch.dtype) -> _Sums:
-        return _Sums(torch.zeros(blocks, n), *(torch.zeros(blocks, n, dtype=dtype) for _ in range(2)))
+    def zeros(blocks: int, n: int) -> _Sums:
+        return _Sums(*torch.zeros(3, blocks, n))
 
     def drop(self, largest: Tensor) -> Tensor:
         """How far each block's reference is below the largest logit overall, (blocks, n) in float64."""
@@ -288,7 +288,7 @@ def _drop(reference: Tensor, largest: Tensor) -> Tensor:
 def _sums(side: _BlockedProduct) -> _Sums:
     """Count and add up all blocks, in float32."""
     with_ids = side.plan.with_ids
-    sums = _Sums.zeros(len(with_ids), side.n, torch.float32)
+    sums = _Sums.zeros(len(with_ids), side.n)
     for line, index in enumerate(with_ids):
         _add_up(side, side.ids(index), sums, line)
     return sums
@@ -311,7 +311,7 @@ def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
     if not with_ids:
         return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
     largest_p = torch.full((p.n,), float("-inf"))
-    sums_q, reference_p = _Sums.zeros(len(with_ids), q.n, torch.float32), torch.zeros(len(with_ids), p.n)
+    sums_q, reference_p = _Sums.zeros(len(with_ids), q.n), torch.zeros(len(with_ids), p.n)
     total_p, total_q, cross = torch.zeros(3, len(with_ids), p.n, dtype=torch.float64)
     for line, index in enumerate(with_ids):
         x_p, x_q = p.product(index)[:, p.plan.blocks[index].fresh :], q.ids(index)

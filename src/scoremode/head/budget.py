@@ -1,4 +1,9 @@
-"""How many rows of logits may be in memory at once, and the names of the kernels; importable without torch."""
+"""Memory for logits, the names of the kernels, and the size of a distribution in 16 bits; importable without torch.
+
+A distribution in 16 bits, as llama.cpp keeps it:
+
+record = float32 scale | float32 log-probability of code 0 | one uint16 code per id | zero, if that makes it even
+"""
 
 from scoremode.errors import OptionError
 
@@ -11,6 +16,9 @@ device.
 CPU_BUDGET = 24 << 20  # below the size that glibc returns to the system on free, so that pages are not faulted in again
 DEVICE_BUDGET = 224 << 20  # enough rows to keep a large GPU busy, in less than a quarter of a GiB beside the model
 CPU_WORKSPACE, DEVICE_WORKSPACE = 4 << 20, 96 << 20  # for sums, beside the logits; on a CPU it fits into the cache
+FLOOR = 16.0  # nats below the largest logit: what is lower is stored in a record as exactly that
+LEFT_OUT = -16.0  # log-probabilities from here on down are left out of llama.cpp's divergence
+LARGEST_CODE = 65535
 TILE = 128  # rows that a GPU's matrix kernels process at a time
 
 
@@ -43,3 +51,12 @@ def rows_within(budget: int, columns: int, device: str) -> int:
     """Rows of float32 logits that fit into a budget (0: the device's default); on a GPU, a multiple of TILE."""
     rows = max(1, (budget or default_budget(device)) // (4 * max(1, columns)))
     return rows - rows % TILE if device != "cpu" and rows > TILE else rows
+
+
+def words_of(vocabulary: int) -> int:
+    """16-bit words of a record.
+
+    >>> words_of(311), words_of(312)
+    (316, 316)
+    """
+    return 2 * ((vocabulary + 1) // 2) + 4

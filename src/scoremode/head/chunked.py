@@ -6,19 +6,22 @@ The logits of a chunk of rows are made in float32 within a byte budget, then red
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_within
-from scoremode.head.definition import Columns
+from scoremode.head.definition import Columns, RowBlock
 from scoremode.head.divergence import Divergence, DivergencePartials, divergence_partials, finish_divergence
 from scoremode.head.matrix import Head
 from scoremode.head.partials import Partials, finish, partials, target_logits
 
 LogitsOf = Callable[[Tensor], Tensor]
 """Hidden states (n, d) -> logits (n, vocabulary)."""
+
+Block = TypeVar("Block", bound=RowBlock)
 
 Share = Callable[[Tensor], Tensor]
 """The targets' logits (n, k) in one slice -> in the whole vocabulary. Tensor-parallel ranks exchange them here."""
@@ -27,6 +30,12 @@ Share = Callable[[Tensor], Tensor]
 def keep_own(at_target: Tensor) -> Tensor:
     """The ``Share`` of a head that is not sliced: there is nothing to exchange."""
     return at_target
+
+
+def in_blocks(reduce: Callable[[slice], tuple[Block, Tensor]], blocks: Iterable[slice]) -> tuple[Block, Tensor]:
+    """The partials and the targets' logits of all rows, from one block of rows after the other."""
+    parts, logits = zip(*map(reduce, blocks), strict=True)
+    return type(parts[0]).cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
 def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary: int, budget: int = 0) -> Columns:
@@ -38,7 +47,7 @@ def score_rows(hidden: Tensor, logits_of: LogitsOf, targets: Tensor, vocabulary:
     parts = [reduce_logits(logits_of(hidden[i : i + rows]), targets[i : i + rows]) for i in range(0, len(hidden), rows)]
     if not parts:
         return empty_columns(hidden.device, targets.shape[1])
-    return parts[0] if len(parts) == 1 else Columns.cat(parts)
+    return Columns.cat(parts)
 
 
 def empty_columns(device: torch.device, k: int) -> Columns:
@@ -57,14 +66,13 @@ def reduce_in_chunks(
     hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own, budget: int = 0, one_pass: bool = True
 ) -> tuple[Partials, Tensor]:
     """Partials of a head's slice, and the targets' logits, on any device. See ``kernels.Reduce``."""
-    parts, logits = [], []
-    for rows in _chunks(hidden, head, budget):
-        x = head.logits(hidden[rows])
+
+    def reduce(rows: slice) -> tuple[Partials, Tensor]:
+        x = head.logits(hidden[rows])  # only in memory during this call
         at_target = share(target_logits(x, targets[rows], head.first_id))
-        parts.append(partials(x, targets[rows], at_target, head.first_id, one_pass))
-        logits.append(at_target)
-        del x  # else two chunks would be in memory at once
-    return Partials.cat(parts), torch.cat(logits)
+        return partials(x, targets[rows], at_target, head.first_id, one_pass), at_target
+
+    return in_blocks(reduce, _chunks(hidden, head, budget))
 
 
 def diverge_in_chunks(
@@ -78,16 +86,15 @@ def diverge_in_chunks(
     one_pass: bool = True,
 ) -> tuple[DivergencePartials, Tensor]:
     """Partials of a slice of two heads, and the targets' logits of q. See ``kernels.Diverge``."""
-    parts, logits = [], []
-    # Chunks follow q: it is padded equally on all ranks, a stored p is not. The products of q then have the same shape
-    # as in ``reduce_in_chunks``: a matrix kernel may add in a different order for a different shape.
-    for rows in _chunks(hidden_q, head_q, budget):
+
+    def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])
         at_q = share(target_logits(x_q, targets[rows], head_q.first_id))
-        parts.append(divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass))
-        logits.append(at_q)
-        del x_p, x_q  # else two chunks would be in memory at once
-    return DivergencePartials.cat(parts), torch.cat(logits)
+        return divergence_partials(x_p, x_q, targets[rows], at_q, head_q.first_id, one_pass), at_q
+
+    # Chunks follow q: it is padded equally on all ranks, a stored p is not. The products of q then have the same shape
+    # as in ``reduce_in_chunks``: a matrix kernel may add in a different order for a different shape.
+    return in_blocks(diverge, _chunks(hidden_q, head_q, budget))
 
 
 def diverge_from_logits(
@@ -95,26 +102,17 @@ def diverge_from_logits(
 ) -> Divergence:
     """KL(p‖q) if q's head is known only as a function, which is called with the same rows as by ``score_rows``."""
     step = rows_within(budget, head_p.vocabulary, hidden_q.device.type)
-    parts = [
-        _diverge(hidden_p[rows], head_p, logits_of_q(hidden_q[rows])[:, : head_p.vocabulary], targets[rows])
-        for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step))
-    ]
+    parts = []
+    for rows in (slice(i, i + step) for i in range(0, max(1, len(hidden_q)), step)):
+        x_q = logits_of_q(hidden_q[rows])[:, : head_p.vocabulary]
+        x_p, at_q = head_p.logits(hidden_p[rows]), target_logits(x_q, targets[rows])
+        parts.append(finish_divergence(divergence_partials(x_p, x_q, targets[rows], at_q), at_q))
     return Divergence.cat(parts)
 
 
 def diverge_logits(hidden_p: Tensor, head_p: Head, logits_q: Tensor, targets: Tensor, budget: int = 0) -> Divergence:
     """KL(p‖q) from q's logits (n, vocabulary), which may be overwritten."""
-    step = rows_within(budget, head_p.vocabulary, logits_q.device.type)
-    parts = [
-        _diverge(hidden_p[rows], head_p, logits_q[rows], targets[rows])
-        for rows in (slice(i, i + step) for i in range(0, max(1, len(logits_q)), step))
-    ]
-    return Divergence.cat(parts)
-
-
-def _diverge(hidden_p: Tensor, head_p: Head, x_q: Tensor, targets: Tensor) -> Divergence:
-    x_p, at_q = head_p.logits(hidden_p), target_logits(x_q, targets)
-    return finish_divergence(divergence_partials(x_p, x_q, targets, at_q), at_q)
+    return diverge_from_logits(hidden_p, head_p, logits_q, lambda logits: logits, targets, budget)
 
 
 def _chunks(hidden: Tensor, head: Head, budget: int) -> Iterator[slice]:

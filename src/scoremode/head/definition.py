@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 
+class RowBlock:
+    """Tensors with one line per row, and other blocks of the same rows."""
+
+    __slots__ = ()
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """The rows of several blocks, concatenated."""
+        if len(parts) == 1:
+            return parts[0]
+        build: Any = cls  # a dataclass, whose slots are its fields
+        each: list[list[Any]] = [[getattr(part, name) for part in parts] for name in build.__slots__]
+        found: Self = build(*(type(x[0]).cat(x) if isinstance(x[0], RowBlock) else torch.cat(x) for x in each))
+        return found
+
+
 @dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(RowBlock):
     """One line per row of hidden states, one column per target of that row."""
 
     logprob: Tensor  # (n, k) nats
@@ -17,10 +35,6 @@ class Columns:
     entropy: Tensor  # (n,) nats
     top: Tensor  # (n,) int64
     top_logprob: Tensor  # (n,) nats
-
-    @staticmethod
-    def cat(parts: list[Columns]) -> Columns:
-        return Columns(*(torch.cat([getattr(p, name) for p in parts]) for name in Columns.__slots__))
 
 
 def define_columns(logits: Tensor, targets: Tensor) -> Columns:

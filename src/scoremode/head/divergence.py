@@ -13,26 +13,20 @@ import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
-from scoremode.head.definition import Columns, define_columns
+from scoremode.head.definition import Columns, RowBlock, define_columns
 from scoremode.head.partials import FAR_BELOW, LOWEST, Partials, combine, finish, partials
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class Divergence(RowBlock):
     """One line per row: the divergence and the candidate's columns."""
 
     kl: Tensor  # (n,) nats, Σ p · (log p - log q)
     q: Columns
 
-    @staticmethod
-    def cat(parts: list[Divergence]) -> Divergence:
-        if len(parts) == 1:
-            return parts[0]
-        return Divergence(torch.cat([d.kl for d in parts]), Columns.cat([d.q for d in parts]))
-
 
 @dataclass(frozen=True, slots=True)
-class DivergencePartials:
+class DivergencePartials(RowBlock):
     """What one slice of the vocabulary contributes to each row.
 
     The sums of the divergence are separate from those of the scores. A candidate's scores must have the same bits as
@@ -50,14 +44,6 @@ class DivergencePartials:
     def sums(self) -> tuple[Tensor, ...]:
         """Everything except the candidate's partials, in the order of the fields."""
         return self.largest_p, self.largest_q, self.total_p, self.total_q, self.cross
-
-    @staticmethod
-    def cat(parts: list[DivergencePartials]) -> DivergencePartials:
-        """The rows of several blocks, concatenated."""
-        if len(parts) == 1:
-            return parts[0]
-        sums = (torch.cat(each) for each in zip(*(d.sums for d in parts), strict=True))
-        return DivergencePartials(Partials.cat([d.q for d in parts]), *sums)
 
 
 def define_divergence(p_logits: Tensor, q_logits: Tensor, targets: Tensor) -> Divergence:

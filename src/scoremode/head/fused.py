@@ -24,7 +24,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from scoremode.head.chunked import Share, diverge_in_chunks, keep_own, reduce_in_chunks
+from scoremode.head.chunked import Share, diverge_in_chunks, in_blocks, keep_own, reduce_in_chunks
 from scoremode.head.divergence import DivergencePartials, empty_sums
 from scoremode.head.fused_kernels import diverge_spans, join_divergences, join_spans, reduce_spans, write_target_logits
 from scoremode.head.matrix import SHALLOW, Head
@@ -152,113 +152,73 @@ def find_target_logits(side: KernelOperands, targets: Tensor, touched: Tensor, s
     head = side.head
     at_target = torch.empty(n, k, dtype=torch.float32, device=targets.device)
     block = min(64, side.tiles.rows)
+    pointers = (side.hidden, head.weight, side.bias(), targets, at_target, touched)
+    sizes = (n, head.vocabulary, side.hidden.shape[1], *side.strides())
+    tiles = {"tile_columns": side.tiles.columns, "block_rows": side.tiles.rows, "block": block, "num_warps": 4}
     launch: Any = write_target_logits[(triton.cdiv(n, block), k)]
-    launch(
-        side.hidden,
-        head.weight,
-        side.bias(),
-        targets,
-        at_target,
-        touched,
-        n,
-        head.vocabulary,
-        side.hidden.shape[1],
-        *side.strides(),
-        head.first_id,
-        head.scale,
-        head.softcap or 1.0,
-        spans.tiles,
-        k,
-        tile_columns=side.tiles.columns,
-        block_rows=side.tiles.rows,
-        block=block,
-        depth=side.tiles.depth,
-        num_warps=4,
-        **side.shape_options(),
-    )
+    shaped = (head.first_id, head.scale, head.softcap or 1.0, spans.tiles, k)
+    launch(*pointers, *sizes, *shaped, depth=side.tiles.depth, **tiles, **side.shape_options())
     return at_target
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a kernel over all spans of a vocabulary takes besides matrices: targets, and space for its numbers."""
+
+    programs: tuple[int]
+    spans: Spans
+    at_target: Tensor  # (n, k) the targets' logits in the whole vocabulary
+    tensors: tuple[Tensor, ...]
+    options: dict[str, Any]  # what the kernel is compiled for
+
+    @staticmethod
+    def of(side: KernelOperands, targets: Tensor, share: Share, floats: int) -> Launch:
+        """Finds the targets' logits first; ``floats`` numbers are stored for each row and span."""
+        (n, k), tiles, device = targets.shape, side.tiles, targets.device
+        spans = Spans.of(side.head.vocabulary, tiles)
+        row_blocks = triton.cdiv(n, tiles.rows)
+        touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
+        at_target = share(find_target_logits(side, targets, touched, spans))
+        numbers = torch.empty(floats, spans.count, n, dtype=torch.float32, device=device)
+        ints = torch.empty(1 + k, spans.count, n, dtype=torch.int32, device=device)
+        # Triton's interpreter cannot run GPU instructions
+        options = {"one_target": k == 1, "compare": not targets.is_cuda, "depth": tiles.depth}
+        options |= {"span": tiles.span, "short": tiles.short, "group": tiles.group}
+        options |= {"tile_rows": tiles.rows, "tile_columns": tiles.columns}
+        options |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        tensors = (targets, at_target, touched, numbers, ints)
+        return Launch((row_blocks * spans.count,), spans, at_target, tensors, options)
+
+    @property
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """The floats (floats, spans, n) and ints (1 + k, spans, n) that the kernel stores."""
+        return self.tensors[-2], self.tensors[-1]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.spans.tiles, self.spans.long, self.spans.count, self.at_target.shape[1]
+
+
 def _reduce(side: KernelOperands, targets: Tensor, share: Share) -> tuple[Partials, Tensor]:
-    n, k = targets.shape
-    head, tiles, device = side.head, side.tiles, targets.device
-    spans = Spans.of(head.vocabulary, tiles)
-    row_blocks = triton.cdiv(n, tiles.rows)
-    touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
-    at_target = share(find_target_logits(side, targets, touched, spans))
-    floats = torch.empty(3, spans.count, n, dtype=torch.float32, device=device)
-    ints = torch.empty(1 + k, spans.count, n, dtype=torch.int32, device=device)
-    arguments = (
-        side.bias(),
-        targets,
-        at_target,
-        touched,
-        floats,
-        ints,
-        n,
-        head.vocabulary,
-        side.hidden.shape[1],
-    )
-    shape = (head.first_id, head.scale, head.softcap or 1.0, spans.tiles, spans.long, spans.count, k)
-    launch: Any = reduce_spans[(row_blocks * spans.count,)]
-    launch(
-        *side.matrices(),
-        *arguments,
-        *side.strides(),
-        *shape,
-        unit=tiles.unit,
-        descriptors=side.descriptors,
-        **side.shape_options(),
-        **_launch_options(tiles, targets),
-    )
-    return _joined(floats, ints, head.first_id), at_target
-
-
-def _launch_options(tiles: Tiles, targets: Tensor) -> dict[str, Any]:
-    """What both kernels are compiled for."""
-    return {
-        "span": tiles.span,
-        "short": tiles.short,
-        "group": tiles.group,
-        "tile_rows": tiles.rows,
-        "tile_columns": tiles.columns,
-        "depth": tiles.depth,
-        "one_target": targets.shape[1] == 1,
-        "compare": not targets.is_cuda,  # Triton's interpreter cannot run GPU instructions
-        "num_warps": tiles.warps,
-        "num_stages": tiles.stages,
-    }
+    head, launch = side.head, Launch.of(side, targets, share, floats=3)
+    sizes = (len(targets), head.vocabulary, side.hidden.shape[1], *side.strides())
+    shaped = (head.first_id, head.scale, head.softcap or 1.0, *launch.counts)
+    options = launch.options | side.shape_options() | {"unit": side.tiles.unit, "descriptors": side.descriptors}
+    kernel: Any = reduce_spans[launch.programs]
+    kernel(*side.matrices(), side.bias(), *launch.tensors, *sizes, *shaped, **options)
+    return _joined(*launch.numbers, head.first_id), launch.at_target
 
 
 def _joined(floats: Tensor, ints: Tensor, first_id: int) -> Partials:
     """Partials from the numbers of all spans: floats (3, spans, n) and ints (1 + k, spans, n)."""
     _, spans, n = floats.shape
     k, device = len(ints) - 1, floats.device
-    whole = Partials(
-        largest=torch.empty(n, dtype=torch.float32, device=device),
-        where=torch.empty(n, dtype=torch.int64, device=device),
-        total=torch.empty(n, dtype=torch.float32, device=device),
-        weighted=torch.empty(n, dtype=torch.float32, device=device),
-        before=torch.empty(n, k, dtype=torch.int64, device=device),
-    )
+    largest, total, weighted = (torch.empty(n, dtype=torch.float32, device=device) for _ in range(3))
+    where, before = (torch.empty(*shape, dtype=torch.int64, device=device) for shape in ((n,), (n, k)))
     launch: Any = join_spans[(triton.cdiv(n, 32),)]
-    launch(
-        floats,
-        ints,
-        whole.largest,
-        whole.total,
-        whole.weighted,
-        whole.where,
-        whole.before,
-        n,
-        spans,
-        first_id,
-        k,
-        block_rows=32,
-        block_spans=32,
-        num_warps=4,
-    )
-    return whole
+    outputs = (largest, total, weighted, where, before)
+    launch(floats, ints, *outputs, n, spans, first_id, k, block_rows=32, block_spans=32, num_warps=4)
+    return Partials(largest, where, total, weighted, before)
 
 
 def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = keep_own) -> tuple[Partials, Tensor]:
@@ -269,15 +229,13 @@ def reduce_fused(hidden: Tensor, head: Head, targets: Tensor, share: Share = kee
     targets = targets.contiguous()
     # by the padded width, which is equal on all ranks: they must divide their rows in the same way
     words = Spans.of(head.weight.shape[0], tiles).count * (4 + targets.shape[1])
-    parts, logits = [], []
-    for rows in launches(len(hidden), words, tiles):
+
+    def reduce(rows: slice) -> tuple[Partials, Tensor]:
         if head.vocabulary == 0 or len(hidden) == 0:
-            part, at_target = empty_partials(hidden[rows], targets[rows]), share(_absent(targets[rows]))
-        else:
-            part, at_target = _reduce(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
-        parts.append(part)
-        logits.append(at_target)
-    return Partials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
+            return empty_partials(hidden[rows], targets[rows]), share(_absent(targets[rows]))
+        return _reduce(KernelOperands.of(hidden[rows], head, tiles), targets[rows], share)
+
+    return in_blocks(reduce, launches(len(hidden), words, tiles))
 
 
 def launches(n: int, words: int, tiles: Tiles) -> list[slice]:
@@ -293,50 +251,20 @@ def _absent(targets: Tensor) -> Tensor:
 
 
 def _diverge(p: KernelOperands, q: KernelOperands, targets: Tensor, share: Share) -> tuple[DivergencePartials, Tensor]:
-    n, k = targets.shape
-    head, tiles, device = q.head, q.tiles, targets.device
-    spans = Spans.of(head.vocabulary, tiles)
-    row_blocks = triton.cdiv(n, tiles.rows)
-    touched = torch.zeros(row_blocks, spans.tiles, dtype=torch.int8, device=device)
-    at_target = share(find_target_logits(q, targets, touched, spans))
-    floats = torch.empty(6, spans.count, n, dtype=torch.float32, device=device)
-    ints = torch.empty(1 + k, spans.count, n, dtype=torch.int32, device=device)
-    launch: Any = diverge_spans[(row_blocks * spans.count,)]
-    launch(
-        *p.matrices(),
-        p.bias(),
-        *q.matrices(),
-        q.bias(),
-        targets,
-        at_target,
-        touched,
-        floats,
-        ints,
-        n,
-        head.vocabulary,
-        p.hidden.shape[1],
-        q.hidden.shape[1],
-        *p.strides(),
-        *q.strides(),
-        head.first_id,
-        p.head.scale,
-        head.scale,
-        p.head.softcap or 1.0,
-        head.softcap or 1.0,
-        spans.tiles,
-        spans.long,
-        spans.count,
-        k,
-        descriptors_p=p.descriptors,
-        descriptors_q=q.descriptors,
-        **{f"{name}_p": value for name, value in p.shape_options().items()},
-        **{f"{name}_q": value for name, value in q.shape_options().items()},
-        **_launch_options(tiles, targets),
-    )
-    sums = torch.empty(5, n, dtype=torch.float32, device=device)
+    n, launch = len(targets), Launch.of(q, targets, share, floats=6)
+    matrices = (*p.matrices(), p.bias(), *q.matrices(), q.bias())
+    sizes = (n, q.head.vocabulary, p.hidden.shape[1], q.hidden.shape[1], *p.strides(), *q.strides())
+    shaped = (p.head.scale, q.head.scale, p.head.softcap or 1.0, q.head.softcap or 1.0)
+    options = launch.options | {"descriptors_p": p.descriptors, "descriptors_q": q.descriptors}
+    options |= {f"{name}_p": value for name, value in p.shape_options().items()}
+    options |= {f"{name}_q": value for name, value in q.shape_options().items()}
+    kernel: Any = diverge_spans[launch.programs]
+    kernel(*matrices, *launch.tensors, *sizes, q.head.first_id, *shaped, *launch.counts, **options)
+    floats, ints = launch.numbers
+    sums = torch.empty(5, n, dtype=torch.float32, device=targets.device)
     join: Any = join_divergences[(triton.cdiv(n, 32),)]
-    join(floats, sums, n, spans.count, block_rows=32, block_spans=32, num_warps=4)
-    return DivergencePartials(_joined(floats[:3], ints, head.first_id), *sums), at_target
+    join(floats, sums, n, launch.spans.count, block_rows=32, block_spans=32, num_warps=4)
+    return DivergencePartials(_joined(floats[:3], ints, q.head.first_id), *sums), launch.at_target
 
 
 def diverge_fused(
@@ -350,17 +278,15 @@ def diverge_fused(
     tiles = tiles_for(head_q.weight, two_products=True)
     targets = targets.contiguous()
     words = Spans.of(head_q.weight.shape[0], tiles).count * (7 + targets.shape[1])  # padded: equal on all ranks
-    parts, logits = [], []
-    for rows in launches(len(targets), words, tiles):
+
+    def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         if head_q.vocabulary == 0 or len(targets) == 0:
             own_q, at_target = empty_partials(hidden_q[rows], targets[rows]), share(_absent(targets[rows]))
-            part = DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32))
-        else:
-            p, q = (KernelOperands.of(h[rows], head, tiles) for h, head in ((hidden_p, head_p), (hidden_q, head_q)))
-            part, at_target = _diverge(p, q, targets[rows], share)
-        parts.append(part)
-        logits.append(at_target)
-    return DivergencePartials.cat(parts), logits[0] if len(logits) == 1 else torch.cat(logits)
+            return DivergencePartials(own_q, *empty_sums(hidden_q[rows], torch.float32)), at_target
+        p, q = (KernelOperands.of(h[rows], head, tiles) for h, head in ((hidden_p, head_p), (hidden_q, head_q)))
+        return _diverge(p, q, targets[rows], share)
+
+    return in_blocks(diverge, launches(len(targets), words, tiles))
 
 
 def _fit_together(*sides: tuple[Tensor, Head]) -> bool:

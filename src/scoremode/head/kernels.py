@@ -6,7 +6,7 @@ that does not agree is skipped for a simpler one, and the result says so (``Choi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from typing import Any, Protocol, TypeVar, cast
@@ -127,20 +127,18 @@ def _candidates(head: Head, forced: str | None) -> tuple[str, ...]:
 
 @lru_cache
 def _kernel(name: str) -> Kernel:
+    one_pass = name == "rows"
+    reduce: Reduce = partial(reduce_in_chunks, one_pass=one_pass)
+    diverge: Diverge = partial(diverge_in_chunks, one_pass=one_pass)
     if name == "fused":
         from scoremode.head.fused import diverge_fused, reduce_fused
 
-        return Kernel(name, _in_float32(reduce_fused), _in_float32(diverge_fused))
-    if name == "blocked":
+        reduce, diverge = reduce_fused, diverge_fused
+    elif name == "blocked":
         from scoremode.head.blocked import diverge_blocked, reduce_blocked
 
-        return Kernel(name, _in_float32(reduce_blocked), _in_float32(diverge_blocked))
-    one_pass = name == "rows"
-    return Kernel(
-        name,
-        _in_float32(partial(reduce_in_chunks, one_pass=one_pass)),
-        _in_float32(partial(diverge_in_chunks, one_pass=one_pass)),
-    )
+        reduce, diverge = reduce_blocked, diverge_blocked
+    return Kernel(name, _in_float32(reduce), _in_float32(diverge))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -186,49 +184,36 @@ PROBE_NATS = 1e-4
 @torch.inference_mode()
 def _problem(name: str, kind: HeadKind, divergence: bool) -> str | None:
     """What is wrong with a kernel on this kind of head, in a few words; None if it agrees with the definition."""
-    checks = (_wrong_scores, _wrong_divergence) if divergence else (_wrong_scores,)
     try:
-        found = (check(_kernel(name), kind, make) for make in (probe, fine_probe) for check in checks)
-        return next((problem for problem in found if problem is not None), None)
+        found = (problem for fine in (False, True) for problem in _problems(_kernel(name), kind, divergence, fine))
+        return next(found, None)
     except Exception as error:  # no Triton, a Triton that does not support this device, a missing compiler…
         reason = str(error).strip().split("\n")[0][:160]
         return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
-Probe = Callable[[HeadKind, int], tuple[Tensor, Head, Tensor]]
-
-
-def _wrong_scores(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None:
-    hidden, head, targets = make(kind, 1)
-    truth = define_columns(_defined(hidden, head), targets)
-    return _difference(kernel.score(hidden, head, targets), truth, exact=_is_exact(kind, make))
-
-
-def _wrong_divergence(kernel: Kernel, kind: HeadKind, make: Probe) -> str | None:
-    hidden, head, targets = make(kind, 1)
-    other_hidden, other_head, _ = make(kind, 2)
+def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> Iterator[str]:
+    """How a kernel differs from the definition on one probe."""
+    exact = not fine and kind.softcap is None  # are the logits exact in float32, so that equal ones are equal?
+    hidden, head, targets = probe(kind, 1, fine=fine)
+    yield from _differences(kernel.score(hidden, head, targets), define_columns(_defined(hidden, head), targets), exact)
+    if not divergence:
+        return
+    other_hidden, other_head, _ = probe(kind, 2, fine=fine)
     found = kernel.divergence(hidden, head, other_hidden, other_head, targets)
     truth = define_divergence(_defined(hidden, head), _defined(other_hidden, other_head), targets)
-    gap = float((found.kl - truth.kl).abs().max())
-    problem = _difference(found.q, truth.q, exact=_is_exact(kind, make), gap=gap)
+    yield from _differences(found.q, truth.q, exact, gap=float((found.kl - truth.kl).abs().max()))
     alone = kernel.score(other_hidden, other_head, targets)
-    if problem is None and not all(torch.equal(getattr(found.q, n), getattr(alone, n)) for n in Columns.__slots__):
-        return "a model's scores differ between scoring and comparing it"
-    return problem
+    if not all(torch.equal(getattr(found.q, n), getattr(alone, n)) for n in Columns.__slots__):
+        yield "a model's scores differ between scoring and comparing it"
 
 
-def _is_exact(kind: HeadKind, make: Probe) -> bool:
-    """Are the logits of the probe exact in float32, so that equal ones are equal?"""
-    return make is probe and kind.softcap is None
-
-
-def _difference(found: Columns, true: Columns, *, exact: bool, gap: float = 0.0) -> str | None:
+def _differences(found: Columns, true: Columns, exact: bool, gap: float = 0.0) -> Iterator[str]:
     gaps = [gap, *(float((getattr(found, n) - getattr(true, n)).abs().max()) for n in ("logprob", "entropy"))]
     if not all(one < PROBE_NATS for one in gaps):  # NaN too
-        return f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
+        yield f"off by {max(gaps, key=lambda one: (one != one, one)):.2g} nats on the probe"  # noqa: PLR0124
     if exact and not (torch.equal(found.rank, true.rank) and torch.equal(found.top, true.top)):
-        return "wrong ranks on the probe"
-    return None
+        yield "wrong ranks on the probe"
 
 
 def _defined(hidden: Tensor, head: Head) -> Tensor:
@@ -236,27 +221,17 @@ def _defined(hidden: Tensor, head: Head) -> Tensor:
     return define_logits(hidden, head.weight[: head.vocabulary], bias, head.scale, head.softcap)
 
 
-def probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
-    """Hidden states, a head and targets, made of small whole numbers: products are exact and many logits are equal."""
+def probe(kind: HeadKind, seed: int, *, fine: bool = False) -> tuple[Tensor, Head, Tensor]:
+    """Hidden states, a head and targets, made of small whole numbers: products are exact and many logits are equal.
+
+    ``fine`` numbers use every bit of their dtype instead: they detect TF32 or bfloat16 in place of float32.
+    """
     random = torch.Generator().manual_seed(seed)
 
-    def whole(*shape: int) -> Tensor:
-        return torch.randint(-2, 3, shape, generator=random).float()
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random) if fine else torch.randint(-2, 3, shape, generator=random).float()
 
-    return _made_of(kind, whole, random, weight_size=0.25)
-
-
-def fine_probe(kind: HeadKind, seed: int) -> tuple[Tensor, Head, Tensor]:
-    """As ``probe``, with numbers that use every bit of their dtype: detects TF32 or bfloat16 in place of float32."""
-    random = torch.Generator().manual_seed(seed)
-    return _made_of(
-        kind, lambda *shape: torch.randn(shape, generator=random), random, weight_size=0.5 if kind.shallow else 0.1
-    )
-
-
-def _made_of(
-    kind: HeadKind, numbers: Callable[..., Tensor], random: torch.Generator, weight_size: float
-) -> tuple[Tensor, Head, Tensor]:
+    weight_size = 0.25 if not fine else 0.5 if kind.shallow else 0.1
     depth = (64 if kind.shallow else SHALLOW + 64) - (0 if kind.aligned else 3)
     bias = numbers(PROBE_VOCABULARY) if kind.has_bias else None
     head = Head(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scoremode.head.budget import rows_of_workspace
-from scoremode.head.definition import Columns, define_columns
+from scoremode.head.definition import Columns, RowBlock, define_columns
 
 MANY_TARGETS = 64  # per row; with more, counting for each target costs more than one pass saves
 FEW_TARGETS = 4  # per row; with more, sorting is faster than counting on a CPU
@@ -26,7 +26,7 @@ LOWEST = torch.finfo(torch.float32).min  # replaces a largest logit of -inf, bec
 
 
 @dataclass(frozen=True, slots=True)
-class Partials:
+class Partials(RowBlock):
     """What one slice of the vocabulary contributes to each row."""
 
     largest: Tensor  # (n,) float32, -inf if the slice is empty
@@ -34,13 +34,6 @@ class Partials:
     total: Tensor  # (n,) float32, Σ exp(x - largest)
     weighted: Tensor  # (n,) float32, Σ exp(x - largest) · (x - largest)
     before: Tensor  # (n, k) int64, ids of the slice that rank before the target
-
-    @staticmethod
-    def cat(parts: list[Partials]) -> Partials:
-        """The rows of several blocks, concatenated."""
-        if len(parts) == 1:
-            return parts[0]
-        return Partials(*(torch.cat([getattr(p, name) for p in parts]) for name in Partials.__slots__))
 
 
 def target_logits(x: Tensor, targets: Tensor, first_id: int = 0) -> Tensor:
@@ -60,19 +53,15 @@ def partials(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int = 0, o
     """
     if x.shape[1] == 0 or x.shape[0] == 0:
         return empty_partials(x, targets)
-    if x.device.type == "cpu":
-        rows = max(1, CACHE_SLICE // (4 * x.shape[1]))
-        starts = range(0, len(x), rows)
-        return Partials.cat(
-            [_on_cpu(x[i : i + rows].float(), targets[i : i + rows], at_target[i : i + rows], first_id) for i in starts]
-        )
-    if one_pass and targets.shape[1] <= MANY_TARGETS and (reduce_rows := _row_kernel(x.device.type)) is not None:
+    on_cpu = x.device.type == "cpu"
+    few = targets.shape[1] <= MANY_TARGETS
+    if not on_cpu and one_pass and few and (reduce_rows := _row_kernel(x.device.type)) is not None:
         return Partials(*reduce_rows(x, targets, at_target, first_id))
-    rows = rows_of_workspace(x.shape[1], 16, x.device.type)  # a float32 copy, exponentials, and a few bytes of results
-    starts = range(0, len(x), rows)
-    return Partials.cat(
-        [_on_device(x[i : i + rows].float(), targets[i : i + rows], at_target[i : i + rows], first_id) for i in starts]
-    )
+    # on a GPU: a float32 copy, exponentials, and a few bytes of results
+    step = max(1, CACHE_SLICE // (4 * x.shape[1])) if on_cpu else rows_of_workspace(x.shape[1], 16, x.device.type)
+    reduce = _on_cpu if on_cpu else _on_device
+    blocks = (slice(i, i + step) for i in range(0, len(x), step))
+    return Partials.cat([reduce(x[rows].float(), targets[rows], at_target[rows], first_id) for rows in blocks])
 
 
 @lru_cache

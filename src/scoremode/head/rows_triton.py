@@ -90,22 +90,9 @@ def reduce_rows(x: Tensor, targets: Tensor, at_target: Tensor, first_id: int) ->
     where = torch.empty(n, dtype=torch.int32, device=x.device)
     before = torch.empty(n, k, dtype=torch.int32, device=x.device)
     assert x.stride(1) == 1, "the logits of a row must be contiguous"
+    inputs = (x, x.stride(0), x.shape[1], targets.contiguous(), at_target.contiguous(), first_id)
+    outputs = (floats[0], where, floats[1], floats[2], before)
+    lanes = LANES if k <= 4 else 256
     launch: Any = _reduce_row[(n,)]
-    launch(
-        x,
-        x.stride(0),
-        x.shape[1],
-        targets.contiguous(),
-        at_target.contiguous(),
-        first_id,
-        floats[0],
-        where,
-        floats[1],
-        floats[2],
-        before,
-        k=k,
-        k_padded=triton.next_power_of_2(k),
-        lanes=LANES if k <= 4 else 256,
-        num_warps=8,
-    )
+    launch(*inputs, *outputs, k=k, k_padded=triton.next_power_of_2(k), lanes=lanes, num_warps=8)
     return floats[0], where.long(), floats[1], floats[2], before.long()

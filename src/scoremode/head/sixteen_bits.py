@@ -1,6 +1,6 @@
 """Distributions in 16 bits, as llama.cpp keeps them: logits ─▶ records, and records with logits ─▶ KL.
 
-Tensors of records are int16 that hold the bits of uint16 (record_format.py): PyTorch can do little with uint16 itself.
+Tensors of records are int16 that hold the bits of uint16 (budget.py): PyTorch can do little with uint16 itself.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from scoremode.head.budget import rows_of_workspace
-from scoremode.head.record_format import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
+from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, rows_of_workspace, words_of
 
 COPIES = 4  # most float64 copies of a row in memory at once
 

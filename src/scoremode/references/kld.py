@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from scoremode.disk.files import DISK_FULL, write_at
 from scoremode.errors import EngineError, InputError, RunError
-from scoremode.head.record_format import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
+from scoremode.head.budget import FLOOR, LARGEST_CODE, LEFT_OUT, words_of
 from scoremode.remote.copies import copy_of_file
 from scoremode.remote.uri import Place, located, may_be_stored, name_in
 from scoremode.scores.answers import Answers

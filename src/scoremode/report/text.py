@@ -1,15 +1,18 @@
-"""Corpus text made safe and short for a terminal: it may contain anything, even escape sequences."""
+"""Words that several reports share, and corpus text made safe and short: it may contain even escape sequences."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import harmless
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 from scoremode.text.token_text import joined
+
+if TYPE_CHECKING:
+    from scoremode.harness.results import TasksComparison
 
 NOT_MEASURED = "not measured"
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
@@ -113,3 +116,20 @@ def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     if floor is None:
         return f"noise floor: not measured ({words or 'the run does not say why'})"
     return f"noise floor: KL mean {floor:.2g}" + (f" under: {words}" if words else "")
+
+
+# ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
+    """The rows of a table; the one over all is left out if it would repeat the only one before it."""
+    return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
+
+
+def other_metrics(found: Sequence[TasksComparison]) -> list[str]:
+    """What lm-eval prints besides means over documents, as in ``lambada_openai: perplexity 5.02, of q4 5.31``."""
+    lines = []
+    for task in found[0].tasks:
+        for metric in task.paired.lm_eval.keys() - task.paired.metrics.keys():
+            pairs = [next(t for t in c.tasks if t.name == task.name).paired.lm_eval[metric] for c in found]
+            others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
+            lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
+    return sorted(lines)

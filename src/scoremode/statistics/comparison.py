@@ -40,7 +40,7 @@ class TerminalColumn:
     with_error: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Statistic:
     """One number of a comparison; with an error, it has four fields (value, ``…_stderr``, ``…_low``, ``…_high``).
 
@@ -104,10 +104,15 @@ def _nll_of_candidate(b: PairedBlock) -> Floats:
 
 
 # ── perplexities ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _metric(run: Run, name: str) -> Estimate:
+def _stored(side: Literal["baseline", "candidate"], name: str) -> Callable[[PairedMeans], Estimate]:
     """A metric of one run, as it is stored with it: averaged as the method does."""
-    metrics = run.manifest["metrics"]
-    return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
+
+    def of(means: PairedMeans) -> Estimate:
+        run: Run = getattr(means.runs, side)
+        metrics = run.manifest["metrics"]
+        return Estimate.from_json(metrics[name]) if name in metrics else Estimate(math.nan, None, 0, 0)
+
+    return of
 
 
 def _ppl_ratio(means: PairedMeans) -> Estimate:
@@ -160,38 +165,20 @@ DELTA_P_QUANTILES = {
     **{"min": 0.0, "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25, "median": 0.5},
     **{"p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0},
 }
-KL_SHOWN: dict[str, dict[str, Any]] = {
-    "median": {"label": "KL median", "about": "half of the tokens moved less", "column": TerminalColumn("median", 5)},
-    "p99": {
-        "label": "KL 99%",
-        "about": "99% of the tokens moved less",
-        "column": TerminalColumn("99%", 4),
-        "card": "KL 99 %",
-    },
-    "p999": {"label": "KL 99.9%", "about": "99.9% of the tokens moved less"},
-    "max": {"label": "KL max", "about": "the token that moved most", "column": TerminalColumn("max", 2)},
-}
 
 
-def _kl_quantile(name: str) -> Statistic:
-    shown = {"about": "a quantile of KL over targets, nats", **KL_SHOWN.get(name, {})}
-    return Statistic(
-        name=f"kl_{name}",
-        of=lambda means: means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name],
-        has_error=False,
-        needs="kl",
-        better="low",
-        **shown,
-    )
+def _kl_quantile(name: str, about: str = "a quantile of KL over targets, nats", **shown: Any) -> Statistic:
+    def of(means: PairedMeans) -> float:
+        return means.quantiles("kl", measured(means.runs.kl), KL_QUANTILES)[name]
+
+    return _plain(f"kl_{name}", about, of, needs="kl", better="low", **shown)
 
 
 def _delta_p_quantile(name: str) -> Statistic:
-    return Statistic(
-        name=f"delta_p_{name}",
-        about="a quantile of q - p over targets",
-        of=lambda means: means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name],
-        has_error=False,
-    )
+    def of(means: PairedMeans) -> float:
+        return means.quantiles("delta_p", means.delta_p, DELTA_P_QUANTILES)[name]
+
+    return _plain(f"delta_p_{name}", "a quantile of q - p over targets", of)
 
 
 def _noise_mean(means: PairedMeans) -> float | None:
@@ -205,7 +192,7 @@ def _noise_p99(means: PairedMeans) -> float:
 
 def _plain(name: str, about: str, of: Callable[[PairedMeans], float | None], **more: Any) -> Statistic:
     """A number without an error."""
-    return Statistic(name=name, about=about, of=of, has_error=False, **more)
+    return Statistic(name, about, of=of, has_error=False, **more)
 
 
 # ── the declarations ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -225,16 +212,11 @@ STATISTICS: tuple[Statistic, ...] = (
         "degrees of freedom of the bounds, for numbers that count each target once",
         lambda means: means.mean(_worse).freedom,
     ),
+    Statistic("ppl_baseline", "the baseline's perplexity", of=_stored("baseline", "perplexity"), needs="logprob"),
     Statistic(
-        name="ppl_baseline",
-        about="the baseline's perplexity",
-        of=lambda means: _metric(means.runs.baseline, "perplexity"),
-        needs="logprob",
-    ),
-    Statistic(
-        name="ppl_candidate",
-        about="exponential of the mean surprise",
-        of=lambda means: _metric(means.runs.candidate, "perplexity"),
+        "ppl_candidate",
+        "exponential of the mean surprise",
+        of=_stored("candidate", "perplexity"),
         needs="logprob",
         label="Perplexity",
         column=TerminalColumn("ppl", 4),
@@ -243,21 +225,21 @@ STATISTICS: tuple[Statistic, ...] = (
     _plain(
         "bits_per_byte_baseline",
         "bits per byte of the text under the baseline",
-        lambda means: _metric(means.runs.baseline, "bits_per_byte").value,
+        lambda means: _stored("baseline", "bits_per_byte")(means).value,
         needs="logprob",
     ),
     _plain(
         "bits_per_byte_candidate",
         "bits per byte of the text",
-        lambda means: _metric(means.runs.candidate, "bits_per_byte").value,
+        lambda means: _stored("candidate", "bits_per_byte")(means).value,
         needs="logprob",
         label="Bits/byte",
     ),
     _plain("zero_probability_baseline", "targets that the baseline thinks impossible", lambda means: means.zeros[0]),
     _plain("zero_probability_candidate", "targets that the candidate thinks impossible", lambda means: means.zeros[1]),
     Statistic(
-        name="ppl_ratio",
-        about="perplexity divided by the baseline's",
+        "ppl_ratio",
+        "perplexity divided by the baseline's",
         mean=_nll_added,
         of=_ppl_ratio,
         by_document=True,
@@ -271,18 +253,18 @@ STATISTICS: tuple[Statistic, ...] = (
         axis="perplexity ratio",
     ),
     Statistic(
-        name="log_ppl_ratio",
-        about="logarithm of the perplexity ratio",
+        "log_ppl_ratio",
+        "logarithm of the perplexity ratio",
         mean=_nll_added,
         of=_log_ppl_ratio,
         by_document=True,
         needs="logprob",
         ranks=-1,
     ),
-    Statistic(name="ppl_difference", about="perplexity minus the baseline's", of=_ppl_difference, needs="logprob"),
+    Statistic("ppl_difference", "perplexity minus the baseline's", of=_ppl_difference, needs="logprob"),
     Statistic(
-        name="kl_mean",
-        about="mean KL(baseline‖candidate), nats per token",
+        "kl_mean",
+        "mean KL(baseline‖candidate), nats per token",
         mean=lambda b: measured(b.kl),
         needs="kl",
         ranks=-1,
@@ -294,20 +276,21 @@ STATISTICS: tuple[Statistic, ...] = (
         axis="mean KL, nats per token",
     ),
     _plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
-    *map(_kl_quantile, KL_QUANTILES),
+    _kl_quantile("median", "half of the tokens moved less", label="KL median", column=TerminalColumn("median", 5)),
+    _kl_quantile("p90"),
+    _kl_quantile("p95"),
+    _kl_quantile(
+        "p99", "99% of the tokens moved less", label="KL 99%", column=TerminalColumn("99%", 4), card="KL 99 %"
+    ),
+    _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
+    _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("max", 2)),
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
+    Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
+    Statistic("delta_p_mean", "mean of q - p", mean=lambda b: b.delta_p, ranks=1),
     Statistic(
-        name="delta_logprob_mean",
-        about="mean of ln q - ln p",
-        mean=lambda b: b.cand - b.base,
-        needs="logprob",
-        ranks=1,
-    ),
-    Statistic(name="delta_p_mean", about="mean of q - p", mean=lambda b: b.delta_p, ranks=1),
-    Statistic(
-        name="delta_p_rms",
-        about="root mean square change in the probability of the text's own token",
+        "delta_p_rms",
+        "root mean square change in the probability of the text's own token",
         mean=_squared_delta_p,
         of=lambda means: _square_root(means.mean(_squared_delta_p)),
         better="low",
@@ -316,8 +299,8 @@ STATISTICS: tuple[Statistic, ...] = (
     ),
     *map(_delta_p_quantile, DELTA_P_QUANTILES),
     Statistic(
-        name="same_top",
-        about="share of tokens with the same first choice",
+        "same_top",
+        "share of tokens with the same first choice",
         mean=lambda b: measured(b.base_top) == measured(b.cand_top),
         needs="top",
         ranks=1,
@@ -330,8 +313,8 @@ STATISTICS: tuple[Statistic, ...] = (
         axis="same first choice, % of tokens",
     ),
     Statistic(
-        name="worse",
-        about="share of the text's tokens that became less likely",
+        "worse",
+        "share of the text's tokens that became less likely",
         mean=_worse,
         ranks=-1,
         percent=True,

@@ -77,22 +77,22 @@ class GroupSums:
     def numerator(self) -> Floats:
         return self._numerator.coarse + self._numerator.fine
 
-    @numerator.setter
-    def numerator(self, values: Floats) -> None:
-        self._numerator = _ExactSums(values)
-
     @property
     def denominator(self) -> Floats:
         return self._denominator.coarse + self._denominator.fine
 
-    @denominator.setter
-    def denominator(self, values: Floats) -> None:
-        self._denominator = _ExactSums(values)
-
     def with_numerator(self, numerator: Floats) -> GroupSums:
         """The sums with another numerator of each group, and the same denominator."""
         found = GroupSums(0, shares=self)
-        found.numerator, found.n = numerator, self.n
+        found._numerator, found.n = _ExactSums(numerator), self.n
+        return found
+
+    def some(self, groups: Ints) -> GroupSums:
+        """The sums of some groups, each term of which counts as 1."""
+        found = GroupSums(0)
+        found._numerator = _ExactSums(self.numerator[groups])
+        found._denominator = _ExactSums(self.denominator[groups])
+        found.n = int(found.denominator.sum())
         return found
 
     def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints | None) -> None:

@@ -14,7 +14,7 @@ article continues from one window to the next. docs/errors.md has the measuremen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,30 +42,25 @@ class Grouping:
 
 def grouping(plan: Plan) -> Grouping:
     """The groups of a plan's targets."""
-    pieces = _Cut(plan.piece_starts, plan)
     kind = "documents" if np.array_equal(plan.piece_starts, plan.doc_starts[:-1]) else "joined texts"
+    pieces = _divided(plan, plan.piece_starts, kind)
     if pieces.count >= FEWEST:
-        return Grouping(kind, pieces.count, pieces.of)
-    stretches = _Cut(_stretch_starts(plan), plan)
+        return pieces
+    stretches = _divided(plan, _stretch_starts(plan), f"stretches of at least {STRETCH:,} tokens", splits=True)
     if stretches.count >= FEWEST:
-        return Grouping(f"stretches of at least {STRETCH:,} tokens", stretches.count, stretches.of, True)
-    return Grouping(kind if pieces.count != 1 else kind.removesuffix("s"), pieces.count, pieces.of)
+        return stretches
+    return replace(pieces, kind=kind.removesuffix("s")) if pieces.count == 1 else pieces
 
 
-class _Cut:
+def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Grouping:
     """The stream divided at the tokens ``starts``; parts without a target are not counted."""
 
-    def __init__(self, starts: Ints, plan: Plan) -> None:
-        self.starts = starts
-        self.used = distinct(self._parts(block) for block in plan.blocks())
-        self.count = len(self.used)
+    def parts(block: TargetBlock) -> Ints:
+        found: Ints = np.searchsorted(starts, block.token, side="right").astype(np.int64) - 1
+        return found
 
-    def _parts(self, block: TargetBlock) -> Ints:
-        parts: Ints = np.searchsorted(self.starts, block.token, side="right").astype(np.int64) - 1
-        return parts
-
-    def of(self, block: TargetBlock) -> Ints:
-        return np.searchsorted(self.used, self._parts(block)).astype(np.int64)
+    used = distinct(map(parts, plan.blocks()))
+    return Grouping(kind, len(used), lambda block: np.searchsorted(used, parts(block)).astype(np.int64), splits)
 
 
 def _stretch_starts(plan: Plan) -> Ints:

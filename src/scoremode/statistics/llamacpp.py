@@ -10,7 +10,7 @@ import numpy as np
 from scoremode.plan.windows import measured
 from scoremode.statistics.comparison import Comparison
 from scoremode.statistics.estimate import finite_or_none
-from scoremode.statistics.streams import StreamedSum, array_blocks, empty_column, order_statistics
+from scoremode.statistics.streams import LlamacppMean, StreamedSum, array_blocks, empty_column, order_statistics
 from scoremode.values import Floats, release_read_blocks
 
 KLD_PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
@@ -26,7 +26,7 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     ``delta_p_50%``, ….
     """
     n = len(c.groups)
-    sums = {name: Moments(n) for name in ("candidate", "baseline", "delta_p", "delta_p_squared", "kl")}
+    sums = {name: LlamacppMean(n) for name in ("candidate", "baseline", "delta_p", "delta_p_squared", "kl")}
     products, delta_p, begin, equal = StreamedSum(n), empty_column(n), 0, 0
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         for number, block in enumerate(c.blocks()):
@@ -57,30 +57,7 @@ def llamacpp_statistics(c: Comparison) -> dict[str, float | None]:
     return {name: finite_or_none(value) for name, value in found.items()}
 
 
-class Moments:
-    """The mean of values that arrive in blocks, with llama.cpp's error of it."""
-
-    def __init__(self, n: int) -> None:
-        self.n, self._values, self._squares = n, StreamedSum(n), StreamedSum(n)
-
-    def add(self, block: Floats) -> None:
-        self._values.add(block)
-        self._squares.add(block**2)
-
-    @property
-    def mean(self) -> float:
-        return self._values.mean if self.n else 0.0
-
-    @property
-    def error(self) -> float:
-        """sqrt((mean of squares - mean²) / (n - 1)); 0 for up to ten values, as in llama.cpp."""
-        if self.n <= 10:
-            return 0.0
-        variance = self._squares.mean - self.mean**2
-        return math.sqrt(variance / (self.n - 1)) if variance > 0 else 0.0
-
-
-def _perplexity(candidate: Moments, baseline: Moments, products: StreamedSum) -> dict[str, float]:
+def _perplexity(candidate: LlamacppMean, baseline: LlamacppMean, products: StreamedSum) -> dict[str, float]:
     """Perplexities, their ratio and difference, with the errors of two correlated means."""
     mean, error, mean_base, error_base = candidate.mean, candidate.error, baseline.mean, baseline.error
     n = products.n

@@ -14,7 +14,7 @@ from scoremode.scores.columns import Scores
 from scoremode.scores.schema import BUILT_IN, Schema
 from scoremode.statistics.estimate import GroupSums, exponential, transformed
 from scoremode.statistics.groups import CharacterGroups, distinct, grouping, weights_of
-from scoremode.statistics.streams import StreamedSum
+from scoremode.statistics.streams import LlamacppMean
 from scoremode.text.tokens import Tokens
 from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
@@ -31,7 +31,8 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
     nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
     more: dict[str, GroupSums] = {}  # by the name of the metric
     texts = _PerplexityOfTexts(plan) if plan.average == "document" else None
-    bytes_of, words_of = (_units(plan, *of) for of in _counted(tokens))
+    bytes_of = _units(plan, tokens.byte_len, tokens.doc_bytes)
+    words_of = _units(plan, tokens.word_starts, tokens.doc_words)
     characters = CharacterGroups(groups)
     for block in plan.blocks():
         here, index = scores.rows(block.begin, block.end), groups.of(block)
@@ -74,11 +75,6 @@ class _PerplexityOfTexts:
         return replace(texts.estimate(), n=self.nll.n)
 
 
-def _counted(tokens: Tokens) -> tuple[tuple[Ids, Ints], tuple[Ids, Ints]]:
-    """Bytes and words, each as (per token, per source document)."""
-    return (tokens.byte_len, tokens.doc_bytes), (tokens.word_starts, tokens.doc_words)
-
-
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBlock], Ids | Floats]:
     """Bytes or words per target: of the scored text; for lm-eval-rolling, of the whole source documents."""
     if plan.method != "lm-eval-rolling" or plan.mask is not None:
@@ -104,10 +100,8 @@ def llamacpp_stderr(logprob: Iterable[Floats], n: int) -> float | None:
     """
     if n < 2:
         return None
-    nll, squares = StreamedSum(n), StreamedSum(n)
+    nll = LlamacppMean(n)
     for block in logprob:
         nll.add(-block)
-        squares.add((-block) ** 2)
-    variance = squares.mean - nll.mean**2
-    error = math.exp(nll.mean) * math.sqrt(max(0.0, variance) / (n - 1)) if math.isfinite(nll.mean) else math.inf
+    error = math.exp(nll.mean) * math.sqrt(max(0.0, nll.variance) / (n - 1)) if math.isfinite(nll.mean) else math.inf
     return error if math.isfinite(error) else None

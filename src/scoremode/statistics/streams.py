@@ -78,6 +78,31 @@ class StreamedSum:
         return self.value / self.n
 
 
+class LlamacppMean:
+    """The mean of n values that arrive in blocks, with llama.cpp's error of it: every value is independent."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self._values, self._squares = n, StreamedSum(n), StreamedSum(n)
+
+    def add(self, block: Floats) -> None:
+        self._values.add(block)
+        self._squares.add(block**2)
+
+    @property
+    def mean(self) -> float:
+        return self._values.mean if self.n else 0.0
+
+    @property
+    def variance(self) -> float:
+        """The mean of squares - mean²; there must be a value."""
+        return self._squares.mean - self.mean**2
+
+    @property
+    def error(self) -> float:
+        """sqrt(variance / (n - 1)); 0 for up to ten values, as in llama.cpp."""
+        return math.sqrt(self.variance / (self.n - 1)) if self.n > 10 and self.variance > 0 else 0.0
+
+
 def _sum_branches(n: int) -> Generator[int, Floats, Any]:
     """A coroutine that asks for the next values by their number, and returns the sum of all n of them."""
     if n <= LEAF:

@@ -34,7 +34,6 @@ from scoremode.remote.copies import local_files
 from scoremode.remote.uri import is_uri, require_path
 from scoremode.text.files import (
     PIECE,
-    Message,
     PlainText,
     Row,
     RowsOf,
@@ -49,20 +48,6 @@ from scoremode.text.files import (
     unchanged,
 )
 from scoremode.text.hub import hub_dataset, wikitext2_from_hub
-
-__all__ = [
-    "Corpus",
-    "Layout",
-    "Message",
-    "NamedCorpus",
-    "Row",
-    "Spec",
-    "corpora",
-    "expanded",
-    "is_text",
-    "load",
-    "specs_of",
-]
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
@@ -164,8 +149,7 @@ def _flag(name: str) -> str:
 
 
 def _already_loaded(corpus: Corpus, **others: object) -> Corpus:
-    given = [_flag(name) for name, value in others.items() if value is not None]
-    if given:
+    if given := [_flag(name) for name, value in others.items() if value is not None]:
         raise OptionError(f"{given[0]} does not apply to a Corpus that is already loaded", fix="give it to load()")
     return corpus
 

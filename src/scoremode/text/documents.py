@@ -22,8 +22,8 @@ from typing import Literal, cast
 import numpy as np
 
 from scoremode.errors import CorpusError, ModelError, OptionError
-from scoremode.text.corpus import WIKITEXT2_BLANK, Corpus, Message
-from scoremode.text.files import lines_of
+from scoremode.text.corpus import WIKITEXT2_BLANK, Corpus
+from scoremode.text.files import Message, lines_of
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Bools
 

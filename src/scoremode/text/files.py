@@ -63,7 +63,11 @@ def check_readable(path: Path) -> None:
         raise CorpusError(f"{path} cannot be read", fix="check its permissions")
     if found.st_size == 0:
         raise CorpusError(f"{path} is empty", fix="give a file with at least two tokens of text")
-    _check_unpacked(path)
+    with path.open("rb") as file:
+        begins = file.read(16)
+    for magic, (kind, command) in PACKED.items():
+        if begins.startswith(magic):
+            raise CorpusError(f"{path} is compressed ({kind})", fix=f"unpack it first, with {command}")
 
 
 def _missing(path: Path) -> CorpusError:
@@ -72,14 +76,6 @@ def _missing(path: Path) -> CorpusError:
         return CorpusError(f"{name} is a symbolic link to a file that does not exist", fix="check where it points")
     fix = did_you_mean(name, NAMED) if "/" not in name and "." not in name else "check the path"
     return CorpusError(f"there is no corpus or file '{name}'", fix=fix)
-
-
-def _check_unpacked(path: Path) -> None:
-    with path.open("rb") as file:
-        begins = file.read(16)
-    for magic, (kind, command) in PACKED.items():
-        if begins.startswith(magic):
-            raise CorpusError(f"{path} is compressed ({kind})", fix=f"unpack it first, with {command}")
 
 
 def unchanged(path: Path, rows: RowsOf) -> RowsOf:
@@ -292,8 +288,7 @@ def _check_messages(messages: list[Any], where: str) -> None:
         if not isinstance(message, dict):
             what = f"{where} contains {_kind(message)} instead of a message"
             raise CorpusError(what, fix=f"{MESSAGES_LIKE}, or choose another --field")
-        wrong = _role_problem(message) or _content_problem(message)
-        if wrong:
+        if wrong := _problem_of(message):
             raise CorpusError(f"{where}, message {number} {wrong}", fix=MESSAGES_LIKE)
     try:
         json.dumps(messages, ensure_ascii=False).encode()
@@ -303,27 +298,21 @@ def _check_messages(messages: list[Any], where: str) -> None:
         raise CorpusError(f"{where} contains a value that is not allowed ({error})", fix=MESSAGES_LIKE) from None
 
 
-def _role_problem(message: Message) -> str | None:
-    if "role" not in message:
-        return "has no role"
-    role = message["role"]
-    if not isinstance(role, str):
-        return f"has a role that is {_kind(role)}"
-    return None if role.strip() else "has an empty role"
-
-
-def _content_problem(message: Message) -> str | None:
-    if "content" not in message:
-        return "has no content"
-    content = message["content"]
-    if isinstance(content, str):
-        return None
-    if not isinstance(content, list):
-        return f"has content that is {_kind(content)}, not text"
-    if not content:
-        return "has content that is an empty list"
-    good = all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content)
-    return None if good else 'has a part that is not {"type": "text", "text": "…"}'
+def _problem_of(message: Message) -> str | None:
+    """What is wrong with the role or the content of a message: the first problem that applies."""
+    role, content = message.get("role"), message.get("content")
+    parts = content if isinstance(content, list) else []
+    good = all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts)
+    problems = (
+        ("role" not in message, "has no role"),
+        (not isinstance(role, str), f"has a role that is {_kind(role)}"),
+        (not str(role).strip(), "has an empty role"),
+        ("content" not in message, "has no content"),
+        (not isinstance(content, str | list), f"has content that is {_kind(content)}, not text"),
+        (content == [], "has content that is an empty list"),
+        (not good, 'has a part that is not {"type": "text", "text": "…"}'),
+    )
+    return next((problem for applies, problem in problems if applies), None)
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────────────────────────

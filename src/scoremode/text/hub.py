@@ -74,9 +74,17 @@ def quiet() -> Iterator[None]:
 
 def explain_hub_error(error: Exception) -> tuple[str, str]:
     """What went wrong and what to do about it, for any error that the hub's client raises."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
-    chain = _chain(error)
+    chain: list[BaseException] = []  # the error and its causes, the innermost last
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    def is_among(kind: type[Exception]) -> bool:
+        return any(isinstance(one, kind) for one in chain)
+
     # the first match counts: a GatedRepoError is also a RepositoryNotFoundError
     known: tuple[tuple[type[Exception], str, str], ...] = (
         (errors.GatedRepoError, "access to it is restricted (a gated repository)", LOGIN),
@@ -86,35 +94,16 @@ def explain_hub_error(error: Exception) -> tuple[str, str]:
         (errors.HFValidationError, "this is not a valid name on the hub", "give ORGANIZATION/NAME, or a local folder"),
     )
     for kind, reason, fix in known:
-        if any(isinstance(e, kind) for e in chain):
+        if is_among(kind):
             return reason, fix
-    if _is_offline(chain):
+    missing = is_among(errors.LocalEntryNotFoundError)
+    if is_among(errors.OfflineModeIsEnabled) or (missing and constants.HF_HUB_OFFLINE):
         return "it is not in the local cache, and offline mode is on", f"unset HF_HUB_OFFLINE, or {FOLDER}"
     status = next((s for e in chain if (s := getattr(getattr(e, "response", None), "status_code", None))), None)
     if status is not None:
         return f"the hub answered with HTTP status {status}", f"try again later, or {FOLDER}"
-    if any(_is_network(e) for e in chain):
+    # recognised by the names of classes, because the client's HTTP library has changed over time
+    names = {kind.__name__ for one in chain for kind in type(one).__mro__}
+    if names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"}:
         return "the hub cannot be reached", f"check the network and HF_ENDPOINT, or {FOLDER}"
     return f"{type(error).__name__}: {one_line(str(error))[:200]}", f"check the name, or {FOLDER}"
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and its causes, the innermost last."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _is_offline(chain: list[BaseException]) -> bool:
-    from huggingface_hub import constants, errors
-
-    missing = any(isinstance(e, errors.LocalEntryNotFoundError) for e in chain)
-    return any(isinstance(e, errors.OfflineModeIsEnabled) for e in chain) or (missing and constants.HF_HUB_OFFLINE)
-
-
-def _is_network(error: BaseException) -> bool:
-    """Recognised by the class name, because the client's HTTP library has changed over time."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"ConnectionError", "TimeoutError", "TransportError", "LocalEntryNotFoundError"})

@@ -58,7 +58,7 @@ class Sizes:
         return self.step + self.overlap
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """A part of a text."""
 
     text: str
@@ -75,7 +75,7 @@ class EncodedWindow:
     ends: Ints  # (n,) each token owns the characters up to here, from the end of the one before
 
 
-def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[Window]:
+def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[TextWindow]:
     """A text as windows that overlap. A text that fits into one window is one; an empty text is an empty window."""
     held, length, whole = list[str](), 0, True
     for piece in pieces:
@@ -85,10 +85,10 @@ def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[Window]:
             continue
         text, at = "".join(held), 0
         while len(text) - at > sizes.longest:
-            yield Window(text[at : at + sizes.longest], is_whole=False, is_last=False)
+            yield TextWindow(text[at : at + sizes.longest], is_whole=False, is_last=False)
             at, whole = at + sizes.step, False
         held, length = [text[at:]], len(text) - at
-    yield Window("".join(held), whole, is_last=True)
+    yield TextWindow("".join(held), whole, is_last=True)
 
 
 def workers() -> int:
@@ -239,7 +239,7 @@ def _is_inside(window: EncodedWindow, j: int, run: tuple[int, int], encoder: Win
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-Labelled = tuple[Window, EncodedWindow]
+Labelled = tuple[TextWindow, EncodedWindow]
 
 
 class LongTextEncoder:
@@ -263,7 +263,7 @@ class LongTextEncoder:
             return ()
         return (f"no safe place to cut {self._uncut:,} characters of the text: the tokenizer encoded them at once",)
 
-    def _windows(self, texts: Iterable[Iterable[str]]) -> Iterator[Window]:
+    def _windows(self, texts: Iterable[Iterable[str]]) -> Iterator[TextWindow]:
         for text in texts:
             pieces = iter(text)
             begins = next(pieces, "")
@@ -273,10 +273,10 @@ class LongTextEncoder:
                 self.sizes = replace(self.sizes, overlap=0)
             yield from windows_of(chain([begins], pieces), self.sizes)
 
-    def _encoded(self, windows: Iterator[Window]) -> Iterator[Labelled]:
+    def _encoded(self, windows: Iterator[TextWindow]) -> Iterator[Labelled]:
         """All windows in order with their tokens; the next batch is encoded while the last one is looked at."""
         with ThreadPoolExecutor(1) as thread:
-            batch: list[Window] = []
+            batch: list[TextWindow] = []
             pending: Future[list[EncodedWindow]] | None = None
             for following in self._batches(windows):
                 future = thread.submit(self._encode_batch, following)
@@ -286,9 +286,9 @@ class LongTextEncoder:
             if pending is not None:
                 yield from zip(batch, pending.result(), strict=True)
 
-    def _batches(self, windows: Iterator[Window]) -> Iterator[list[Window]]:
+    def _batches(self, windows: Iterator[TextWindow]) -> Iterator[list[TextWindow]]:
         most = min(2 * workers(), MOST_WINDOWS) * self.sizes.longest
-        batch, size = list[Window](), 0
+        batch, size = list[TextWindow](), 0
         for window in windows:
             if batch and (size + len(window.text) > most or len(batch) == MOST_TEXTS):
                 yield batch
@@ -298,7 +298,7 @@ class LongTextEncoder:
         if batch:
             yield batch
 
-    def _encode_batch(self, batch: list[Window]) -> list[EncodedWindow]:
+    def _encode_batch(self, batch: list[TextWindow]) -> list[EncodedWindow]:
         """Only a text that is one window gets its special tokens here."""
         whole, parts = ([window.text for window in batch if window.is_whole is kind] for kind in (True, False))
         of_whole, of_parts = iter(self._encode(whole, special=self.special)), iter(self._encode(parts))
@@ -309,7 +309,9 @@ class LongTextEncoder:
         return self.encoder.encode(texts, special=special) if texts else []
 
     # ── one text ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _parts(self, window: Window, first: EncodedWindow, rest: Iterator[EncodedWindow]) -> Iterator[EncodedWindow]:
+    def _parts(
+        self, window: TextWindow, first: EncodedWindow, rest: Iterator[EncodedWindow]
+    ) -> Iterator[EncodedWindow]:
         if window.is_whole:
             yield first
             return
@@ -376,7 +378,7 @@ class LongTextEncoder:
         return None
 
 
-def _until_last(window: Window, labelled: Iterator[Labelled]) -> Iterator[EncodedWindow]:
+def _until_last(window: TextWindow, labelled: Iterator[Labelled]) -> Iterator[EncodedWindow]:
     """The rest of the text that a window begins."""
     while not window.is_last:
         window, encoded = next(labelled)

@@ -22,10 +22,9 @@ import numpy as np
 
 from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
-from scoremode.text.corpus import Message
-from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled, unnamed
+from scoremode.text.files import Message
+from scoremode.text.token_text import Vocabulary, byte_level_piece, sentencepiece_piece, spelled, unnamed
 from scoremode.text.tokenizer_file import TokenizerFile, load_transformers, unusable
-from scoremode.text.vocabulary import Vocabulary
 from scoremode.values import Ids, Ints
 
 

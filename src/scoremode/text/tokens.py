@@ -115,7 +115,7 @@ class TokenStream:
         doc_starts, doc_bytes, doc_words, joined_at = array("q", [0]), array("q"), array("q"), array("q")
         for parts in encoder.encode(texts()):
             reader = _BlockReader(reading[0], doc_starts[-1])
-            yield from map(reader.block, filter(_has_tokens, parts))
+            yield from (reader.block(part) for part in parts if len(part.ids))
             document = reading.popleft()
             doc_starts.append(reader.count)
             doc_bytes.append(document.source_bytes)
@@ -143,10 +143,6 @@ class TokenStream:
             if isinstance(column, np.ndarray):
                 frozen(column)
         return Tokens(**columns, tokenizer=self.tokenizer.facts)
-
-
-def _has_tokens(part: EncodedWindow) -> bool:
-    return len(part.ids) > 0
 
 
 class _BlockReader:
@@ -206,6 +202,12 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
     kept = np.minimum(lengths, limit)
     inside = np.arange(len(tokens)) - np.repeat(tokens.doc_starts[:-1], lengths) < limit
     document = np.repeat(np.arange(len(lengths)), kept)
+
+    def counted(of_token: Ids, of_document: Ints) -> Ints:
+        """A count per document: of its kept tokens if it was shortened, else of the whole document."""
+        found = np.bincount(document, of_token[inside], minlength=len(of_document)).astype(np.int64)
+        return frozen(np.where(kept < lengths, found, of_document))
+
     cut = replace(
         tokens,
         ids=frozen(tokens.ids[inside]),
@@ -213,17 +215,11 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
         char_end=frozen(tokens.char_end[inside]),
         byte_len=frozen(tokens.byte_len[inside]),
         word_starts=frozen(tokens.word_starts[inside]),
-        doc_bytes=frozen(_of_kept(document, tokens.byte_len[inside], kept < lengths, tokens.doc_bytes)),
-        doc_words=frozen(_of_kept(document, tokens.word_starts[inside], kept < lengths, tokens.doc_words)),
+        doc_bytes=counted(tokens.byte_len, tokens.doc_bytes),
+        doc_words=counted(tokens.word_starts, tokens.doc_words),
         target_mask=None if tokens.target_mask is None else frozen(tokens.target_mask[inside]),
     )
     return cut, int((kept < lengths).sum())
-
-
-def _of_kept(document: Ints, of_token: Ids, was_cut: Bools, of_document: Ints) -> Ints:
-    """A count per document: of its kept tokens if it was shortened, else of the whole document."""
-    counted = np.bincount(document, of_token, minlength=len(of_document)).astype(np.int64)
-    return np.where(was_cut, counted, of_document)
 
 
 def byte_lengths(text: str, ends: Ints) -> Ids:

@@ -18,7 +18,7 @@ from scoremode.engines.llamacpp.library import Library, freed_with, library
 from scoremode.errors import CorpusError, ModelError
 from scoremode.models.gguf import GgufFacts, read_gguf
 from scoremode.models.subject import Subject
-from scoremode.text.corpus import Message
+from scoremode.text.files import Message
 from scoremode.text.token_text import spelled, unnamed
 from scoremode.text.tokenizer import (
     PROBE,

@@ -28,7 +28,7 @@ from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve
 from scoremode.models.subject import Subject
-from scoremode.text.corpus import Message
+from scoremode.text.files import Message
 from scoremode.text.token_text import byte_level_piece, sentencepiece_piece, spelled
 from scoremode.text.tokenizer import (
     PROBE,

@@ -23,7 +23,7 @@ from scoremode.engines.base import (
     require_one_vocabulary,
 )
 from scoremode.errors import ModelError, did_you_mean
-from scoremode.head.record_format import LEFT_OUT
+from scoremode.head.budget import LEFT_OUT
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import log_probabilities

@@ -1,25 +1,31 @@
-"""The charts section of the page: which charts are drawn, from which columns, and what they leave out."""
+"""The charts section of the page: distributions over the targets, means along the window, and what they leave out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from markupsafe import Markup
 
-from scoremode.report.html.drawing import Chart
-from scoremode.report.html.histograms import delta_distribution, kl_distribution, surprise_distribution
-from scoremode.report.html.position_chart import along_the_window
+from scoremode.report.html.drawing import SMALL, Axis, Chart, Shape, both_ways, linear, logarithmic, plain
 from scoremode.report.html.provenance import distinct_baselines, run_name
-from scoremode.report.html.series import Positions, Series, column_of, delta_logprob, surprise
+from scoremode.report.html.series import Series, StreamedColumn, delta_logprob, places_of, surprise
 from scoremode.report.html.templating import fill
 from scoremode.report.numbers import Statistics, usable
 from scoremode.report.text import counted
 from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.estimate import GroupSums
+from scoremode.statistics.groups import distinct
 from scoremode.statistics.streams import array_blocks
 from scoremode.store.run import Run
 from scoremode.values import Floats
+
+BINS = 72  # of a distribution
+STRETCHES = 24  # of the window
+SUMS = 1 << 20  # sums that are held at a time: with very many groups, a curve is drawn in several passes
 
 
 def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> Markup:
@@ -27,21 +33,24 @@ def charts_section(comparisons: Sequence[Comparison], statistics: Sequence[Stati
     figures = [figure for figure in drawn if figure]
     if not figures:
         return Markup()
-    names = [c.name for c in comparisons] or [run_name(run, alone) for run in alone]
-    noise = any(c.noise_kl is not None and len(c.noise_kl) for c in comparisons)
-    notes = _notes_on_comparisons(comparisons) if comparisons else _notes_on_runs(alone)
-    return fill("charts.html", figures=figures, names=names, noise=noise, notes=notes)
+    return fill(
+        "charts.html",
+        figures=figures,
+        names=[c.name for c in comparisons] or [run_name(run, alone) for run in alone],
+        noise=any(c.noise_kl is not None and len(c.noise_kl) for c in comparisons),
+        notes=list(_notes_on_comparisons(comparisons) if comparisons else _notes_on_runs(alone)),
+    )
 
 
 def _run_charts(alone: Sequence[Run]) -> list[Chart | None]:
-    series = [Series(run_name(r, alone), partial(surprise, r), Positions(r).with_groups) for r in alone]
+    series = [Series(run_name(r, alone), partial(surprise, r), places_of(r)) for r in alone]
     text = "Mean surprise by position in the window; it falls as context grows."
     helps = along_the_window("How much context helps", text, series, "surprise, nats")
     return [surprise_distribution(series), helps]
 
 
 def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Chart | None]:
-    places = [Positions(c.baseline, c.groups).with_groups for c in comparisons]
+    places = [places_of(c.baseline, c.groups) for c in comparisons]
     deltas = [Series(c.name, partial(delta_logprob, c), place) for c, place in zip(comparisons, places, strict=True)]
     text = "Mean Δ logprob by position in the window; below zero, the text became less likely."
     title = "Where the text became less likely"
@@ -51,7 +60,7 @@ def _comparison_charts(comparisons: Sequence[Comparison], statistics: Sequence[S
     # a candidate without KL keeps its place, so that its colour is the same in every chart
     kls = [Series(c.name, partial(_kl, c), place) for c, place in zip(comparisons, places, strict=True)]
     noises = [c.noise_kl for c, _ in distinct_baselines(comparisons, statistics) if c.noise_kl is not None]
-    noise = column_of(np.concatenate(noises)) if any(map(len, noises)) else None
+    noise = StreamedColumn.of(np.concatenate(noises)) if any(map(len, noises)) else None
     floor = next((f for s in statistics if (f := usable(s.get("noise_floor_kl_p99")))), None)
     text = "Mean KL by position in the window, with one standard error."
     drift = along_the_window("Does drift grow with context?", text, kls, "KL, nats")
@@ -63,27 +72,164 @@ def _kl(c: Comparison) -> Iterator[Floats]:
         yield np.full(len(block), np.nan) if c.kl is None else block
 
 
+# ── tokens that are not drawn ────────────────────────────────────────────────────────────────────────────────────────
+def _notes_on_comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    for c in comparisons:
+        if left_out := _unbounded(delta_logprob(c)):
+            yield f"{c.name}: {left_out} in one of the models."
+        if c.kl is None:
+            why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
+            yield f"{c.name}: {c.manifest.get('kl_missing') or why}."
+        elif below := sum(int((block < 0).sum()) for block in array_blocks(c.kl)):
+            where = "drawn at the left end of its distribution; a mean below zero is not drawn by model size"
+            yield f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}."
+
+
+def _notes_on_runs(alone: Sequence[Run]) -> Iterator[str]:
+    for run in alone:
+        if left_out := _unbounded(surprise(run)):
+            yield f"{run_name(run, alone)}: {left_out}."
+
+
 def _unbounded(blocks: Iterable[Floats]) -> str:
     """How many tokens are not drawn, in words; '' if all are."""
     count = sum(int((~np.isfinite(block)).sum()) for block in blocks)
     return f"{counted(count, 'tokens')} left out of the charts: probability zero" if count else ""
 
 
-def _notes_on_comparisons(comparisons: Sequence[Comparison]) -> list[str]:
-    notes = []
-    for c in comparisons:
-        if left_out := _unbounded(delta_logprob(c)):
-            notes.append(f"{c.name}: {left_out} in one of the models.")
-        below = 0 if c.kl is None else sum(int((block < 0).sum()) for block in array_blocks(c.kl))
-        if below:
-            where = "drawn at the left end of its distribution; a mean below zero is not drawn by model size"
-            notes.append(f"{c.name}: {counted(below, 'tokens')} with a KL below zero, {where}.")
-        if c.kl is None:
-            why = "no KL, because two finished runs were compared, and runs do not store whole distributions"
-            notes.append(f"{c.name}: {c.manifest.get('kl_missing') or why}.")
-    return notes
+# ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
+def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floor: float | None) -> Chart | None:
+    """Share of targets by KL; the noise of the baseline is drawn behind the curves, its 99 % ``floor`` as a line."""
+    behind = None if noise is None else noise.where(np.isfinite)
+    drawn = [s.finite for s in series] + ([behind] if behind else [])
+    positive = StreamedColumn.joined(*drawn).where(lambda values: values > 0)
+    if not positive.count:
+        return None
+    low = 10.0 ** math.floor(max(-12.0, math.log10(positive.quantile(0.005))))
+    high = 10.0 ** math.ceil(math.log10(positive.largest) + 1e-9)
+    axis = logarithmic(low, max(high, low * 10), "KL, nats per token")
+    if axis.marks() and axis.marks()[0][0] < 0.01:  # smaller values are counted in the first bin
+        first = next(i for i, (value, _) in enumerate(axis.ticks) if axis.place(value) >= -1e-9)
+        (value, text), later = axis.ticks[first], axis.ticks[first + 1 :]
+        axis = replace(axis, ticks=((value, f"≤{text}"), *later))
+    title = "How far predictions moved"
+    text = "Share of tokens by KL divergence from the baseline, on a logarithmic axis."
+    shown = floor if floor is not None and math.isfinite(floor) and floor > low else None
+    return _histogram(title, text, series, axis, noise=behind, line=("noise 99%", shown), least=low)
 
 
-def _notes_on_runs(alone: Sequence[Run]) -> list[str]:
-    counted_out = [(run, _unbounded(surprise(run))) for run in alone]
-    return [f"{run_name(run, alone)}: {left_out}." for run, left_out in counted_out if left_out]
+def delta_distribution(series: Sequence[Series]) -> Chart | None:
+    """Share of targets by Δ logprob: linear near zero, logarithmic in the tails."""
+    sizes = StreamedColumn.joined(*(s.finite for s in series)).absolute()
+    if not sizes.largest > 0:
+        return None
+    middle = max(sizes.quantile(0.5), sizes.largest * 1e-4)
+    axis = both_ways(10.0 ** math.floor(math.log10(middle)), sizes.largest * 1.05, "Δ logprob, nats")
+    text = "Share of tokens by change in log-probability; left of zero, they became less likely."
+    return _histogram("How the text's own tokens changed", text, series, axis, line=("", 0.0))
+
+
+def surprise_distribution(series: Sequence[Series]) -> Chart | None:
+    """Share of targets by −logprob, for runs that are not compared with anything."""
+    top = max((drawn.quantile(0.9995) for s in series if (drawn := s.finite).count), default=0.0)
+    if not top > 0:
+        return None
+    axis = linear(0, top, "surprise (−logprob), nats")
+    return _histogram("How surprised the model was", "Share of tokens by surprise.", series, axis)
+
+
+def _histogram(
+    title: str,
+    text: str,
+    series: Sequence[Series],
+    axis: Axis,
+    *,
+    noise: StreamedColumn | None = None,
+    line: tuple[str, float | None] = ("", None),
+    least: float | None = None,
+) -> Chart:
+    """``line`` is an upright line: its name and its value. Values below ``least`` are counted in the first bin."""
+    shares = [_shares(s.finite, axis, least) for s in series]
+    # a floor with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
+    top = max((float(s.max()) for s in shares if len(s)), default=0.0) or 1.0
+    up = linear(0, top * 1.06, "share of tokens", count=4, write=lambda v: f"{plain(100 * v)}%")
+
+    def steps(shares: Floats) -> list[tuple[float, float]]:
+        heights = [min(1.02, float(up.place(share))) for share in shares.tolist()]
+        return [(edge / BINS, height) for i, height in enumerate(heights) for edge in (i, i + 1)]
+
+    shapes = []
+    if noise is not None:
+        shapes.append(Shape("noise", f"{SMALL.path([(0.0, 0.0), *steps(_shares(noise, axis, least)), (1.0, 0.0)])}Z"))
+    name, value = line
+    if value is not None and 0 <= float(axis.place(value)) <= 1:
+        x = SMALL.x(float(axis.place(value)))
+        anchor, at = ("start", x + 4) if float(axis.place(value)) < 0.6 else ("end", x - 4)
+        note = (at, SMALL.top + 9, anchor, name) if name else None
+        shapes.append(Shape("mark", f"M{x:.1f} {SMALL.top:g}V{SMALL.y(0):g}", note=note))
+    shapes += [Shape("line", SMALL.path(steps(s)), i, series[i].name) for i, s in enumerate(shares)]
+    return Chart(title, text, axis, up, shapes)
+
+
+def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
+    """Share of the values in each bin; values beyond an end count in the outermost bin."""
+    counts = np.zeros(BINS, np.int64)
+    for values in column.blocks():
+        within = values if least is None else np.maximum(values, least)
+        index = np.clip((axis.place(within) * BINS).astype(np.int64), 0, BINS - 1)
+        counts += np.bincount(index, minlength=BINS)
+    shares: Floats = counts / max(1, int(counts.sum()))
+    return shares
+
+
+# ── means along the window ───────────────────────────────────────────────────────────────────────────────────────────
+def along_the_window(title: str, text: str, series: Sequence[Series], label: str) -> Chart | None:
+    """Mean per stretch of the window, with the standard error over its groups as a band."""
+    last = max((int(position.max()) for s in series for position, _ in s.places() if len(position)), default=0)
+    if last < 2:
+        return None
+    edges = np.linspace(0, last + 1, min(STRETCHES, last + 1) + 1)
+    curves = [_means_by_stretch(s, edges) for s in series]
+    spread = np.concatenate([np.concatenate([m - e, m + e]) for m, e in curves])
+    spread = spread[np.isfinite(spread)]
+    if not len(spread):
+        return None
+    low, high = float(spread.min()), float(spread.max())
+    low = 0.0 if low >= 0 and high > 0 else low
+    room = (high - low) * 0.06 or 1.0
+    up = linear(low - (room if low < 0 else 0), high + room, label, count=4)
+    along = linear(0, last + 1, "distance from the first scored token of the window", count=5)
+    x = along.place((edges[1:] + edges[:-1]) / 2)
+    shapes = [Shape("mark", SMALL.path([(0, up.place(0.0))]) + f"H{SMALL.x(1):g}")] if low < 0 < high else []
+    lines = []  # drawn above all bands
+    for i, (mean, error) in enumerate(curves):
+        good = np.isfinite(mean)
+        there, back, line = (
+            list(zip(x[good].tolist(), up.place(mean + sign * error)[good].tolist(), strict=True))
+            for sign in (1, -1, 0)
+        )
+        if good.any():
+            shapes.append(Shape("band", f"{SMALL.path([*there, *back[::-1]])}Z", i))
+        lines.append(Shape("line", SMALL.path(line), i, series[i].name))
+    return Chart(title, text, along, up, [*shapes, *lines])
+
+
+def _means_by_stretch(series: Series, edges: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard error per stretch; NaN if one is empty, error 0 if there are too few groups for one."""
+    count = len(edges) - 1
+    means, errors = np.full(count, np.nan), np.zeros(count)
+    groups = distinct(group for _, group in series.places())
+    together = max(1, SUMS // max(1, len(groups)))
+    for begin in range(0, count, together):
+        wanted = range(begin, min(count, begin + together))
+        sums = GroupSums(len(wanted) * len(groups))
+        for values, (position, group) in zip(series.values(), series.places(), strict=True):
+            index = np.clip(np.searchsorted(edges, position, side="right") - 1, 0, count - 1)
+            here = np.isfinite(values) & (index >= wanted.start) & (index < wanted.stop)
+            cell = (index[here] - wanted.start) * len(groups) + np.searchsorted(groups, group[here])
+            sums.add(cell, values[here], np.ones(len(cell)))
+        for stretch, cells in zip(wanted, np.split(sums.indices, len(wanted)), strict=True):
+            mean = sums.some(cells[sums.denominator[cells] > 0]).estimate()  # of the groups that have a value here
+            if mean.n:
+                means[stretch], errors[stretch] = mean.value, mean.stderr or 0.0
+    return means, errors

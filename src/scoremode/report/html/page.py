@@ -14,10 +14,10 @@ from typing import overload
 from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
 from scoremode.report.html.charts import charts_section
-from scoremode.report.html.provenance import distinct_runs, provenance_section, same_run
+from scoremode.report.html.provenance import distinct_baselines, provenance_section, run_key
 from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section
 from scoremode.report.html.size_chart import size_section
-from scoremode.report.html.summary import summary_section
+from scoremode.report.html.tables import summary_section
 from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
@@ -37,10 +37,9 @@ def render(
 ) -> str:
     """The page. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone."""
     assert len(comparisons) == len(statistics), "one record of statistics per comparison"
-    alone = [
-        run for run in runs if not any(same_run(run, own) for c in comparisons for own in (c.baseline, c.candidate))
-    ]
-    baselines = distinct_runs(c.baseline for c in comparisons) or alone
+    compared = {run_key(run) for c in comparisons for run in (c.baseline, c.candidate)}
+    alone = [run for run in runs if run_key(run) not in compared]
+    baselines = [c.baseline for c, _ in distinct_baselines(comparisons, statistics)] or alone
     texts = listed(list(dict.fromkeys(str(run.manifest.get("corpus", "a text")) for run in baselines)))
     names, best, tied = [c.name for c in comparisons], None, []
     if comparisons:

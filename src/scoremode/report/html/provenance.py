@@ -15,25 +15,19 @@ from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 
 
-def same_run(one: Run, other: Run) -> bool:
-    return one is other or (one.path is not None and one.path == other.path)
-
-
-def distinct_runs(runs: Iterable[Run]) -> list[Run]:
-    found: list[Run] = []
-    for run in runs:
-        if not any(same_run(run, other) for other in found):
-            found.append(run)
-    return found
+def run_key(run: Run) -> object:
+    """Equal for two objects that are the same run: the folder, if there is one."""
+    return id(run) if run.path is None else run.path
 
 
 def distinct_baselines(
     comparisons: Sequence[Comparison], statistics: Sequence[Statistics]
 ) -> list[tuple[Comparison, Statistics]]:
     """The first comparison with each baseline."""
-    pairs = list(zip(comparisons, statistics, strict=True))
-    first = distinct_runs(c.baseline for c in comparisons)
-    return [next(pair for pair in pairs if same_run(pair[0].baseline, run)) for run in first]
+    found: dict[object, tuple[Comparison, Statistics]] = {}
+    for c, s in zip(comparisons, statistics, strict=True):
+        found.setdefault(run_key(c.baseline), (c, s))
+    return list(found.values())
 
 
 def run_name(run: Run, among: Sequence[Run] = ()) -> str:
@@ -51,7 +45,7 @@ def run_name(run: Run, among: Sequence[Run] = ()) -> str:
 def provenance_section(comparisons: Sequence[Comparison], alone: Sequence[Run]) -> Markup:
     named: list[tuple[str, Run]] = []
     for c in comparisons:
-        if not any(same_run(c.baseline, run) for _, run in named):
+        if run_key(c.baseline) not in {run_key(run) for _, run in named}:
             named.append(("baseline", c.baseline))
         named.append((c.name, c.candidate))
     named += [(run_name(run, alone), run) for run in alone]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from scoremode.report.html.provenance import run_name
-from scoremode.report.html.series import StreamedColumn, column_of, delta_logprob
+from scoremode.report.html.series import StreamedColumn, delta_logprob
 from scoremode.report.html.templating import fill, visible
 from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.statistics.comparison import Comparison
@@ -70,7 +70,7 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
         "words": [visible(word) for word in made.words],
         "sensitivity": {
             "delta": _sensitivity([StreamedColumn(partial(delta_logprob, c)) for c in comparisons]),
-            "kl": _sensitivity([column_of(c.kl) for c in comparisons if c.kl is not None]),
+            "kl": _sensitivity([StreamedColumn.of(c.kl) for c in comparisons if c.kl is not None]),
         },
     }
 
@@ -91,7 +91,7 @@ class _PageData:
         self.texts: list[dict[str, Any]] = []
         self.scores: list[dict[str, Any]] = []
         self._orders: dict[str, tuple[int, Ints]] = {}
-        self._known: list[Run] = []
+        self._runs: dict[int, int] = {}  # the number of a run's columns, by its identity
 
     def view(self, name: str, baseline: Run, baseline_name: str) -> dict[str, Any]:
         """One choice of the page; without a candidate, the run alone is shown."""
@@ -132,9 +132,8 @@ class _PageData:
 
     def scores_of(self, run: Run) -> int:
         """The number of a run's columns; null stands for a column that was not measured."""
-        for index, known in enumerate(self._known):
-            if known is run:
-                return index
+        if id(run) in self._runs:
+            return self._runs[id(run)]
         _, order = self.text_of(run)
 
         def stored(name: str) -> dict[str, str] | None:
@@ -143,7 +142,7 @@ class _PageData:
         top = self._words(taken(run.facts, ["top_text"], order)[0]) if run.facts.has("top_text") else None
         columns = {"logprob": stored("logprob"), "rank": stored("rank"), "topLogprob": stored("top_logprob")}
         self.scores.append({**columns, "topWord": top})
-        self._known.append(run)
+        self._runs[id(run)] = len(self.scores) - 1
         return len(self.scores) - 1
 
     def _words(self, texts: Sequence[str] | npt.NDArray[np.object_]) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""What charts draw: columns that are read block by block, as often as it takes, and never held whole."""
+"""Columns for charts: they are read block by block, as often as needed, and are never in memory as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -44,6 +44,10 @@ class StreamedColumn:
         self.blocks = blocks
 
     @staticmethod
+    def of(array: Floats) -> StreamedColumn:
+        return StreamedColumn(lambda: array_blocks(array))
+
+    @staticmethod
     def joined(*columns: StreamedColumn) -> StreamedColumn:
         """All values of several columns."""
         return StreamedColumn(lambda: (block for column in columns for block in column.blocks()))
@@ -56,7 +60,7 @@ class StreamedColumn:
         return StreamedColumn(lambda: map(np.abs, self.blocks()))
 
     @cached_property
-    def _extent(self) -> tuple[int, float]:
+    def _count_and_largest(self) -> tuple[int, float]:
         count, largest = 0, -np.inf
         for block in self.blocks():
             count, largest = count + len(block), max(largest, float(block.max(initial=-np.inf)))
@@ -64,20 +68,16 @@ class StreamedColumn:
 
     @property
     def count(self) -> int:
-        return self._extent[0]
+        return self._count_and_largest[0]
 
     @property
     def largest(self) -> float:
         """-inf if there are none."""
-        return self._extent[1]
+        return self._count_and_largest[1]
 
     def quantile(self, fraction: float) -> float:
         """To the bit as ``numpy.quantile``; there must be a value."""
         return streamed_quantile(self.blocks(), self.count, fraction)
-
-
-def column_of(array: Floats) -> StreamedColumn:
-    return StreamedColumn(lambda: array_blocks(array))
 
 
 def delta_logprob(c: Comparison) -> Iterator[Floats]:
@@ -94,29 +94,21 @@ def surprise(run: Run) -> Iterator[Floats]:
         yield -logprob
 
 
-class Positions:
-    """The distance of each target from the first token that its window scores, block by block."""
+def places_of(run: Run, groups: Ints | None = None) -> Places:
+    """The distance of targets from the first token that their window scores, and their groups: the run's, or these."""
 
-    def __init__(self, run: Run, groups: Ints | None = None) -> None:
-        self.run, self.groups = run, groups
+    @cache
+    def first_tokens() -> tuple[Ints, Ints]:
+        windows = distinct(window for (window,) in run.facts.blocks("window"))
+        first = np.full(len(windows), np.iinfo(np.int64).max, dtype=np.int64)
+        for window, token in run.facts.blocks("window", "token"):
+            np.minimum.at(first, np.searchsorted(windows, window), token)
+        return windows, first
 
-    @cached_property
-    def _first(self) -> Ints:
-        """The first scored token of each window, in the order of ``_windows``."""
-        first = np.full(len(self._windows), np.iinfo(np.int64).max, dtype=np.int64)
-        for window, token in self.run.facts.blocks("window", "token"):
-            np.minimum.at(first, np.searchsorted(self._windows, window), token)
-        return first
+    def blocks() -> Iterator[tuple[Ints, Ints]]:
+        windows, first = first_tokens()
+        own = (group for (group,) in run.facts.blocks("group")) if groups is None else array_blocks(groups)
+        for (window, token), group in zip(run.facts.blocks("window", "token"), own, strict=True):
+            yield token - first[np.searchsorted(windows, window)], group
 
-    @cached_property
-    def _windows(self) -> Ints:
-        return distinct(window for (window,) in self.run.facts.blocks("window"))
-
-    def blocks(self) -> Iterator[Ints]:
-        for window, token in self.run.facts.blocks("window", "token"):
-            yield token - self._first[np.searchsorted(self._windows, window)]
-
-    def with_groups(self) -> Iterator[tuple[Ints, Ints]]:
-        """Each block with the groups of its targets: those given, or those of the run."""
-        own = (group for (group,) in self.run.facts.blocks("group"))
-        yield from zip(self.blocks(), own if self.groups is None else array_blocks(self.groups), strict=True)
+    return blocks

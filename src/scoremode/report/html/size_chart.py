@@ -188,23 +188,16 @@ class SizeChart:
     def drawing(self, frame: Frame, title: str) -> Markup:
         """The chart as SVG."""
         places = self._places(frame)
-        bars = [
-            (p.group, x, [frame.y(self.height(end)) for end in p.ends])
-            for p, (x, _) in zip(self.points, places, strict=True)
-            if p.stderr
-        ]
         corners = [places[i] for i in self.front]
         path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in corners[1:])
-        shown = [middle_cut(p.label, frame.longest) for p in self.points]
         return fill(
             "size_chart.html",
             chart=self,
             frame=frame,
             title=title,
-            bars=bars,
             front=f"{path}H{frame.x(1):.1f}",
             level=self._level(frame),
-            points=list(zip(self.points, places, shown, self.names(frame), strict=True)),
+            points=list(zip(self.points, places, self.names(frame), strict=True)),
         )
 
     def _places(self, frame: Frame) -> list[XY]:

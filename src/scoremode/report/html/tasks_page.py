@@ -10,15 +10,18 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from markupsafe import Markup
+
 from scoremode.harness.results import ALL, Flip, TasksComparison, softmax
+from scoremode.report.html.drawing import Frame, linear
 from scoremode.report.html.provenance import distinct_commands, served_facts
-from scoremode.report.html.recovery_chart import Line, Recovery, recovery_chart
 from scoremode.report.html.templating import fill, fill_page
-from scoremode.report.terminal.comparison_tables import other_metrics, shown_rows
-from scoremode.report.text import listed
+from scoremode.report.text import listed, other_metrics, shown_rows
 
 FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
 LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
+LINE, MARK = 16.0, 9.0  # height of a line of text in the chart; space for each candidate's mark
+LEAST, MOST = 0.0, 2.0  # a recovery beyond is drawn at the edge
 
 Row = Mapping[str, Any]
 
@@ -26,10 +29,6 @@ Row = Mapping[str, Any]
 def render_tasks(found: Sequence[TasksComparison]) -> str:
     """The page of comparisons with one baseline on the same tasks."""
     first, names = found[0], [c.name for c in found]
-    lines = [
-        Line(r["name"], r["kind"] != "task", tuple(_recovery(c.row(r["name"])) for c in found))
-        for r in shown_rows(first)
-    ]
     models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
     facts = [
         (name, None, {"model": str(m.get("model")), "model sha256": str(m.get("model_fingerprint")), **served_facts(m)})
@@ -47,14 +46,31 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
         all=ALL,
         top=first.top,
         others=[*other_metrics(found), *dict.fromkeys(note for c in found for note in c.notes)],
-        chart=recovery_chart(lines, names),
+        chart=recovery_chart([[c.row(r["name"]) for c in found] for r in shown_rows(first)], names),
         most=FLIPS_SHOWN,
         provenance=fill("provenance.html", commands=commands, first=("Tasks", _task_facts(first)), runs=facts),
     )
 
 
-def _recovery(row: Row) -> Recovery:
-    return Recovery(row["recovery"], row["recovery_low"], row["recovery_high"])
+def recovery_chart(lines: Sequence[Sequence[Row]], names: Sequence[str]) -> Markup:
+    """One line per task, with a mark and its 95 % bounds for each candidate; '' if nothing can be drawn.
+
+    It is drawn for a desktop and for a phone; the style sheet shows the one that fits.
+    """
+    known = [row for line in lines for row in line if row["recovery"] is not None]
+    if not known:
+        return Markup()
+    fields = ("recovery", "recovery_low", "recovery_high")
+    ends = [row[name] for row in known for name in fields if row[name] is not None and math.isfinite(row[name])]
+    low, high = max(LEAST, min([1.0, *ends])), min(MOST, max([1.0, *ends]))
+    room = max(0.005, (high - low) * 0.05)
+    axis = linear(low - room, high + room, "recovery", count=5, write=lambda v: f"{100 * v:.4g}%")
+    each = max(LINE + 6, MARK * len(names) + 10)
+    frames = [
+        Frame(kind, width, each * len(lines) + 36, left, right=22, top=8, bottom=28, longest=int(left / 7.2))
+        for kind, width, left in (("wide", 760, 200), ("narrow", 380, 120))
+    ]
+    return fill("recovery_chart.html", frames=frames, axis=axis, lines=lines, names=names, each=each, space=MARK)
 
 
 def _flips(c: TasksComparison) -> list[dict[str, Any]]:

@@ -10,7 +10,17 @@ from rich.text import Text
 from scoremode.report.numbers import SHOWN
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
-from scoremode.report.text import NOT_MEASURED, counted, middle_cut, model_notes, noise_words, shown, top_words
+from scoremode.report.text import (
+    NOT_MEASURED,
+    counted,
+    middle_cut,
+    model_notes,
+    noise_words,
+    other_metrics,
+    shown,
+    shown_rows,
+    top_words,
+)
 from scoremode.statistics.comparison import Comparison, Statistic, TerminalColumn
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.groups import FEWEST
@@ -132,11 +142,6 @@ def _number(value: float | None, digits: int) -> str:
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
-    """The rows of a table; the one over all is left out if it would repeat the only one before it."""
-    return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
-
-
 def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
     """What ``--json`` prints."""
     first = found[0]
@@ -162,17 +167,6 @@ def tasks_json(found: Sequence[TasksComparison]) -> dict[str, Any]:
 def _printed_by_lm_eval(values: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
     finite = {name: pair for name, pair in values.items() if all(abs(v) < float("inf") for v in pair)}
     return {name: {"baseline": base, "candidate": cand} for name, (base, cand) in finite.items()}
-
-
-def other_metrics(found: Sequence[TasksComparison]) -> list[str]:
-    """What lm-eval prints besides means over documents, as in ``lambada_openai: perplexity 5.02, of q4 5.31``."""
-    lines = []
-    for task in found[0].tasks:
-        for metric in task.paired.lm_eval.keys() - task.paired.metrics.keys():
-            pairs = [next(t for t in c.tasks if t.name == task.name).paired.lm_eval[metric] for c in found]
-            others = ", ".join(f"of {c.name} {cand:.4g}" for c, (_, cand) in zip(found, pairs, strict=True))
-            lines.append(f"{task.name}: {metric} {pairs[0][0]:.4g}, {others}")
-    return sorted(lines)
 
 
 def _flip_json(flip: Flip) -> dict[str, Any]:

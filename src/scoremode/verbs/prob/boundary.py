@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
-from scoremode.text.corpus import is_text
+from scoremode.text.files import is_text
 from scoremode.text.tokenizer import EncodedTexts, TextTokenizer, encode_many, ids_with_specials
 from scoremode.values import Ids, Ints
 

@@ -1,4 +1,4 @@
-"""The summary of the page: a table of comparisons and a table of runs."""
+"""Tables in HTML: of comparisons and of runs on the page, and small ones for notebooks. All text in them is escaped."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from scoremode.harness.results import TasksComparison
 from scoremode.report.html.provenance import distinct_baselines, run_name, served_facts
 from scoremode.report.html.templating import cell_with_error, fill
 from scoremode.report.numbers import RUN_MEASURES, SHOWN, Statistics, file_size, usable
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
-from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, shown_rows, top_words
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
@@ -20,24 +21,24 @@ from scoremode.values import Estimate
 
 BITS = ("Bits/weight", "stored bits per weight, all weights together; the size of the weights below")
 SIZE = ("Size", "the stored size of the weights")
+PROVENANCE = {"model": "Model", "engine": "Engine", "dtype": "Dtype", "corpus": "Text", "method": "Method"}
 
 
 def summary_section(
     comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]
 ) -> Markup:
     tables = [comparisons_table(comparisons, statistics)] if comparisons else []
-    tables += [runs_table(alone)] if alone else []
-    return fill("summary.html", tables=tables)
+    return fill("summary.html", tables=[*tables, *([runs_table(alone)] if alone else [])])
 
 
-def measure_cell(measure: Statistic, statistics: Statistics) -> Markup:
+def _measure_cell(measure: Statistic, statistics: Statistics) -> Markup:
     value = statistics.get(measure.name)
     if isinstance(value, bool):
         return Markup("yes" if value else "no")
     return cell_with_error(value, statistics.get(f"{measure.name}_stderr"), percent=measure.percent)
 
 
-def size_cell(its: ServedModel) -> Markup:
+def _size_cell(its: ServedModel) -> Markup:
     """Bits per weight above the size of the weights; '' if neither is known."""
     stored = file_size(its.stored_bytes) if its.stored_bytes is not None else ""
     if its.bits_per_weight is None:
@@ -45,6 +46,7 @@ def size_cell(its: ServedModel) -> Markup:
     return Markup(f"{its.bits_per_weight:.2f}" + (f' <span class="error">{stored}</span>' if stored else ""))
 
 
+# ── comparisons ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
     """One row per candidate, in groups of one format and engine, below the baseline and its noise floor."""
     shown = [m for m in SHOWN if any(s.get(m.name) is not None for s in statistics)]
@@ -53,9 +55,8 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     baselines = distinct_baselines(comparisons, statistics)
     rows = []
     for i, (c, s, its) in enumerate(zip(comparisons, statistics, facts, strict=True)):
-        cells = [(m.label, measure_cell(m, s), marks[m.name].get(i)) for m in shown]
-        served_so = served_facts(c.candidate.manifest, its)
-        rows.append({"name": c.name, "its": its, "size": size_cell(its), "cells": cells, "facts": served_so})
+        cells = [(m.label, _measure_cell(m, s), marks[m.name].get(i)) for m in shown]
+        rows.append(_row(c.name, c.candidate, its, cells))
     size = SIZE if any(f.stored_bytes for f in facts) else None
     size = BITS if any(f.bits_per_weight is not None for f in facts) else size
     said = [noise_words(c, s) for c, s in baselines] + [top_words(c) for c in comparisons]
@@ -68,9 +69,14 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         groups=in_groups(facts),
         rows=rows,
         marked=any(marks.values()),
-        errors=_about_errors(baselines),
+        errors="; ".join(dict.fromkeys(_about_errors(c, s) for c, s in baselines)),
         notes=[f"{words[:1].upper()}{words[1:]}." for words in dict.fromkeys(said) if words],
     )
+
+
+def _row(name: str, run: Run, its: ServedModel, cells: Sequence[Any]) -> dict[str, Any]:
+    facts = served_facts(run.manifest, its)
+    return {"name": name, "its": its, "size": _size_cell(its), "cells": cells, "facts": facts}
 
 
 def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic]) -> dict[str, Any]:
@@ -81,29 +87,20 @@ def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic]) -> 
         "bits_per_byte_candidate": cell_with_error(s.get("bits_per_byte_baseline")),
     }
     floors = {name: s.get(f"noise_floor_{name}") for name in ("kl_mean", "kl_p99")}
-    noise = {name: cell_with_error(value) for name, value in floors.items()}
+    cells, noise = (
+        [(measure.label, known.get(measure.name)) for measure in shown]
+        for known in (own, {name: cell_with_error(value) for name, value in floors.items()})
+    )
     measured = any(usable(value) is not None for value in floors.values())
-    its = served_manifest(m)
-    return {
-        "name": m.get("model", "baseline"),
-        "its": its,
-        "size": size_cell(its),
-        "cells": [(measure.label, own.get(measure.name)) for measure in shown],
-        "facts": served_facts(m, its),
-        "noise": [(measure.label, noise.get(measure.name)) for measure in shown] if measured else None,
-    }
+    row = _row(m.get("model", "baseline"), c.baseline, served_manifest(m), cells)
+    return row | {"noise": noise if measured else None}
 
 
-def _about_errors(baselines: Sequence[tuple[Comparison, Statistics]]) -> str:
-    """What the errors of a table are based on, or why there are none, in words."""
-    found = []
-    for c, s in baselines:
-        kind = str(c.baseline.manifest.get("stderr_groups", "groups"))
-        groups = int(usable(s.get("groups")) or 0)
-        known = s.get("worse_stderr") is not None
-        error = f"± is one standard error over {counted(groups, kind)}"
-        found.append(error if known else f"No ±: {too_few(groups, kind)}")
-    return "; ".join(dict.fromkeys(found))
+def _about_errors(c: Comparison, s: Statistics) -> str:
+    """The groups that the errors of a table are based on, or why there are no errors, in words."""
+    kind, groups = str(c.baseline.manifest.get("stderr_groups", "groups")), int(usable(s.get("groups")) or 0)
+    known = s.get("worse_stderr") is not None
+    return f"± is one standard error over {counted(groups, kind)}" if known else f"No ±: {too_few(groups, kind)}"
 
 
 def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dict[int, str]:
@@ -116,6 +113,7 @@ def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dic
     return {i: ends[cost] for i, cost in costs.items() if cost in ends}
 
 
+# ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def runs_table(alone: Sequence[Run]) -> Markup:
     metrics = [run.manifest.get("metrics", {}) for run in alone]
     known = [m for m in RUN_MEASURES if m.name in NEEDS or any(m.name in own for own in metrics)]
@@ -134,8 +132,7 @@ def _not_measured(run: Run, alone: Sequence[Run]) -> str:
     metrics = run.manifest.get("metrics", {})
     missing = [m.label for m in RUN_MEASURES if m.name in NEEDS and m.name not in metrics]
     names = [label.partition(",")[0].lower() for label in missing]  # without its unit
-    if not run.scores.has("top"):
-        names.append("first choices")
+    names += [] if run.scores.has("top") else ["first choices"]
     return f"{run_name(run, alone)}: {', '.join(names)} {NOT_MEASURED}." if names else ""
 
 
@@ -143,3 +140,58 @@ def _groups(estimate: Estimate, run: Run) -> str:
     kind = str(run.manifest.get("stderr_groups", "groups"))
     said = too_few(estimate.groups, kind) if estimate.stderr is None else counted(estimate.groups, kind)
     return f"({said})" if math.isfinite(estimate.value) else ""
+
+
+# ── notebooks, which show the last value of a cell ───────────────────────────────────────────────────────────────────
+def install() -> None:
+    """Give Run, Comparison and TasksComparison the method that notebooks call.
+
+    scoremode's ``__init__`` calls it: the packages of these classes are lower in the import order.
+    """
+    for shown, html in ((Run, run_html), (Comparison, comparison_html), (TasksComparison, tasks_html)):
+        setattr(shown, "_repr_html_", html)  # noqa: B010 - a type checker would not let us add a method
+
+
+def run_html(run: Run) -> str:
+    """The numbers of a run, then their provenance."""
+    m = run.manifest
+    rows: list[tuple[str, str]] = []
+    for measure in RUN_MEASURES:
+        if stored := m.get("metrics", {}).get(measure.name):
+            estimate = Estimate.from_json(stored)
+            rows.append((measure.label, cell_with_error(estimate.value, estimate.stderr, percent=measure.percent)))
+        elif measure.name in NEEDS:
+            rows.append((measure.label, NOT_MEASURED))
+    rows.append(("Tokens", f"{len(run.scores):,}"))
+    rows += [(label, m[name]) for name, label in PROVENANCE.items() if m.get(name) is not None]
+    return str(fill("notebook.html", caption="scoremode run", rows=rows))
+
+
+def tasks_html(comparison: TasksComparison) -> str:
+    """Recovery and flips of every row."""
+    rows = []
+    for row in shown_rows(comparison):
+        said = cell_with_error(row["recovery"], row["recovery_stderr"], percent=True)
+        if row["lost_documents"] is not None:
+            said += f", {row['lost_documents']:,} lost, {row['gained_documents']:,} gained"
+        rows.append((f"{row['name']}, {row['metric']}", said))
+    caption = f"{comparison.name}: recovery of {comparison.baseline_name}"
+    return str(fill("notebook.html", caption=caption, rows=rows))
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """The candidate's numbers against the baseline's."""
+    statistics, its = comparison.statistics(), served(comparison)
+    baseline = comparison.baseline.manifest.get("model", "the baseline")
+    rows: list[tuple[str, str]] = [("Baseline perplexity", cell_with_error(statistics.get("ppl_baseline")))]
+    rows += [(m.label, _measure_cell(m, statistics)) for m in SHOWN if statistics.get(m.name) is not None]
+    if not comparison.has_top:
+        rows.append(("Same top", NOT_MEASURED))
+    if statistics.get("noise_floor_kl_mean") is not None:
+        rows.append(("Noise floor, KL mean", cell_with_error(statistics["noise_floor_kl_mean"])))
+    if its.line:
+        rows.append(("Served", its.line))
+    if size := _size_cell(its):
+        rows.append(("Size" if its.bits_per_weight is None else "Bits/weight", size))
+    rows.append(("Tokens", f"{len(comparison.groups):,}"))
+    return str(fill("notebook.html", caption=f"{comparison.name} against {baseline}", rows=rows))
