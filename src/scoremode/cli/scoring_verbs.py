@@ -188,11 +188,8 @@ class ProbVerb(Verb):
                 _score_into(output, lm, pairs, parsed)
                 return
             scored = _scored(lm, pairs)
-            first = next(
-                scored
-            )  # one list, unless there are very many pairs: then nothing is printed before it is scored
-            sections = chain(iter([first]), scored)
-            del first
+            # one list, unless there are very many pairs: then nothing is printed before the first is scored
+            sections = chain([next(scored)], scored)
             if parsed.json:
                 print_json_list(result.as_json() for results in sections for result in results)
             else:

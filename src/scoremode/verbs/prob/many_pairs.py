@@ -179,9 +179,7 @@ def score_to_file(
         if fresh:
             lm.open(encoded.longest)  # nothing is lost if that fails
             files.discard()
-        with PartialResults(lm, encoded, files.partial, identity) as partial:
-            partial.score(progress)
-            files.finish(partial.bodies(), identity, len(pairs))
+        _finish_chunks(encoded, files, identity, progress)
     return Written(len(pairs), reused=False)
 
 
@@ -292,57 +290,47 @@ class ResultFiles:
         return header["identity"] if header is not None else None
 
 
-class PartialResults:
-    """Chunks of results in a .partial, which is made when the first chunk is scored. The caller holds the lock."""
+def _finish_chunks(
+    encoded: EncodedChunks, files: ResultFiles, identity: dict[str, Any], progress: Progress | None
+) -> None:
+    """Score the chunks that no record of the .partial holds, then give the results their name.
 
-    def __init__(self, lm: SequenceProbability, encoded: EncodedChunks, path: Path, identity: dict[str, Any]) -> None:
-        self.lm, self.encoded, self.path = lm, encoded, path
-        self._header = {"for": KIND, "identity": identity}
-        self._places: dict[int, int] = {}  # chunk -> where its record lies
-        self._records: RecordFile | None = None
-
-    def __enter__(self) -> PartialResults:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._records is not None:
-            self._records.close()
-
-    def _opened(self) -> RecordFile:
-        if self._records is None:
-            self._records = RecordFile(self.path, self._header)
-        return self._records
-
-    def score(self, progress: Progress | None) -> None:
-        """Score the chunks that no record holds."""
-        if has_content(self.path):
-            self._replay()
-        missing = [number for number in range(self.encoded.count) if number not in self._places]
+    The .partial is made when the first chunk is scored. The caller holds the lock.
+    """
+    lm, header, pairs = encoded.lm, {"for": KIND, "identity": identity}, len(encoded.pairs)
+    records = RecordFile(files.partial, header) if has_content(files.partial) else None
+    try:
+        places = _scored_chunks(records, encoded) if records is not None else {}
+        missing = [number for number in range(encoded.count) if number not in places]
         if missing:
-            self.lm.open(self.encoded.longest)  # the same room for all, whatever was done before
-        pairs = len(self.encoded.pairs)
+            lm.open(encoded.longest)  # the same room for all, whatever was done before
         for number in missing:
-            scored = self.lm.score(self.encoded[number])
-            self._places[number] = self._opened().append(number, _lines(scored))
+            lines = _lines(lm.score(encoded[number]))
+            records = records or RecordFile(files.partial, header)
+            places[number] = records.append(number, lines)
             if progress:
-                progress(min(len(self._places) * CHUNK, pairs), pairs)
+                progress(min(len(places) * CHUNK, pairs), pairs)
+        assert records is not None, "there is at least one chunk"
+        files.finish((records.body(places[number], number) for number in range(encoded.count)), identity, pairs)
+    finally:
+        if records is not None:
+            records.close()
 
-    def bodies(self) -> Iterator[bytes]:
-        """The results of each chunk, in order."""
-        return (self._opened().body(self._places[number], number) for number in range(self.encoded.count))
 
-    def _replay(self) -> None:
-        """Find the chunks that are done. What a checksum cannot vouch for is checked here."""
-        for number, place, body in self._opened().replay():
-            if number >= self.encoded.count or number in self._places:
-                raise RunError(f"{self.path} holds chunk {number} where none belongs", fix=DISCARD)
-            asked = self.encoded.pairs[number * CHUNK : (number + 1) * CHUNK]
-            try:
-                for line, (prompt, target) in zip(body.split(b"\n")[:-1], asked, strict=True):
-                    check_result(parse(line), prompt, self.lm.encoder.as_scored(target))
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
-                raise RunError(f"{self.path} is damaged in chunk {number} ({error})", fix=DISCARD) from None
-            self._places[number] = place
+def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int]:
+    """The chunks that are scored, and where their records lie. What a checksum cannot vouch for is checked here."""
+    places: dict[int, int] = {}
+    for number, place, body in records.replay():
+        if number >= encoded.count or number in places:
+            raise RunError(f"{records.path} holds chunk {number} where none belongs", fix=DISCARD)
+        asked = encoded.pairs[number * CHUNK : (number + 1) * CHUNK]
+        try:
+            for line, (prompt, target) in zip(body.split(b"\n")[:-1], asked, strict=True):
+                check_result(parse(line), prompt, encoded.lm.encoder.as_scored(target))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise RunError(f"{records.path} is damaged in chunk {number} ({error})", fix=DISCARD) from None
+        places[number] = place
+    return places
 
 
 def check_result(value: Any, prompt: str, target: str) -> None:
