@@ -16,8 +16,14 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 from __future__ import annotations
 
 import difflib
+import logging
 import unicodedata
 from collections.abc import Iterable
+
+LOGGER = logging.getLogger("scoremode")
+# A library is silent unless its user configures logging. This is here and not in the package's __init__, because
+# importing logging takes ten times as long as that; every module that logs is loaded together with this one.
+LOGGER.addHandler(logging.NullHandler())
 
 _aliases: dict[str, str] = {}  # copies, and what the user calls what they are copies of
 
@@ -142,9 +148,7 @@ def escape(character: str) -> str:
 
 def print_line(line: str) -> None:
     """Logs a warning that the command line prints as it is, even without ``scoremode: `` before it."""
-    import logging
-
-    logging.getLogger("scoremode").warning(line.removeprefix("scoremode: "), extra={"line": line})
+    LOGGER.warning(line.removeprefix("scoremode: "), extra={"line": line})
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

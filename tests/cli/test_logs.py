@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from scoremode.cli.parser import Parser
 from scoremode.errors import print_line
 from scoremode.verbs.candidates import score_together
 from tests.cli.conftest import Command
+from tests.house import HOUSE
 
 NOTE = "import logging, scoremode.store.runs; logging.getLogger('scoremode.store').warning('a note')"
 
@@ -84,7 +86,7 @@ def test_errors_of_candidates_are_shown_when_quiet(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("configured", "expected"),
     [
-        ("", "a note\n"),  # Python's own handler of last resort shows warnings
+        ("", ""),  # a library says nothing by itself, not even through Python's handler of last resort
         ("import logging; logging.basicConfig(format='%(name)s %(message)s')\n", "scoremode.store a note\n"),
         ("import logging; logging.getLogger('scoremode').setLevel('ERROR')\n", ""),
     ],
@@ -92,3 +94,10 @@ def test_errors_of_candidates_are_shown_when_quiet(capsys: pytest.CaptureFixture
 def test_python_users_configure_the_log_as_they_like(configured: str, expected: str) -> None:
     done = subprocess.run([sys.executable, "-c", configured + NOTE], capture_output=True, text=True, check=True)
     assert done.stderr == expected
+
+
+def test_nothing_outside_the_command_line_writes_to_standard_error() -> None:
+    """The rest of the house logs; only libraries that print by themselves have their output redirected."""
+    writes = re.compile(r"file=sys\.stderr|sys\.stderr\.write|print_exc|warnings\.warn\(")
+    found = [path for path in HOUSE.rglob("*.py") if "cli" not in path.parts and writes.search(path.read_text())]
+    assert found == []

@@ -16,12 +16,12 @@ from scoremode.engines.registry import GROUP, all_options, known_engines
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "src" / "scoremode" / "verbs" / "arguments.py"
-FIELDS = re.compile(r'(class EngineArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
+FIELDS = re.compile(r'(class EngineOptionArguments.*?"""\n\n).*?(?=\n\n)', re.DOTALL)
 TYPES = {"Pairs": "Mapping[str, Any] | Pairs"}
 
 
 def source() -> str:
-    """The text of verbs/arguments.py, with the fields of EngineArguments written anew."""
+    """The text of verbs/arguments.py, with the fields of EngineOptionArguments written anew."""
     brought = {point.name for point in entry_points(group=GROUP)}  # engines of other packages
     lines = [
         f"    {name}: {TYPES.get(option.kind, option.kind)} | None"

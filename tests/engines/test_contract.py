@@ -21,8 +21,7 @@ from scoremode.engines.registry import all_options, choose, known_engines, read_
 from scoremode.engines.table import TablePlugin
 from scoremode.entry_points import Plugins
 from scoremode.errors import EngineError, OptionError
-from scoremode.verbs.arguments import EngineArguments
-from scoremode.verbs.question import QUESTION
+from scoremode.verbs.arguments import QUESTION, EngineOptionArguments
 from tests.engines import option_docs
 from tests.house import HOUSE
 
@@ -94,7 +93,7 @@ def test_one_line_gives_flag_help_argument_docs_and_identity() -> None:
 def test_the_type_of_all_arguments_is_up_to_date() -> None:
     """``make format`` writes it."""
     assert option_docs.FILE.read_text() == option_docs.source()
-    assert get_type_hints(EngineArguments).keys() == all_options().keys()
+    assert get_type_hints(EngineOptionArguments).keys() == all_options().keys()
 
 
 def test_the_tables_in_the_docs_are_up_to_date() -> None:
@@ -147,7 +146,7 @@ def test_signatures_name_their_arguments(function: Any) -> None:
     assert all(parameter.annotation is not inspect.Parameter.empty for parameter in found.parameters.values())
     (rest,) = [p for p in found.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
     assert str(rest.annotation).startswith("Unpack[")
-    assert set(EngineArguments.__annotations__) <= found.parameters.keys()
+    assert set(EngineOptionArguments.__annotations__) <= found.parameters.keys()
 
 
 @pytest.mark.parametrize("method", [sm.Model.ppl, sm.Model.reference, sm.Model.compare, sm.Model.noise])

@@ -22,7 +22,7 @@ import scoremode as sm
 from scoremode.cache.task_answers import AnswerFile, digest_of, opened_answers
 from scoremode.disk.folders import ANSWERS
 from scoremode.errors import InputError, RunError
-from scoremode.verbs.likelihoods import likelihoods
+from scoremode.verbs.scoring import likelihoods
 from tests.harness.task_rows import rounded_copy, write_rows
 from tests.makers import make_tiny_model
 

@@ -23,8 +23,8 @@ from scoremode.disk.manifests import sealed
 from scoremode.errors import RunError
 from scoremode.store import run_format
 from scoremode.store.runs import MANIFEST, SCORES
+from scoremode.verbs.arguments import QUESTION
 from scoremode.verbs.compare import compare
-from scoremode.verbs.question import QUESTION
 from scoremode.verbs.reference import reference
 
 ASKED: dict[str, Any] = {"text": "abcdefgh" * 4, "context_length": 16, "stride": 8}

@@ -16,8 +16,7 @@ from scoremode.errors import EngineError, ModelError
 from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.values import Bools
-from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
-from scoremode.verbs.scoring import answered
+from scoremode.verbs.scoring import Continuation, Likelihood, answered, likelihoods
 from tests.partial_engine import LOGITS, PartialEngine
 
 ASKED = [Continuation(np.array([1, 2, 3, 4], np.int32), 2), Continuation(np.array([1, 2, 9], np.int32), 2)]

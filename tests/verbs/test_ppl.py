@@ -82,7 +82,7 @@ def test_another_version_of_the_numbers_is_another_run(monkeypatch: pytest.Monke
 def test_secrets_are_used_but_never_kept() -> None:
     asked = ask("table:uniform", text="abc")
     given = {"engine_args": (("hf_token", "hf_SECRET"), ("seed", 1), ("overrides", {"api_key": "SECRET"}))}
-    identity = identify(asked, "vllm", {**given, "max_num_batched_tokens": 64})
+    identity = identify(asked.subject, "vllm", {**given, "max_num_batched_tokens": 64})
     assert "SECRET" not in json.dumps(identity)
     assert identity["settings"]["max_num_batched_tokens"] == 64
     assert ["seed", 1] in identity["settings"]["engine_args"]

@@ -329,10 +329,10 @@ def test_the_function_starts_its_engine_for_the_longest_pair_and_stops_it(tiny: 
 def test_the_engine_is_stopped_when_scoring_fails(
     tiny: Path, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: Any) -> Any:
+    def failing(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sequence, "_answers", failing)
+    monkeypatch.setattr(sequence, "likelihoods", failing)
     with pytest.raises(KeyboardInterrupt):
         sm.prob(str(tiny), prompt="The dog", targets=[" jumps"])
     assert started.stopped == [0]

@@ -15,8 +15,7 @@ from scoremode.cli.comparing_verbs import CompareVerb, ReportVerb, TasksVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
 from scoremode.cli.parser import BAD_INPUT, Parser, Verb
-from scoremode.cli.prob import ProbVerb
-from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ReferenceVerb
+from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
 VERBS: dict[str, Verb] = {
@@ -126,31 +125,25 @@ def _complain(line: str, code: int = BAD_INPUT) -> int:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """What happened and what to do, in one line, and the exit code."""
+    what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
     match error:
-        case ScoremodeError():
-            return str(error), BAD_INPUT
         case KeyboardInterrupt():
             return signals.explain(error)
+        case ScoremodeError():
+            line = str(error)
         case OSError():
-            return _explain_os_error(error), BAD_INPUT
-    what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-    cause = _cause_outside(error, what)
-    if cause is not None:
-        return cause, BAD_INPUT
-    return f"this is a bug in scoremode ({what}); set SCOREMODE_DEBUG=1 to see where", OUR_BUG
-
-
-def _cause_outside(error: BaseException, what: str) -> str | None:
-    """The line for failures of libraries that input or the environment causes; None for our own bugs."""
-    if isinstance(error, MemoryError):
-        return "this machine's memory is used up; try a smaller --context-length or --num-samples"
-    if isinstance(error, RecursionError):
-        return "a file or folder is nested too deeply to be read; give one with fewer levels"
-    if "TORCH_LOGS" in os.environ and "Invalid log settings" in str(error):
-        return "torch does not know the value of TORCH_LOGS in the environment; correct or unset it"
-    if _is_panic(error):
-        return f"a library failed ({what}); check the model's tokenizer.json and the text"
-    return None
+            line = _explain_os_error(error)
+        case MemoryError():
+            line = "this machine's memory is used up; try a smaller --context-length or --num-samples"
+        case RecursionError():
+            line = "a file or folder is nested too deeply to be read; give one with fewer levels"
+        case _ if "TORCH_LOGS" in os.environ and "Invalid log settings" in str(error):
+            line = "torch does not know the value of TORCH_LOGS in the environment; correct or unset it"
+        case _ if _is_panic(error):
+            line = f"a library failed ({what}); check the model's tokenizer.json and the text"
+        case _:
+            return f"this is a bug in scoremode ({what}); set SCOREMODE_DEBUG=1 to see where", OUR_BUG
+    return line, BAD_INPUT
 
 
 def _is_panic(error: BaseException) -> bool:

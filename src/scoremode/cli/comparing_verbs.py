@@ -59,28 +59,24 @@ class CompareVerb(Verb):
                 **flags.model_arguments(parsed),
                 **flags.baseline_arguments(parsed),
             )
+        from scoremode.report.model_card import markdown, model_index
+        from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
+
         found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
-        _print_comparisons(parsed, found, statistics)
+        if parsed.markdown:
+            print(markdown(found, statistics))
+        elif parsed.llamacpp:
+            print(llamacpp_layout(found))
+        elif parsed.model_index:
+            print("\n".join(map(model_index, found, statistics)))
+        else:
+            show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
         if output:
             from scoremode.report.html.page import render
 
             _write_report(parsed, output, render(found, statistics))
         return _verdict([gate.check(rule, one) for rule in rules for one in statistics])
-
-
-def _print_comparisons(parsed: argparse.Namespace, found: list[Any], statistics: list[dict[str, Any]]) -> None:
-    from scoremode.report.model_card import markdown, model_index
-    from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
-
-    if parsed.markdown:
-        print(markdown(found, statistics))
-    elif parsed.llamacpp:
-        print(llamacpp_layout(found))
-    elif parsed.model_index:
-        print("\n".join(map(model_index, found, statistics)))
-    else:
-        show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
 
 
 class TasksVerb(Verb):
@@ -133,8 +129,16 @@ class TasksVerb(Verb):
                 **flags.model_arguments(parsed),
                 **flags.baseline_arguments(parsed),
             )
+        from scoremode.report.model_card import tasks_markdown, tasks_model_index
+        from scoremode.report.terminal.comparison_tables import tasks_json, tasks_tables
+
         found = [replace(c, manifest={"command": _command_line()}) for c in found]
-        _print_tasks(parsed, found)
+        if parsed.markdown:
+            print(tasks_markdown(found))
+        elif parsed.model_index:
+            print("\n".join(map(tasks_model_index, found)))
+        else:
+            show(parsed, lambda: tasks_json(found), lambda: tasks_tables(found))
         if output:
             from scoremode.report.html.tasks_page import render_tasks
 
@@ -145,18 +149,6 @@ class TasksVerb(Verb):
                 row, named = (c.overall, c.name) if rule.task is None else (c.row(rule.task), f"{c.name}, {rule.task}")
                 failures.append(gate.check(rule, {**row, "name": named}))
         return _verdict(failures)
-
-
-def _print_tasks(parsed: argparse.Namespace, found: list[Any]) -> None:
-    from scoremode.report.model_card import tasks_markdown, tasks_model_index
-    from scoremode.report.terminal.comparison_tables import tasks_json, tasks_tables
-
-    if parsed.markdown:
-        print(tasks_markdown(found))
-    elif parsed.model_index:
-        print("\n".join(map(tasks_model_index, found)))
-    else:
-        show(parsed, lambda: tasks_json(found), lambda: tasks_tables(found))
 
 
 def _checked_report(parsed: argparse.Namespace) -> Any:

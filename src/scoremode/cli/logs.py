@@ -7,9 +7,7 @@ import contextlib
 import logging
 import sys
 
-from scoremode.errors import one_line
-
-LOGGER = logging.getLogger("scoremode")
+from scoremode.errors import LOGGER, one_line
 
 
 class LineHandler(logging.Handler):

@@ -7,9 +7,7 @@ What is kept is found by the ids of a document. A kill loses the documents that 
 
 from __future__ import annotations
 
-import json
 import math
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,20 +18,17 @@ from typing import Any
 import numpy as np
 
 from scoremode.cache.task_answers import Answer, AnswerFile, answers_folder, digest_of, opened_answers
-from scoremode.disk.manifests import without_secrets
-from scoremode.engines.base import Engine, EngineFacts
+from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.errors import EngineError
 from scoremode.harness.documents import TaskDocument
 from scoremode.harness.encoding import HarnessEncoder
-from scoremode.models.subject import Subject
-from scoremode.strict_json import parse
 from scoremode.values import Bools, Ints
-from scoremode.verbs.likelihoods import Continuation, likelihoods
-from scoremode.verbs.manifest import processor_name
 from scoremode.verbs.model import LazyModel
-from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import library_versions, numbers_version
+from scoremode.verbs.progress import Progress, part_of
+from scoremode.verbs.question import identify
+from scoremode.verbs.run_contents import describe_engine, describe_model
+from scoremode.verbs.scoring import Continuation, likelihoods
 
 TaskDocuments = Mapping[str, Sequence[TaskDocument]]
 """Documents by the name of their task."""
@@ -77,7 +72,10 @@ def answer_documents(
     progress: Progress | None = None,
 ) -> ModelAnswers:
     """The model's answers to all documents. The engine is opened only if some of them are not kept yet."""
-    prepared, identity = _prepare(held, tasks), identity_of(held)
+    encoder = HarnessEncoder(held.subject.tokenizer, max_length=held.longest_window)
+    prepared = [_prepared(encoder, name, documents) for name, documents in tasks.items()]
+    # the ids of a document say the rest of what its answers depend on
+    identity = identify(held.subject, held.engine_name, {**held.settings(), "shares_prompts": True})
     with ExitStack() as stack:
         if out is None and held.is_given:  # only the caller knows what it is: nothing is kept
             out = Path(stack.enter_context(TemporaryDirectory(prefix="scoremode-")))
@@ -87,39 +85,23 @@ def answer_documents(
         if missing:
             longest = max(one.fed for p in prepared for one in p.asked)
             engine = held.engine(Work(longest, shares_prompts=True), progress)
-            kept.set_engine(_engine_facts(engine.facts))
+            facts = describe_engine(engine.facts)
+            settings = facts["engine_settings"].items()
+            finite = {k: v for k, v in settings if not isinstance(v, float) or math.isfinite(v)}
+            kept.set_engine({**facts, "engine_settings": finite, "notes": list(engine.facts.notes)})
             fed, total = 0, sum(p.fed for p in prepared)
             for p in prepared:
-                _ask(engine, p, kept, done[p.name], _part_of(progress, fed, total))
+                _ask(engine, p, kept, done[p.name], part_of(progress, fed, total))
                 fed += p.fed
         found = {p.name: [_found(kept, p, i) for i in range(len(p.digests))] for p in prepared}
-        facts = {**_model_facts(held.subject), **(kept.engine or {"engine": held.engine_name})}
+        about = {**describe_model(held.subject), "tokenizer": held.subject.tokenizer.facts.fingerprint}
+        about = {name: value for name, value in about.items() if value is not None and name != "model_files"}
+        about |= kept.engine or {"engine": held.engine_name}
     total = sum(len(p.digests) for p in prepared)
-    return ModelAnswers(found, facts, tuple(_notes(prepared, facts)), missing, total - missing)
-
-
-def identity_of(held: LazyModel) -> dict[str, Any]:
-    """What must be equal for kept answers to be this model's; the ids of a document say the rest."""
-    identity = {
-        "model": held.subject.fingerprint,
-        "tokenizer": held.subject.tokenizer.facts.fingerprint,
-        "engine": held.engine_name,
-        "settings": without_secrets({**held.settings(), "shares_prompts": True}),
-        **numbers_version(held.engine_name),
-    }
-    as_stored: dict[str, Any] = parse(json.dumps(identity, allow_nan=False))
-    return as_stored
+    return ModelAnswers(found, about, tuple(_notes(prepared, about)), missing, total - missing)
 
 
 # ── ids ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _prepare(held: LazyModel, tasks: TaskDocuments) -> list[_Prepared]:
-    chosen = held.limit()
-    facts = held.given_facts
-    context = chosen[1] if chosen else facts.context_length if facts else held.subject.context_length
-    encoder = HarnessEncoder(held.subject.tokenizer, max_length=context)
-    return [_prepared(encoder, name, documents) for name, documents in tasks.items()]
-
-
 def _prepared(encoder: HarnessEncoder, name: str, documents: Sequence[TaskDocument]) -> _Prepared:
     asked: list[Continuation] = []
     begin, groups, digests = [0], [], []
@@ -178,11 +160,6 @@ def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, progress: 
             kept.add(p.digests[own], [one for one in its if one is not None])
 
 
-def _part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """The progress of one task as a part of the progress over all."""
-    return None if progress is None else lambda done, _: progress(before + done, total)
-
-
 def require_greedy(name: str, task: Any, answers: Sequence[Sequence[Answer]], engine: str) -> None:
     """Refuse a task whose metric needs ranks that the engine did not measure."""
     needs = task.OUTPUT_TYPE == "loglikelihood" or "exact_match" in task.aggregation()
@@ -191,33 +168,3 @@ def require_greedy(name: str, task: Any, answers: Sequence[Sequence[Answer]], en
             f"the task {name} asks whether an answer is the model's first choice, which {engine} does not measure",
             fix="leave the task out, or use another --engine",
         )
-
-
-# ── who answered ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
-    return {
-        "engine": facts.engine,
-        "dtype": facts.dtype,
-        "device": facts.device,
-        "head": facts.head,
-        "engine_settings": without_secrets(
-            {k: v for k, v in facts.settings.items() if not isinstance(v, float) or math.isfinite(v)}
-        ),
-        "versions": {**library_versions(facts.engine), **facts.versions, "python": platform.python_version()},
-        "hardware": {"machine": platform.machine(), "processor": processor_name(), "system": platform.system()},
-        "notes": list(facts.notes),
-    }
-
-
-def _model_facts(subject: Subject) -> dict[str, Any]:
-    found = {
-        "model": subject.name,
-        "model_fingerprint": subject.fingerprint,
-        "model_revision": subject.revision,
-        "tokenizer": subject.tokenizer.facts.fingerprint,
-        "weight_bytes": subject.weight_bytes,
-        "bits_per_weight": subject.bits_per_weight,
-        "model_format": subject.format,
-        "sizes": subject.sizes.as_json() if subject.sizes else None,
-    }
-    return {name: value for name, value in found.items() if value is not None}

@@ -24,7 +24,7 @@ from scoremode.plan.recipes import rolling_spans
 from scoremode.text.files import is_text
 from scoremode.text.tokenizer import HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Ids
-from scoremode.verbs.likelihoods import Continuation
+from scoremode.verbs.scoring import Continuation
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,6 @@ import contextlib
 import difflib
 import fnmatch
 import hashlib
-import json
 import logging
 import os
 import random
@@ -24,13 +23,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from scoremode.disk.files import write_atomically
 from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError, ScoremodeError, harmless
 from scoremode.harness.task_data import TaskData
-from scoremode.strict_json import read_object
 from scoremode.verbs.progress import Progress, announce
 
 SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
@@ -275,24 +274,52 @@ def known_names(manager: Any, wanted: Sequence[str]) -> list[str]:
 
 
 # ── the index ───────────────────────────────────────────────────────────────────────────────────────────────────────
+class TaskIndex(msgspec.Struct):
+    """Where lm-eval defines its tasks, groups and tags, as it is remembered in the cache folder."""
+
+    stamp: str  # of lm-eval's files
+    entries: dict[str, tuple[str, str | None, set[str]]]  # by name: its kind, its file, its tags
+
+
 def _own_entries(progress: Progress | None) -> dict[str, Any]:
+    """The entries of lm-eval's own index. Without a usable one in the cache they are read from its files."""
     import lm_eval.tasks
 
-    root = Path(lm_eval.tasks.__file__).parent
+    root, path = Path(lm_eval.tasks.__file__).parent, cache_folder() / TASK_INDEX
     stamp = _stamp(root)
-    path = cache_folder() / TASK_INDEX
     found = _remembered(path, stamp, root)
-    if found is None:
-        announce(progress, "reading the names of lm-eval's tasks, once per version")
-        found = lm_eval.tasks.TaskManager().task_index
-        with contextlib.suppress(OSError):  # without a writable cache they are read again next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps({"stamp": stamp, "entries": _as_json(found, root)}).encode())
+    if found is not None:
+        return found
+    announce(progress, "reading the names of lm-eval's tasks, once per version")
+    found = dict(lm_eval.tasks.TaskManager().task_index)
+    entries = {}
+    for name, entry in found.items():
+        file = None if entry.yaml_path is None else os.path.relpath(entry.yaml_path, root)
+        entries[name] = (entry.kind.name, file, set(entry.tags))
+    with contextlib.suppress(OSError):  # without a writable cache they are read again next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, msgspec.json.encode(TaskIndex(stamp, entries), order="deterministic"))
     return found
 
 
+def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
+    """The remembered index; None if it is another one, or not as it was written."""
+    from lm_eval.tasks._index import Entry, Kind
+
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=TaskIndex)
+        if known.stamp != stamp or any(".." in Path(file or "").parts for _, file, _ in known.entries.values()):
+            return None
+        return {
+            name: Entry(name=name, kind=Kind[kind], yaml_path=None if file is None else root / file, tags=tags)
+            for name, (kind, file, tags) in known.entries.items()
+        }
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None
+
+
 def _stamp(root: Path) -> str:
-    """Everything about lm-eval's task files that is cheap to read."""
+    """Everything about lm-eval's task files that is cheap to read: their names, sizes and times."""
     found = hashlib.sha256(f"{lm_eval_version()}|{root}".encode())
     for line in _files(str(root)):
         found.update(line.encode("utf-8", "surrogateescape"))
@@ -308,33 +335,3 @@ def _files(folder: str) -> Iterator[str]:
         elif entry.name.endswith(".yaml"):
             stat = entry.stat()
             yield f"{entry.path}|{stat.st_size}|{stat.st_mtime_ns}\n"
-
-
-def _as_json(found: dict[str, Any], root: Path) -> dict[str, Any]:
-    return {
-        name: [
-            entry.kind.name,
-            None if entry.yaml_path is None else os.path.relpath(entry.yaml_path, root),
-            sorted(entry.tags),
-        ]
-        for name, entry in found.items()
-    }
-
-
-def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
-    """The remembered index; None if it is another one, or not as it was written."""
-    from lm_eval.tasks._index import Entry, Kind
-
-    try:
-        stored = read_object(path)
-        if stored.get("stamp") != stamp:
-            return None
-        found = {}
-        for name, (kind, file, tags) in stored["entries"].items():
-            if file is not None and ".." in Path(file).parts:
-                return None
-            yaml = None if file is None else root / file
-            found[name] = Entry(name=name, kind=Kind[kind], yaml_path=yaml, tags=set(tags))
-        return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None

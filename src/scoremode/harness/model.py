@@ -16,24 +16,21 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
-from lm_eval.api.model import TemplateLM
-from tqdm import tqdm
 
 from scoremode.disk.files import write_atomically
-from scoremode.disk.manifests import without_secrets
+from scoremode.disk.manifests import differing_fields, without_secrets
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
-from scoremode.engines.registry import require
-from scoremode.errors import EngineError, InputError, ModelError, OptionError, RunError, print_line
+from scoremode.errors import EngineError, InputError, OptionError, RunError, print_line
 from scoremode.harness import model_arguments
 from scoremode.harness.encoding import Encoded, HarnessEncoder, hugging_face_tokenizer, render, rolling
 from scoremode.harness.token_scores import ScoredRequest, Tally, TokenScoreFolder
-from scoremode.harness.writing import write_texts
-from scoremode.strict_json import parse, read_object
+from scoremode.harness.writing import GeneratingModel, request_bar
+from scoremode.strict_json import read_object
 from scoremode.values import Ints
-from scoremode.verbs.likelihoods import Continuation, Likelihood, likelihoods
-from scoremode.verbs.question import library_versions, numbers_version
-from scoremode.verbs.rows import Words
+from scoremode.verbs.question import identify, library_versions
+from scoremode.verbs.run_contents import Words
+from scoremode.verbs.scoring import Continuation, Likelihood, likelihoods
 
 CHUNK = 2048  # requests that are encoded and scored at a time, and the rest of the last one's document
 CACHE_KIND = "scoremode answers for lm-eval"
@@ -41,7 +38,7 @@ OPEN: WeakSet[ScoremodeLM] = WeakSet()
 """Models that were made, so that a command line can close them."""
 
 
-class ScoremodeLM(TemplateLM):  # type: ignore[misc]
+class ScoremodeLM(GeneratingModel):
     """Scores requests of lm-evaluation-harness with any engine. Nothing is loaded before the first request.
 
     >>> lm = ScoremodeLM(model="table:uniform", prefix_token_id=0)
@@ -92,7 +89,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         self._refuse_thinking(requests)
         _refuse_empty(requests)
         answers: list[tuple[float, bool]] = []
-        with self._call() as keep, _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+        with self._call() as keep, request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
             for chunk in chunks_of_documents(requests):
                 encoded = [self.encoder.pair_of_task(r.args, r.task_name, r.doc_id) for r in chunk]
                 found = self._score([one.asked for one in encoded], _groups(chunk, encoded), bar)
@@ -108,7 +105,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """The log-likelihood of each text, in windows as long as the model's context."""
         answers: list[float] = []
-        with self._call() as keep, _bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
+        with self._call() as keep, request_bar(len(requests), "loglikelihood_rolling", disable_tqdm) as bar:
             for part in self._texts(requests):
                 windows = [window for _, own in part for window in own]
                 found = iter(self._score(windows, np.arange(len(windows))))
@@ -120,21 +117,12 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
                 keep(scored)
         return answers
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context, up to one of its stops."""
-        self.require_generation()
-        if not requests:
-            return []
-        self.held.close()  # one of the two at a time: both would not fit into a device's memory
-        with _bar(len(requests), "generate_until", disable_tqdm) as bar:
-            return write_texts(self, requests, bar)
-
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
         """For code of the harness that brings its own ids."""
         encoded = [self.encoder.ids(np.array(context), np.array(target)) for _, context, target in requests]
-        with _bar(len(requests), "loglikelihood", disable_tqdm) as bar:
+        with request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
             found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
         return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
 
@@ -207,14 +195,7 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         """What must be equal for kept answers to be this model's; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
         ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
-        return {
-            "model": self.subject.fingerprint,
-            "tokenizer": self.subject.tokenizer.facts.fingerprint,
-            "engine": self.held.engine_name,
-            "settings": without_secrets(self.held.settings()),
-            "harness": ours,
-            **numbers_version(self.held.engine_name),
-        }
+        return identify(self.subject, self.held.engine_name, self.held.settings(), harness=ours)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         """The harness's ``--use_cache``: taken only if its answers are this model's."""
@@ -248,10 +229,6 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
 
     # ── the tokenizer ────────────────────────────────────────────────────────────────────────────────────────────────
     @property
-    def eot_token_id(self) -> int | None:
-        return self.subject.tokenizer.facts.eos
-
-    @property
     def prefix_token_id(self) -> int:
         return self.encoder.prefix
 
@@ -259,17 +236,8 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
     def tokenizer_name(self) -> str:
         return self.subject.name.replace("/", "__")
 
-    @property
-    def max_gen_toks(self) -> int:
-        return self.settings.max_gen_toks
-
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         return [int(i) for i in self.encoder.text(string, special=add_special_tokens)]
-
-    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        if self.tokenizer is not None:
-            return str(self.tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
-        return self.subject.tokenizer.decode(list(tokens))
 
     def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         more = dict(self.settings.chat_template_args or {})
@@ -278,12 +246,6 @@ class ScoremodeLM(TemplateLM):  # type: ignore[misc]
         return render(self.subject.tokenizer, self.tokenizer, chat_history, add_generation_prompt, more)
 
     # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def require_generation(self) -> None:
-        """Refuse at once if this engine cannot generate."""
-        require(self.held.plugin, "generates", "generate text, which generate_until tasks need")
-        if self.tokenizer is None:
-            raise ModelError("generate_until needs a Hugging Face tokenizer", fix="give tokenizer=FOLDER")
-
     def check_tasks(self, output_types: Mapping[str, str]) -> None:
         """Refuse tasks that this engine cannot answer, before anything is loaded: task name -> its output type."""
         writing = [name for name, kind in output_types.items() if kind == "generate_until"]
@@ -352,24 +314,19 @@ def _usual_device() -> Any:
     return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
 
 
-def _bar(total: int, what: str, disabled: bool) -> Any:
-    return tqdm(total=total, desc=f"Running {what} requests", disable=disabled or not total)
-
-
 # ── the cache of answers ─────────────────────────────────────────────────────────────────────────────────────────────
 def owner_file(database: Path) -> Path:
     """The file that says whose answers a database holds."""
     return database.with_name(database.name + ".scoremode.json")
 
 
-def claim_cache(database: Path, answers: int, identity: Mapping[str, Any]) -> None:
+def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None:
     """Make the harness's cache of answers this model's if it is empty; refuse answers of another or unknown model.
 
     Its keys are the texts of a request, not the model: one file used for two models gives the first one's answers for
     both. So a file beside it says whose answers they are.
     """
     owner = owner_file(database)
-    wanted = dict(parse(json.dumps(identity)))  # tuples are lists there, and must compare equal
     if not owner.exists():
         if answers:
             raise RunError(
@@ -384,9 +341,8 @@ def claim_cache(database: Path, answers: int, identity: Mapping[str, Any]) -> No
     known = found.get("identity")
     if found.get("for") != CACHE_KIND or not isinstance(known, dict):
         raise RunError(f"{owner} is damaged or is not a file of scoremode", fix="give another --use_cache")
-    differing = sorted(name for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name))
-    if differing:
+    if differing := differing_fields(known, wanted):
         raise RunError(
-            f"{database} holds answers of another model or other settings (it differs in: {', '.join(differing)})",
+            f"{database} holds answers of another model or other settings (it differs in: {differing})",
             fix="give another --use_cache",
         )

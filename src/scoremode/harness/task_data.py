@@ -133,15 +133,11 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 def _require_same_fields(first: dict[str, Any], row: dict[str, Any], where: str) -> None:
     """A dataset would fill a missing field with None, which tasks write as a word, and drop one that is new."""
-    for name in first:
-        if name not in row:
-            raise InputError(
-                f"{where} has no field '{harmless(name)}', and the first row has one",
-                fix="add it, with null where it has no value",
-            )
-    for name in row:
-        if name not in first:
-            raise InputError(
-                f"{where} has a field '{harmless(name)}', and the first row has none",
-                fix="give all rows the same fields",
-            )
+    name = next((name for name in (*first, *row) if name not in first or name not in row), None)
+    if name is None:
+        return
+    if name in first:
+        what, fix = "has no field '{}', and the first row has one", "add it, with null where it has no value"
+    else:
+        what, fix = "has a field '{}', and the first row has none", "give all rows the same fields"
+    raise InputError(f"{where} {what.format(harmless(name))}", fix=fix)

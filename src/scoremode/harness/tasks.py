@@ -24,10 +24,9 @@ from scoremode.references.kld import is_kld
 from scoremode.remote.uri import Place, local_path
 from scoremode.store import runs
 from scoremode.text.tokenizer import TextTokenizer
-from scoremode.verbs.arguments import EngineArguments, ModelArguments, spelled_out
+from scoremode.verbs.arguments import EngineOptionArguments, ModelArguments, spelled_out, split_arguments
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress, announce
-from scoremode.verbs.question import split_arguments
 from scoremode.verbs.sides import CompareRequest, Folders, assign_engines, short
 
 
@@ -45,7 +44,7 @@ def tasks(
     engine: str | None = None,
     tokenizer: str | None = None,
     baseline_engine: str | None = None,
-    baseline_options: EngineArguments | None = None,
+    baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     rows: Sequence[str] = (),
@@ -64,26 +63,26 @@ def tasks(
     >>> found.overall["recovery"], found.overall["recovery_stderr"]               # doctest: +SKIP
     (0.9912, 0.0041)
     """
-    asked = _checked(
-        candidates,
-        tasks,
-        num_fewshot=num_fewshot,
-        limit=limit,
-        chat_template=apply_chat_template,
-        task_data=task_data,
-        include=include_path,
+    folders = Folders(local_path(out, "--out") if out is not None else None, fresh, progress)
+    folders.require_candidates(candidates, "a model")
+    require_flag("apply_chat_template", apply_chat_template)
+    include = [include_path] if isinstance(include_path, str | Path) else include_path
+    asked = TaskSelection(
+        _names(tasks),
+        _at_least(0, "num_fewshot", num_fewshot, "is negative"),
+        _at_least(1, "limit", limit, "leaves no document"),
+        apply_chat_template,
+        Path(task_data) if task_data is not None else None,
+        tuple(map(Path, include)),
     )
     _, given = split_arguments(options)
-    folders = Folders(local_path(out, "--out") if out is not None else None, fresh, progress)
-    folders.require_a_folder_each(candidates)
     for name in (baseline, *candidates):
         if runs.is_run(name) or is_kld(name):
             raise InputError(f"{name} holds scores of a text, and tasks are asked of models", fix="name the model")
-    own = {**given, **(baseline_options or {})}
-    request = CompareRequest(engine, given, baseline_engine or engine, own, tokenizer)
-    its, how = assign_engines(baseline, candidates, request, divergence=False)
-    assert its is not None, "a baseline that is a model is scored"
-    models = [its.prepare(), *(how[name].prepare() for name in candidates)]
+    request = CompareRequest(engine, given, baseline_engine, baseline_options, tokenizer)
+    first_settings, others = assign_engines(baseline, candidates, request, divergence=False)
+    assert first_settings is not None, "a baseline that is a model is scored"
+    models = [first_settings.prepare(), *(others[name].prepare() for name in candidates)]
     for held in models:
         held.settings()  # refuses what its engine would refuse, before data are loaded
     loaded = load_tasks(asked, progress)
@@ -108,34 +107,19 @@ def _require_metric(loaded: LoadedTasks, metric: str | None) -> None:
         raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, known))
 
 
-def _checked(
-    candidates: Sequence[str],
-    names: str | Sequence[str],
-    *,
-    num_fewshot: int | None,
-    limit: int | None,
-    chat_template: bool,
-    task_data: str | Path | None,
-    include: str | Path | Sequence[str | Path],
-) -> TaskSelection:
-    """Arguments by their types; what cannot be is refused before lm-eval is imported."""
-    if not candidates:
-        raise InputError("there is no candidate", fix="name a model after the baseline")
-    if len({short(name) for name in candidates}) < len(candidates):
-        raise InputError("two candidates have the same name", fix="rename one folder, so that tables tell them apart")
-    listed = names.split(",") if isinstance(names, str) else list(names)
-    listed = [name.strip() for name in listed]
+def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:
+    listed = tuple(name.strip() for name in (tasks.split(",") if isinstance(tasks, str) else tasks))
     if not listed or not all(listed):
         raise OptionError("no task was named", fix="give --tasks arc_easy,hellaswag")
-    require_flag("apply_chat_template", chat_template)
-    shots, most = whole_number("num_fewshot", num_fewshot), whole_number("limit", limit)
-    if shots is not None and shots < 0:
-        raise OptionError(f"--num-fewshot {shots} is negative", fix="give 0 or more")
-    if most is not None and most < 1:
-        raise OptionError(f"--limit {most} leaves no document", fix="give 1 or more")
-    folders = [include] if isinstance(include, str | Path) else include
-    data = Path(task_data) if task_data is not None else None
-    return TaskSelection(tuple(listed), shots, most, chat_template, data, tuple(Path(folder) for folder in folders))
+    return listed
+
+
+def _at_least(least: int, name: str, value: Any, problem: str) -> int | None:
+    """A whole number that is large enough, or None if none was given."""
+    number = whole_number(name, value)
+    if number is not None and number < least:
+        raise OptionError(f"--{name.replace('_', '-')} {number} {problem}", fix=f"give {least} or more")
+    return number
 
 
 @dataclass(slots=True)

@@ -24,8 +24,8 @@ from scoremode.errors import RunError, one_line, print_line
 from scoremode.harness.encoding import Encoded
 from scoremode.scores.packing import flat_columns
 from scoremode.scores.schema import BUILT_IN
-from scoremode.verbs.likelihoods import Continuation, Likelihood
-from scoremode.verbs.rows import Words
+from scoremode.verbs.run_contents import Words
+from scoremode.verbs.scoring import Continuation, Likelihood
 
 MODEL = "model.json"
 REQUEST_TYPES = {

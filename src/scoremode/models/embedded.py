@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from scoremode.cache.entries import hold_model
 from scoremode.disk.files import file_sha256
 from scoremode.disk.folders import cache_folder
-from scoremode.errors import ModelError
+from scoremode.errors import LOGGER, ModelError
 from scoremode.text.tokenizer_file import quiet_transformers
 
 EMBEDDED = "smollm2-135m"
@@ -41,7 +40,7 @@ def embedded_model() -> Path:
         raise ModelError(
             f"{gguf} is damaged: its sha256 is not the published one", fix=f"{EMBEDDED_INSTALL} --force-reinstall"
         )
-    logging.getLogger("scoremode").warning("making %s from its GGUF (once, about 20 s)…", EMBEDDED)
+    LOGGER.warning("making %s from its GGUF (once, about 20 s)…", EMBEDDED)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))
     made = temporary / "model"

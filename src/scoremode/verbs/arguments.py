@@ -1,23 +1,46 @@
 """Every argument of a verb by name, for people, editors and type checkers: of questions and of engines.
 
-``make format`` writes EngineArguments from the options of the built-in engines; a test compares the two.
+``make format`` writes EngineOptionArguments from the options of the built-in engines; a test compares the two.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
-from scoremode.cluster.spread import SpreadArguments
+from scoremode.cluster.spread import SPREAD, SpreadArguments
 from scoremode.engines.options import Pairs
-from scoremode.verbs.question import QuestionArguments
+from scoremode.engines.registry import all_options
+from scoremode.errors import UnknownArgumentError, did_you_mean
+from scoremode.text.corpus import Corpus, Spec
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class EngineArguments(TypedDict, total=False):
+class QuestionArguments(TypedDict, total=False):
+    """What is asked of a model: a text, and the method that it is scored by. All of it has defaults but the text."""
+
+    corpus: Spec | Sequence[Spec] | Corpus | None  # names, files, folders or patterns; several are one corpus
+    text: str | None  # a text given here
+    method: str  # default: sliding-once
+    context_length: int | None  # tokens per window; default: the method's
+    stride: int | None  # tokens between windows; default: the method's
+    max_windows: int | None  # 0 for all; default: the method's own limit
+    num_samples: int | None  # only the first rows of the corpus
+    document_tokens: int | None  # only the first tokens of each document
+    field: str | None  # of .jsonl or .parquet rows
+    dataset: str | None  # a dataset on the Hugging Face hub
+    dataset_config: str | None
+    split: str | None  # of the dataset; default: test
+    assistant_only: bool  # of chat rows, score the assistant's tokens alone
+
+
+QUESTION = tuple(QuestionArguments.__annotations__)
+
+
+class EngineOptionArguments(TypedDict, total=False):
     """Options of an engine, by name. None means: the engine's own choice."""
 
     adapter: str | None
@@ -54,7 +77,7 @@ class EngineArguments(TypedDict, total=False):
     trust_remote_code: bool | None
 
 
-class ModelArguments(EngineArguments, SpreadArguments, total=False):
+class ModelArguments(EngineOptionArguments, SpreadArguments, total=False):
     """Options of an engine, and over how many replicas it is spread."""
 
 
@@ -82,3 +105,22 @@ def spelled_out(*groups: type) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def check_question(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a question; any other is refused, with the nearest name."""
+    for name in given:
+        if name not in QUESTION:
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, QUESTION))
+    return dict(given)
+
+
+def split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments by name: those of a question, and those of an engine. Any other is refused, with the nearest name."""
+    question = {name: value for name, value in arguments.items() if name in QUESTION}
+    options = {name: value for name, value in arguments.items() if name not in QUESTION}
+    known = [*all_options(), *SPREAD]
+    for name in options:
+        if name not in known:
+            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))
+    return question, options

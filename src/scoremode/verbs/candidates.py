@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from scoremode.errors import ScoremodeError
-from scoremode.verbs.progress import Progress, relabel
+from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.sides import short
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class _CandidateQueue(Generic[T]):
     def _relabel(self) -> None:
         failed = f", {len(self._failed)} failed" if self._failed else ""
         done = f"{len(self._scored)} of {len(self.names)} candidates scored{failed}"
-        relabel(self.progress, f"{done}; now {_few([short(one) for one in self._running])}")
+        announce(self.progress, f"{done}; now {_few([short(one) for one in self._running])}", "label")
 
     def check(self) -> None:
         """Leaves the scoring of a candidate if the comparison was interrupted."""

@@ -18,7 +18,7 @@ from scoremode.cluster.engine import require_alone
 from scoremode.cluster.ray_cluster import Cluster
 from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Want
-from scoremode.engines.baseline import LiveBaseline, StoredBaseline, noise_facts, noise_floor
+from scoremode.engines.baseline import LiveBaseline, noise_facts, noise_floor
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
@@ -31,12 +31,12 @@ from scoremode.store import runs
 from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
-from scoremode.verbs.arguments import AllArguments, EngineArguments, spelled_out
+from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import Question, split_arguments
+from scoremode.verbs.question import Question
 from scoremode.verbs.reference import reference_of
 from scoremode.verbs.scoring import UnfinishedRun, check_fits, score_run
 from scoremode.verbs.sides import (
@@ -47,6 +47,7 @@ from scoremode.verbs.sides import (
     as_comparison,
     assign_engines,
     compared_with,
+    score_against,
     short,
 )
 
@@ -58,7 +59,7 @@ def compare(
     engine: str | None = None,
     tokenizer: str | None = None,
     baseline_engine: str | None = None,
-    baseline_options: EngineArguments | None = None,
+    baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
@@ -74,44 +75,38 @@ def compare(
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
     """
-    if not candidates:
-        raise InputError("there is no candidate", fix="name a model, or a run, after the baseline")
-    if len({short(name) for name in candidates}) < len(candidates):
-        raise InputError(
-            "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
-        )
-    question, options = split_arguments(arguments)
     folders = Folders(located(out) if out is not None else None, fresh, progress)
-    folders.require_a_folder_each(candidates)
-    own = dict(baseline_options or {})
-    request = CompareRequest(engine, options, baseline_engine or engine, {**options, **own}, tokenizer)
-    its, how = assign_engines(baseline, candidates, request)
+    folders.require_candidates(candidates)
+    question, options = split_arguments(arguments)
+    request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
+    baseline_model, models = assign_engines(baseline, candidates, request)
     if is_kld(baseline):
-        given = {f"baseline_{name}": value for name, value in {"engine": baseline_engine, **own}.items()}
+        own = {"engine": baseline_engine, **(baseline_options or {})}
+        given = {f"baseline_{name}": value for name, value in own.items()}
         known = {name: value for name, value in given.items() if value is not None}
         require_no_question(baseline, {**question, **known})
         require_models(baseline, candidates)
-        scored = _score_each(how, folders, lambda model, where: against_file(baseline, model, {}, where))
+        scored = _score_each(models, folders, lambda model, where: against_file(baseline, model, {}, where))
         return [scored[name] for name in candidates]
     if is_there(baseline, REFERENCE):
         kept = baseline
-    elif its is None:
+    elif baseline_model is None:
         return of_runs(baseline, candidates)
-    elif len(candidates) == 1 and how and _side_by_side(its, how[candidates[0]]):
-        with closing(its.prepare()) as first, closing(how[candidates[0]].prepare()) as second:
+    elif len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
+        with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
             return [lockstep(first, second, question, folders)]
     else:
-        with closing(its.prepare()) as model:
+        with closing(baseline_model.prepare()) as model:
             folder = folders.folder("baseline")
             run = reference_of(model, question, folder, tokenizer=tokenizer, fresh=fresh, progress=progress)
         kept = str(run.path)
     found: dict[str, Comparison] = {}
     run_p: Run | None = None
-    if how:
+    if models:
         stored = StoredReference.open(kept)
         run_p, cut_by = stored.run, stored.question(question).get("tokenizer")
-        how = {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in how.items()}
-        found = _score_each(how, folders, lambda model, where: against_reference(stored, model, question, where))
+        models = {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
+        found = _score_each(models, folders, lambda model, where: against_reference(stored, model, question, where))
     finished = [name for name in candidates if name not in found]
     found |= zip(finished, of_runs(kept, finished, run_p), strict=True)
     return [found[name] for name in candidates]
@@ -121,26 +116,26 @@ ScoreCandidate = Callable[[LazyModel, Folders], Comparison]
 """Scores a candidate into these folders."""
 
 
-def _score_each(how: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate) -> dict[str, Comparison]:
-    """All candidates that are models, one after the other; with replicas, each as soon as the cluster has room."""
+def _score_each(models: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate) -> dict[str, Comparison]:
+    """Scores the candidates that are models, one by one; with replicas, each as soon as the cluster has room."""
 
     def score_one(settings: ModelSettings, where: Folders) -> Comparison:
         with closing(settings.prepare()) as model:
             return score(model, where)
 
-    spread = next((its.spread for its in how.values() if its.spread is not None), None)
-    if spread is None or len(how) < 2:
-        return {name: score_one(its, folders) for name, its in how.items()}
-    slots, replicas = slots_and_shares(len(how), spread.replicas)
+    spread = next((its.spread for its in models.values() if its.spread is not None), None)
+    if spread is None or len(models) < 2:
+        return {name: score_one(its, folders) for name, its in models.items()}
+    slots, replicas = slots_and_shares(len(models), spread.replicas)
 
     def score_share(name: str, progress: Progress) -> Comparison:
-        its = replace(how[name], options={**how[name].options, "replicas": replicas})
+        its = replace(models[name], options={**models[name].options, "replicas": replicas})
         return score_one(its, replace(folders, progress=progress))
 
-    rooms = [its.room() for its in how.values()]
+    rooms = [its.room() for its in models.values()]
     with closing(Cluster(spread, max(rooms, key=lambda room: room.all_cpus))):
-        found = score_together(list(how), score_share, slots, folders.progress)
-    return dict(zip(how, found, strict=True))
+        found = score_together(list(models), score_share, slots, folders.progress)
+    return dict(zip(models, found, strict=True))
 
 
 def _side_by_side(*sides: ModelSettings) -> bool:
@@ -182,16 +177,7 @@ def against_reference(
     asked = model.ask({**kept, **question}, folders.progress)
     _require_comparable(stored, asked)
     noise = {name: stored.run.manifest.get(name) for name in NOISE}
-    out, its_identity = folders.folder(model.subject.name), stored.run.manifest["identity"]
-    with model.claimed(asked, out, fresh=folders.fresh, against=its_identity) as claim:
-        run_q = claim.finished
-        if run_q is None:
-            engine, baseline = model.engine_for(asked, folders.progress), StoredBaseline(stored.states, asked.plan)
-            with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True) as run:
-                run.score(Want(against=baseline))
-                run_q = run.save(run.manifest() | compared_with(stored.run, noise))
-            run_q = model.outliving(run_q, out)
-    return as_comparison(short(model.subject.name), stored.run, run_q, run_q.kl)
+    return score_against(model, asked, stored.run, stored.states, folders, noise=noise)
 
 
 def _require_comparable(stored: StoredReference, asked: Question) -> None:

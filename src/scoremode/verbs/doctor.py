@@ -31,8 +31,8 @@ from scoremode.models.subject import Subject
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.text.tokenizer import ByteTokenizer
 from scoremode.values import Ids
-from scoremode.verbs.manifest import processor_name
 from scoremode.verbs.question import installed_versions
+from scoremode.verbs.run_contents import processor_name
 
 PACKAGES = ("triton", "numpy")  # in addition to those of the engines
 LENGTHS = (96, 33, 7)

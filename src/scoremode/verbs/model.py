@@ -187,6 +187,12 @@ class LazyModel:
         """The flag with which a user limited the length of windows, and the limit."""
         return self.plugin.limit(self.chosen.options)
 
+    @property
+    def longest_window(self) -> int | None:
+        """Tokens of the longest window that may be asked, as far as that is known before the engine is open."""
+        limit, facts = self.limit(), self.given_facts
+        return limit[1] if limit else facts.context_length if facts else self.subject.context_length
+
     def close(self) -> None:
         """Stop the engine, unless the caller brought it. The next question starts it again."""
         engine, self._engine = self._engine, None
@@ -196,7 +202,14 @@ class LazyModel:
     # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def identity(self, asked: Question, **more: Any) -> dict[str, Any]:
         """What must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
-        return identify(asked, self.engine_name, {**self.settings(), **more})
+        return identify(
+            asked.subject,
+            self.engine_name,
+            {**self.settings(), **more},
+            tokenizer=asked.tokens.tokenizer.fingerprint,
+            corpus=asked.corpus.sha256,
+            plan=asked.plan.digest,
+        )
 
     @contextmanager
     def claimed(

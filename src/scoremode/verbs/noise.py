@@ -29,10 +29,10 @@ from scoremode.scores.journal import Journal
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.run import all_metrics
 from scoremode.values import Floats
-from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.model import LazyModel
-from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import Question, library_versions, split_arguments
+from scoremode.verbs.progress import Progress, part_of
+from scoremode.verbs.question import Question, library_versions
 from scoremode.verbs.scoring import check_fits, score_plan
 
 QUANTILE = 0.999
@@ -150,11 +150,13 @@ def noise_of(
     keep_open: bool = False,
 ) -> Noise:
     """One question to a model under several settings; it is closed under each before it is opened under the next."""
-    all_passes = _AllPasses(progress, len(models) * repeat)
+    whole = len(models) * repeat * asked.plan.forward_tokens
     found: list[SettingNoise] = []
     reference: tuple[Floats, float] | None = None
     for setting, model in models:
-        facts, passes = _score(asked, model, repeat, all_passes, keep_open=keep_open)
+        begun = [(len(found) * repeat + number) * asked.plan.forward_tokens for number in range(repeat)]
+        parts = [part_of(progress, before, whole) for before in begun]
+        facts, passes = _score(asked, model, progress, parts, keep_open=keep_open)
         perplexity = all_metrics(asked.plan, asked.tokens, passes[0])["perplexity"].value
         first = passes[0].logprob
         expected, usual = reference = reference or (first, perplexity)
@@ -266,33 +268,24 @@ def prepare_settings(
 
 
 # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-class _AllPasses:
-    """One progress over many passes of equal length."""
-
-    def __init__(self, progress: Progress | None, passes: int) -> None:
-        self.progress, self.passes, self.finished = progress, passes, 0
-
-    def __call__(self, done: int, total: int) -> None:
-        if self.progress:
-            self.progress(self.finished * total + done, self.passes * total)
-
-
 def _score(
-    asked: Question, model: LazyModel, repeat: int, all_passes: _AllPasses, *, keep_open: bool
+    asked: Question, model: LazyModel, progress: Progress | None, parts: Sequence[Progress | None], *, keep_open: bool
 ) -> tuple[EngineFacts, list[Scores]]:
-    """Every pass of one setting on one engine, which is closed afterwards unless it is to be kept open."""
+    """Score every pass of one setting on one engine, which is closed afterwards unless it is to be kept open.
+
+    ``parts`` has the progress of each pass.
+    """
     plan, passes = asked.plan, []
     try:
-        engine = model.engine_for(asked, all_passes.progress)
+        engine = model.engine_for(asked, progress)
         check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
-        for _ in range(repeat):
+        for part in parts:
             with (
                 tempfile.TemporaryDirectory(prefix="scoremode-noise-") as folder,
                 closing(Journal(Path(folder) / "journal", {}, plan, engine.facts.schema)) as journal,
             ):
-                score_plan(plan, engine, journal, all_passes)
+                score_plan(plan, engine, journal, part)
                 passes.append(journal.rows(0, plan.targets))
-            all_passes.finished += 1
         return engine.facts, passes
     finally:
         if not keep_open:

@@ -9,10 +9,10 @@ from typing import Any, Unpack
 
 from scoremode.references.format import RAW_DTYPES, estimate_bytes
 from scoremode.values import BLOCK
-from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import Question, split_arguments
+from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import check_fits
 
 

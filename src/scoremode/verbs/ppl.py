@@ -11,10 +11,9 @@ from typing import Any, Unpack
 from scoremode.engines.base import Engine
 from scoremode.remote.uri import Place
 from scoremode.store.run import Run
-from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import split_arguments
 from scoremode.verbs.scoring import score_run
 
 

@@ -10,21 +10,16 @@ is being waited for before the first token, ``label`` another name of what is un
 does, and ``say`` a line that a user should see."""
 
 
-def announce(progress: Progress | None, phase: str) -> None:
-    """Tell what is being waited for now, as in "opening org/model with transformers".
+def announce(progress: Progress | None, words: str, method: str = "phase") -> None:
+    """Tell what is being waited for now, as in "opening org/model with transformers", if the progress shows that.
 
     >>> announce(None, "opening a model")
     """
-    tell = getattr(progress, "phase", None)
-    if tell is not None:
-        tell(phase)
-
-
-def relabel(progress: Progress | None, words: str) -> None:
-    """Other words for what is under way; how much is done stays.
-
-    >>> relabel(None, "2 of 3 candidates scored")
-    """
-    tell = getattr(progress, "label", None)
+    tell = getattr(progress, method, None)
     if tell is not None:
         tell(words)
+
+
+def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
+    """The progress of one part as progress over the whole, of which ``before`` were done when the part began."""
+    return None if progress is None else lambda done, _: progress(before + done, total)

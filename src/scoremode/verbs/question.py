@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from scoremode import __version__
 from scoremode.arguments import require_flag, whole_number
 from scoremode.cache.token_store import STORED_FROM, kept_tokens
-from scoremode.cluster.spread import SPREAD
 from scoremode.disk.manifests import without_secrets
-from scoremode.engines.registry import all_options, known_engines
-from scoremode.errors import UnknownArgumentError, did_you_mean
+from scoremode.engines.registry import known_engines
 from scoremode.models.subject import Subject
 from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import Method, find_method
-from scoremode.text.corpus import Corpus, Spec, load
+from scoremode.text.corpus import Corpus, load
 from scoremode.text.documents import RereadDocuments, notes_on
 from scoremode.text.tokenizer import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from scoremode.text.tokens import Tokens, TokenStream, first_tokens
 from scoremode.values import NUMERICS
-
-
-class QuestionArguments(TypedDict, total=False):
-    """What is asked of a model: a text, and the method that it is scored by. All of it has defaults but the text."""
-
-    corpus: Spec | Sequence[Spec] | Corpus | None  # names, files, folders or patterns; several are one corpus
-    text: str | None  # a text given here
-    method: str  # default: sliding-once
-    context_length: int | None  # tokens per window; default: the method's
-    stride: int | None  # tokens between windows; default: the method's
-    max_windows: int | None  # 0 for all; default: the method's own limit
-    num_samples: int | None  # only the first rows of the corpus
-    document_tokens: int | None  # only the first tokens of each document
-    field: str | None  # of .jsonl or .parquet rows
-    dataset: str | None  # a dataset on the Hugging Face hub
-    dataset_config: str | None
-    split: str | None  # of the dataset; default: test
-    assistant_only: bool  # of chat rows, score the assistant's tokens alone
-
-
-QUESTION = tuple(QuestionArguments.__annotations__)
+from scoremode.verbs.arguments import QuestionArguments, check_question
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +49,6 @@ class LastTokens:
     key: tuple[Any, ...] | None = None
     found: Tokenized | None = None
 
-    def get(self, key: tuple[Any, ...], make: Callable[[], Tokenized]) -> Tokenized:
-        if self.found is None or self.key != key:
-            self.key = self.found = None  # before the next is made: both at once may not fit in memory
-            self.found, self.key = make(), key
-        return self.found
-
 
 def prepare_question(
     subject: Subject, *, memory: LastTokens | None = None, **given: Unpack[QuestionArguments]
@@ -98,9 +70,13 @@ def prepare_question(
     )
     if corpus.layout == "chat":
         rule = replace(rule, special=False)  # a chat template writes its special tokens itself
-    making = partial(_tokenized, subject.tokenizer, corpus, rule, assistant_only=assistant_only)
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only)
-    documents, tokens = making() if memory is None else memory.get(key, making)
+    last = memory or LastTokens()
+    if last.found is None or last.key != key:
+        last.key = last.found = None  # before the next is made: both at once may not fit in memory
+        last.found = _tokenized(subject.tokenizer, corpus, rule, assistant_only=assistant_only)
+        last.key = key
+    documents, tokens = last.found
     notes = [*notes_on(corpus, rule.arrangement), *tokens.notes]
     if document_tokens is not None:
         tokens, cut = first_tokens(tokens, document_tokens)
@@ -135,45 +111,23 @@ def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assist
     return documents, kept_tokens(key, stream)
 
 
-def check_question(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a question; any other is refused, with the nearest name."""
-    for name in given:
-        if name not in QUESTION:
-            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, QUESTION))
-    return dict(given)
-
-
-def split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments by name: those of a question, and those of an engine. Any other is refused, with the nearest name."""
-    question = {name: value for name, value in arguments.items() if name in QUESTION}
-    options = {name: value for name, value in arguments.items() if name not in QUESTION}
-    known = [*all_options(), *SPREAD]
-    for name in options:
-        if name not in known:
-            raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))
-    return question, options
-
-
 # ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def identify(asked: Question, engine: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal for a stored run to be this run."""
+def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What must be equal for stored numbers to be those of this model, this engine and its settings.
+
+    ``more`` says what was asked of them.
+    """
     identity = {
-        "model": asked.subject.fingerprint,
-        "tokenizer": asked.tokens.tokenizer.fingerprint,
-        "corpus": asked.corpus.sha256,
-        "plan": asked.plan.digest,
+        "model": subject.fingerprint,
+        "tokenizer": subject.tokenizer.facts.fingerprint,
         "engine": engine,
         "settings": without_secrets(settings),
-        **numbers_version(engine),
+        "versions": {name: found for name, found in library_versions(engine).items() if name != "scoremode"},
+        "numerics": NUMERICS,
+        **more,
     }
     as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples are lists there, and must compare equal
     return as_stored
-
-
-def numbers_version(engine: str) -> dict[str, Any]:
-    """The part of every identity that says whose arithmetic it is."""
-    libraries = {name: found for name, found in library_versions(engine).items() if name != "scoremode"}
-    return {"versions": libraries, "numerics": NUMERICS}
 
 
 def library_versions(engine: str) -> dict[str, str]:

@@ -28,11 +28,11 @@ from scoremode.store.remote_copies import open_reference
 from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.values import Ids
-from scoremode.verbs.arguments import AllArguments, spelled_out
+from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
 from scoremode.verbs.model import LazyModel, in_memory
 from scoremode.verbs.outputs import Output, check_output
 from scoremode.verbs.progress import Progress, announce
-from scoremode.verbs.question import Question, split_arguments
+from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun
 
 KLD_METHOD = "llamacpp"
@@ -63,12 +63,12 @@ def reference(
     256 ± ?
     """
     question, options = split_arguments(arguments)
-    with closing(LazyModel.named(model, engine, options, tokenizer)) as held:
-        return reference_of(held, question, out, kld=kld, tokenizer=tokenizer, fresh=fresh, progress=progress)
+    with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
+        return reference_of(lazy, question, out, kld=kld, tokenizer=tokenizer, fresh=fresh, progress=progress)
 
 
 def reference_of(
-    held: LazyModel,
+    model: LazyModel,
     question: dict[str, Any],
     out: str | Path | Place | None = None,
     *,
@@ -77,23 +77,23 @@ def reference_of(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """A reference of a model that is held, a file of its distributions, or both."""
+    """Makes a reference of a model, a file of its distributions, or both."""
     output = None
     if kld is not None:
         question, output = _kld_question(question), _check_kld(kld, fresh=fresh, made_later=out)
         if out is None:
-            return _write_kld(held, question, output, fresh=fresh, progress=progress)
-    require(held.plugin, "hidden_states", "give the hidden states that a reference keeps")
-    if not held.is_kept(out):
+            return _write_kld(model, question, output, fresh=fresh, progress=progress)
+    require(model.plugin, "hidden_states", "give the hidden states that a reference keeps")
+    if not model.is_kept(out):
         raise InputError("a reference of a model in memory needs a folder", fix='give one, as in out="ref/"')
-    asked = held.ask(question, progress)
-    with held.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
+    asked = model.ask(question, progress)
+    with model.claimed(asked, out, fresh=fresh, kind="references", keeps="states") as claim:
         run = claim.finished
         if run is not None:
             announce(progress, "checking the files of the reference")
             claim.check_reference()
         else:
-            worker = held.engine_for(asked, progress)
+            worker = model.engine_for(asked, progress)
             repeatable = _repeatable({**question, "method": asked.plan.method, "tokenizer": tokenizer})
             run = _score_and_store(asked, worker, claim, repeatable, progress)
     if output is not None:
@@ -172,11 +172,11 @@ def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_kld(
-    held: LazyModel, question: dict[str, Any], output: Output, *, fresh: bool, progress: Progress | None
+    model: LazyModel, question: dict[str, Any], output: Output, *, fresh: bool, progress: Progress | None
 ) -> Run:
     """Score a text and write the distributions of all its targets; the run itself is returned and not stored."""
-    require(held.plugin, "distributions", "give the whole distributions that a .kld file keeps")
-    asked = held.ask(question, progress)
+    require(model.plugin, "distributions", "give the whole distributions that a .kld file keeps")
+    asked = model.ask(question, progress)
     work = output.path.with_name(f".{output.path.name}.scoremode")
     if runs.is_run(work):
         settings = runs.load(work).manifest["identity"].get("settings")
@@ -185,8 +185,8 @@ def _write_kld(
                 f"{work} is another run, and --kld needs that folder", fix="move it, or give another name to --kld"
             )
         shutil.rmtree(work)  # a process was killed after the file was complete
-    with held.claimed(asked, work, fresh=fresh, keeps="records") as claim:
-        worker = held.engine_for(asked, progress)
+    with model.claimed(asked, work, fresh=fresh, keeps="records") as claim:
+        worker = model.engine_for(asked, progress)
         with UnfinishedRun(asked, worker, claim, progress) as unfinished:
             layout = _kld_layout(asked.plan, worker.facts.known_vocabulary)
             with KldWriter(work / RECORDS, layout, _chunk_tokens(asked.plan)) as writer:

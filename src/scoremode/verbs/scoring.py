@@ -4,18 +4,24 @@ with UnfinishedRun(asked, engine, claim, progress) as run:    the folder is take
     run.score(want)                                           every window that the journal lacks
     manifest = run.manifest()                                 the numbers, and where they come from
     return run.save(manifest)                                 columns, manifest; then the journal is removed
+
+``prob``, tasks and harnesses ask for continuations: ids that are split already, by a rule of the caller's own.
+``verbs/prob/`` splits by characters, ``harness/encoding.py`` as lm-evaluation-harness does.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from scoremode.engines.base import SCORES, Engine, Want
 from scoremode.errors import EngineError, ModelError
+from scoremode.plan.build import plan_of_pairs
 from scoremode.plan.plan import Plan
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores.answers import FAULT, check_answers
@@ -23,11 +29,10 @@ from scoremode.scores.journal import Journal
 from scoremode.scores.schema import joined_names
 from scoremode.store import runs
 from scoremode.store.run import Run
-from scoremode.values import Bools, Floats
-from scoremode.verbs.manifest import add_account, make_manifest
+from scoremode.values import Bools, Floats, Ids, Ints
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import Question
-from scoremode.verbs.rows import rows_to_keep
+from scoremode.verbs.run_contents import add_account, make_manifest, rows_to_keep
 
 
 def check_fits(plan: Plan, vocabulary: int | None, context: int | None) -> None:
@@ -115,6 +120,72 @@ def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress 
         now = time.perf_counter()
         journal.add(index, answers, now - before)
         before = now
+
+
+# ── continuations ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuation:
+    """A context and its continuation as ids. Those from ``first`` on are scored; ``first`` is 1 or more."""
+
+    ids: Ids
+    first: int
+
+    @property
+    def fed(self) -> int:
+        """Tokens that the model is given: the last one is only scored."""
+        return len(self.ids) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likelihood:
+    """What a model thinks of one continuation: a line of answers for each of its tokens.
+
+    >>> import numpy as np
+    >>> half = Likelihood(Answers(np.log([[0.5], [0.25]]), rank=np.array([[1], [2]])))
+    >>> round(half.log_prob, 6), half.is_greedy
+    (-2.079442, False)
+    """
+
+    answers: Answers
+
+    @property
+    def log_prob(self) -> float:
+        """Nats: the sum over its tokens."""
+        return no_more_than_certain(math.fsum(self.answers.logprob[:, 0].tolist()))
+
+    @property
+    def is_greedy(self) -> bool | None:
+        """Is every token the model's first choice? Ties go to the lower id. None: ranks were not measured."""
+        return None if self.answers.rank is None else bool((self.answers.rank[:, 0] == 1).all())
+
+
+def likelihoods(
+    engine: Engine,
+    asked: Sequence[Continuation],
+    groups: Ints,
+    done: Bools | None = None,
+    progress: Progress | None = None,
+    *,
+    together: int = 1,
+) -> Iterator[tuple[int, Likelihood]]:
+    """The likelihood of every continuation that is not ``done``, with its index, as they come: each exactly once.
+
+    Continuations with equal numbers in ``groups`` share a context, and the engine computes it once. A number of its
+    own for every question keeps its choices together. ``together`` is that of ``answered``.
+    """
+    if not len(asked):
+        return
+    plan = plan_of_pairs([(one.ids, one.first) for one in asked], groups)
+    check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
+    for index, answers in answered(engine, plan, done, progress=progress, together=together):
+        yield index, Likelihood(answers)
+
+
+def no_more_than_certain(log_prob: float) -> float:
+    """Rounding may carry a sum a little above 0. ``min(0.0, nan)`` would be 0, that is: certain."""
+    if math.isnan(log_prob):
+        raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
+    return min(0.0, log_prob)
 
 
 # ── runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

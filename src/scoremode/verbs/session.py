@@ -17,7 +17,7 @@ from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
 from scoremode.store.remote_copies import is_there
 from scoremode.store.run import Run
-from scoremode.verbs.arguments import ModelArguments, spelled_out
+from scoremode.verbs.arguments import ModelArguments, QuestionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file
 from scoremode.verbs.compare import StoredReference, against_reference, lockstep
 from scoremode.verbs.model import LazyModel
@@ -27,7 +27,6 @@ from scoremode.verbs.ppl import ppl_of
 from scoremode.verbs.prob.many_pairs import read_results, score_to_file
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import QuestionArguments, check_question, split_arguments
 from scoremode.verbs.reference import reference_of
 from scoremode.verbs.scoring import check_fits
 from scoremode.verbs.sides import Folders

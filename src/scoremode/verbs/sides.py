@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 
 from scoremode.cluster.spread import Room, Spread, read_spread, room_for
+from scoremode.engines.base import Want
+from scoremode.engines.baseline import FileBaseline
+from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import engine_for, read_options, require, share_options
-from scoremode.errors import InputError
-from scoremode.references.kld import is_kld
+from scoremode.errors import InputError, ModelError
+from scoremode.references.kld import KldFile, is_kld, least_divergence
+from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place, may_be_stored, name_in
 from scoremode.statistics.comparison import Comparison
 from scoremode.store import runs
@@ -22,6 +26,8 @@ from scoremode.store.run import Run
 from scoremode.values import Floats
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.progress import Progress
+from scoremode.verbs.question import Question
+from scoremode.verbs.scoring import UnfinishedRun
 
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
 
@@ -33,8 +39,8 @@ class CompareRequest:
 
     engine: str | None
     options: Mapping[str, Any]
-    baseline_engine: str | None
-    baseline_options: Mapping[str, Any]
+    baseline_engine: str | None  # None: that of the candidates
+    baseline_options: Mapping[str, Any] | None  # in addition to those of the candidates, or instead of them
     tokenizer: str | None
 
 
@@ -77,7 +83,8 @@ def assign_engines(
     given = [(name, wanted.engine, wanted.options) for name in scored]
     is_model = not (runs.is_run(baseline) or is_kld(baseline))  # a reference is a run too
     if is_model:
-        given.insert(0, (baseline, wanted.baseline_engine, wanted.baseline_options))
+        its_options = {**wanted.options, **(wanted.baseline_options or {})}
+        given.insert(0, (baseline, wanted.baseline_engine or wanted.engine, its_options))
     plugins = [engine_for(engine, model) for model, engine, _ in given]
     settings = [
         ModelSettings(model, plugin, share_options(plugin, plugins, options), wanted.tokenizer)
@@ -107,8 +114,14 @@ class Folders:
         """For the run of that name; a model's name may be a path, of which the last part is taken."""
         return None if self.out is None else self.out / (name_in(name) or "candidate")
 
-    def require_a_folder_each(self, candidates: Sequence[str]) -> None:
-        """Refuse candidates whose runs would lie in one folder, before one of them is scored."""
+    def require_candidates(self, candidates: Sequence[str], what: str = "a model, or a run,") -> None:
+        """Refuse candidates that tables could not tell apart or whose runs would lie in one folder, or none at all."""
+        if not candidates:
+            raise InputError("there is no candidate", fix=f"name {what} after the baseline")
+        if len({short(name) for name in candidates}) < len(candidates):
+            raise InputError(
+                "two candidates have the same name", fix="rename one folder, so that tables can tell them apart"
+            )
         names = ["baseline", *(name_in(name) or "candidate" for name in candidates)]
         if self.out is not None and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -122,6 +135,40 @@ def compared_with(run_p: Run, noise: Mapping[str, Any]) -> dict[str, Any]:
     """What the manifest of a candidate says of its baseline, and of how far that one is from itself."""
     of_p = run_p.manifest
     return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **noise}
+
+
+def score_against(
+    model: LazyModel,
+    asked: Question,
+    run_p: Run,
+    stored: Reference | KldFile,
+    folders: Folders,
+    *,
+    noise: Mapping[str, Any],
+) -> Comparison:
+    """A candidate against a baseline whose run is finished and whose distributions are stored."""
+    out = folders.folder(model.subject.name)
+    with model.claimed(asked, out, fresh=folders.fresh, against=run_p.manifest["identity"]) as claim:
+        run_q = claim.finished
+        if run_q is None:
+            engine, least = model.engine_for(asked, folders.progress), 0.0
+            if isinstance(stored, KldFile):
+                require_vocabulary(stored, engine.facts.known_vocabulary)
+                least = least_divergence(stored.layout.vocabulary)
+            baseline = FileBaseline(stored) if isinstance(stored, KldFile) else StoredBaseline(stored, asked.plan)
+            with UnfinishedRun(asked, engine, claim, folders.progress, with_kl=True, least_kl=least) as run:
+                run.score(Want(against=baseline))
+                run_q = run.save(run.manifest() | compared_with(run_p, noise))
+            run_q = model.outliving(run_q, out)
+    return as_comparison(short(model.subject.name), run_p, run_q, run_q.kl)
+
+
+def require_vocabulary(file: KldFile, candidate: int) -> None:
+    if file.layout.vocabulary != candidate:
+        raise ModelError(
+            f"{file.path} has {file.layout.vocabulary:,} ids and the candidate {candidate:,}",
+            fix="compare a model with the vocabulary of the file",
+        )
 
 
 def as_comparison(

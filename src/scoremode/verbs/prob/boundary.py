@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,22 +23,17 @@ from scoremode.errors import BoundaryError, InputError, ModelError, OptionError
 from scoremode.text.files import is_text
 from scoremode.text.tokenizer import EncodedTexts, TextTokenizer, encode_many, ids_with_specials
 from scoremode.values import Ids, Ints
+from scoremode.verbs.scoring import Continuation
 
 
-class EncodedPair(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPair(Continuation):
     """A prompt and its target as tokens, cut at the boundary."""
 
     prompt: str
     target: str
-    ids: Ids  # (n,) prompt and target
     texts: tuple[str, ...]  # of the tokens from ``first`` on
-    first: int  # index of the first scored token
-    condition: str
-
-    @property
-    def fed(self) -> int:
-        """Tokens that the model is given: the last one is only scored."""
-        return len(self.ids) - 1
+    condition: str  # the prompt's part of a token that spans the boundary
 
 
 def longest_of(pairs: Iterable[EncodedPair]) -> int:
@@ -90,7 +84,7 @@ class CutPairs:
             texts = [joined[a:b] for a, b in zip(begins[own:stop], ends[own:stop], strict=True)]
             if condition:
                 texts[0] = condition + texts[0][len(condition) :]
-            made.append(EncodedPair(prompt, self.targets[i], ids, tuple(texts), firsts[i], condition))
+            made.append(EncodedPair(ids, firsts[i], prompt, self.targets[i], tuple(texts), condition))
         return made
 
 

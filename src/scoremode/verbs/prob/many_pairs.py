@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import zlib
+import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -27,6 +27,7 @@ from typing import Any
 
 from scoremode.disk.files import file_sha256, write_atomically, written_atomically
 from scoremode.disk.locks import hold_lock
+from scoremode.disk.manifests import differing_fields
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import InputError, RunError
 from scoremode.strict_json import parse, read_object
@@ -37,7 +38,7 @@ from scoremode.verbs.progress import Progress
 
 Pair = tuple[str, str]
 
-STEP = 256  # pairs between two places in the file that are remembered
+STEP = 256  # pairs between two places in the copy of a file that are remembered
 KEPT = 1 << 14  # pairs that stay in memory as tokens; the others are encoded again when their turn comes
 EXAMPLE = 'use rows like {"prompt": "…", "target": "…"}'
 CHUNK = 256  # pairs scored between two writes
@@ -50,87 +51,56 @@ FIELDS, TOKEN_FIELDS = {field.name for field in fields(SequenceScore)}, set(Toke
 
 # ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class PairFile:
-    """The pairs of a .jsonl file. Every row is checked at once, and read again when its pairs are asked for.
+    """The pairs of a .jsonl file. Every row is checked at once, and its pairs are copied to a temporary file.
 
-    Rows are ``{"prompt": "…", "target": "…"}`` or ``{"prompt": "…", "targets": ["…", "…"]}``.
+    Rows are ``{"prompt": "…", "target": "…"}`` or ``{"prompt": "…", "targets": ["…", "…"]}``. Whoever changes the file
+    while its pairs are scored changes nothing here.
     """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise InputError(f"there is no file '{path}'", fix="check the path given to --file")
         self.path = path
-        self._file = path.open("rb")
-        self._places = array("Q")  # of every STEP pairs: where the row of the first one begins,
-        self._skipped = array("Q")  # how many pairs of that row come before it,
-        self._checksums = array("Q")  # and a checksum, because the file may be changed before it is read again
+        self._copy = tempfile.TemporaryFile(prefix="scoremode-")  # noqa: SIM115 - closed and removed with this object
+        self._places = array("Q")  # of every STEP pairs: where the first one begins in the copy
         self._count = 0
-        try:
-            self.digest = self._scan()
-        except BaseException:
-            self.close()
-            raise
-
-    def _scan(self) -> str:
-        """Check every row, and remember what is needed to read parts of the file again; sha256 of all pairs."""
         digest = hashlib.sha256()
-        for at, before, pair in self._rows(0):
+        for pair in self._rows():
             if self._count % STEP == 0:
-                self._places.append(at)
-                self._skipped.append(before)
-                self._checksums.append(0)
+                self._places.append(self._copy.tell())
             line = as_line(pair)
             digest.update(line)
-            self._checksums[-1] = zlib.crc32(line, self._checksums[-1])
+            self._copy.write(line)
             self._count += 1
         if not self._count:
-            raise InputError(f"{self.path} holds no pairs", fix=EXAMPLE)
-        return digest.hexdigest()
-
-    def close(self) -> None:
-        self._file.close()
+            raise InputError(f"{path} holds no pairs", fix=EXAMPLE)
+        self.digest = digest.hexdigest()  # sha256 of all pairs
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, part: slice) -> list[Pair]:
         begin, end, step = part.indices(self._count)
-        first = begin // STEP
-        found = [pair for number in range(first, -(-end // STEP)) for pair in self._step(number)]
-        return found[begin - first * STEP : end - first * STEP : step] if end > begin else []
+        if end <= begin:
+            return []
+        self._copy.seek(self._places[begin // STEP])
+        lines = islice(self._copy, begin % STEP, begin % STEP + end - begin, step)
+        return [(prompt, target) for prompt, target in map(json.loads, lines)]
 
-    def _step(self, number: int) -> list[Pair]:
-        """STEP pairs, or what is left at the end."""
-        rows = self._rows(self._places[number], self._skipped[number])
-        try:
-            found = [pair for _, _, pair in islice(rows, min(STEP, self._count - number * STEP))]
-        except InputError:
-            found = []
-        if zlib.crc32(b"".join(map(as_line, found))) != self._checksums[number]:
-            raise InputError(f"{self.path} was changed while it was being read", fix="run the same command again")
-        return found
-
-    def _rows(self, at: int, skipped: int = 0) -> Iterator[tuple[int, int, Pair]]:
-        """Pairs from a row on: where the row begins, how many of its pairs came before, and the pair."""
-        self._file.seek(at)
-        for number, line in enumerate(self._file, 1):
-            begins, at = at, at + len(line)
-            if not line.strip():
-                continue
-            prompt, targets = self._row(line, number)
-            for before in range(skipped, len(targets)):
-                yield begins, before, (prompt, targets[before])
-            skipped = 0
-
-    def _row(self, line: bytes, number: int) -> tuple[str, list[str]]:
-        try:
-            row = parse(line, constants=True)
-            targets = row["targets"] if "targets" in row else [row["target"]]
-            good = isinstance(row["prompt"], str) and isinstance(targets, list) and set(map(type, targets)) == {str}
-        except (ValueError, KeyError, TypeError):
-            good = False
-        if not good:
-            raise InputError(f"{self.path} line {number} is not a pair", fix=EXAMPLE)
-        return row["prompt"], targets
+    def _rows(self) -> Iterator[Pair]:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = parse(line, constants=True)
+                    prompt, targets = row["prompt"], row["targets"] if "targets" in row else [row["target"]]
+                    good = isinstance(prompt, str) and isinstance(targets, list) and set(map(type, targets)) == {str}
+                except (ValueError, KeyError, TypeError):
+                    good = False
+                if not good:
+                    raise InputError(f"{self.path} line {number} is not a pair", fix=EXAMPLE)
+                yield from ((prompt, target) for target in targets)
 
 
 Pairs = list[Pair] | PairFile
@@ -209,9 +179,7 @@ def score_to_file(
         if fresh:
             lm.open(encoded.longest)  # nothing is lost if that fails
             files.discard()
-        with PartialResults(lm, encoded, files.partial, identity) as partial:
-            partial.score(progress)
-            files.finish(partial.bodies(), identity, len(pairs))
+        _finish_chunks(encoded, files, identity, progress)
     return Written(len(pairs), reused=False)
 
 
@@ -235,9 +203,8 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
-    """What must be equal for stored results to answer these pairs: as JSON gives it back."""
-    known = {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
-    return dict(parse(json.dumps(known)))
+    """What must be equal for stored results to answer these pairs."""
+    return {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
 
 
 class ResultFiles:
@@ -323,57 +290,47 @@ class ResultFiles:
         return header["identity"] if header is not None else None
 
 
-class PartialResults:
-    """Chunks of results in a .partial, which is made when the first chunk is scored. The caller holds the lock."""
+def _finish_chunks(
+    encoded: EncodedChunks, files: ResultFiles, identity: dict[str, Any], progress: Progress | None
+) -> None:
+    """Score the chunks that no record of the .partial holds, then give the results their name.
 
-    def __init__(self, lm: SequenceProbability, encoded: EncodedChunks, path: Path, identity: dict[str, Any]) -> None:
-        self.lm, self.encoded, self.path = lm, encoded, path
-        self._header = {"for": KIND, "identity": identity}
-        self._places: dict[int, int] = {}  # chunk -> where its record lies
-        self._records: RecordFile | None = None
-
-    def __enter__(self) -> PartialResults:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._records is not None:
-            self._records.close()
-
-    def _opened(self) -> RecordFile:
-        if self._records is None:
-            self._records = RecordFile(self.path, self._header)
-        return self._records
-
-    def score(self, progress: Progress | None) -> None:
-        """Score the chunks that no record holds."""
-        if has_content(self.path):
-            self._replay()
-        missing = [number for number in range(self.encoded.count) if number not in self._places]
+    The .partial is made when the first chunk is scored. The caller holds the lock.
+    """
+    lm, header, pairs = encoded.lm, {"for": KIND, "identity": identity}, len(encoded.pairs)
+    records = RecordFile(files.partial, header) if has_content(files.partial) else None
+    try:
+        places = _scored_chunks(records, encoded) if records is not None else {}
+        missing = [number for number in range(encoded.count) if number not in places]
         if missing:
-            self.lm.open(self.encoded.longest)  # the same room for all, whatever was done before
-        pairs = len(self.encoded.pairs)
+            lm.open(encoded.longest)  # the same room for all, whatever was done before
         for number in missing:
-            scored = self.lm.score(self.encoded[number])
-            self._places[number] = self._opened().append(number, _lines(scored))
+            lines = _lines(lm.score(encoded[number]))
+            records = records or RecordFile(files.partial, header)
+            places[number] = records.append(number, lines)
             if progress:
-                progress(min(len(self._places) * CHUNK, pairs), pairs)
+                progress(min(len(places) * CHUNK, pairs), pairs)
+        assert records is not None, "there is at least one chunk"
+        files.finish((records.body(places[number], number) for number in range(encoded.count)), identity, pairs)
+    finally:
+        if records is not None:
+            records.close()
 
-    def bodies(self) -> Iterator[bytes]:
-        """The results of each chunk, in order."""
-        return (self._opened().body(self._places[number], number) for number in range(self.encoded.count))
 
-    def _replay(self) -> None:
-        """Find the chunks that are done. What a checksum cannot vouch for is checked here."""
-        for number, place, body in self._opened().replay():
-            if number >= self.encoded.count or number in self._places:
-                raise RunError(f"{self.path} holds chunk {number} where none belongs", fix=DISCARD)
-            asked = self.encoded.pairs[number * CHUNK : (number + 1) * CHUNK]
-            try:
-                for line, (prompt, target) in zip(body.split(b"\n")[:-1], asked, strict=True):
-                    check_result(parse(line), prompt, self.lm.encoder.as_scored(target))
-            except (ValueError, TypeError, KeyError, OverflowError) as error:
-                raise RunError(f"{self.path} is damaged in chunk {number} ({error})", fix=DISCARD) from None
-            self._places[number] = place
+def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int]:
+    """The chunks that are scored, and where their records lie. What a checksum cannot vouch for is checked here."""
+    places: dict[int, int] = {}
+    for number, place, body in records.replay():
+        if number >= encoded.count or number in places:
+            raise RunError(f"{records.path} holds chunk {number} where none belongs", fix=DISCARD)
+        asked = encoded.pairs[number * CHUNK : (number + 1) * CHUNK]
+        try:
+            for line, (prompt, target) in zip(body.split(b"\n")[:-1], asked, strict=True):
+                check_result(parse(line), prompt, encoded.lm.encoder.as_scored(target))
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            raise RunError(f"{records.path} is damaged in chunk {number} ({error})", fix=DISCARD) from None
+        places[number] = place
+    return places
 
 
 def check_result(value: Any, prompt: str, target: str) -> None:
@@ -410,9 +367,8 @@ def _lines(results: list[SequenceScore]) -> bytes:
 
 
 def _require_same(path: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
-    differing = sorted(name for name in known.keys() | wanted.keys() if known.get(name) != wanted.get(name))
-    if differing:
-        raise RunError(f"{path} holds results of another question (it differs in: {', '.join(differing)})", fix=DISCARD)
+    if differing := differing_fields(known, wanted):
+        raise RunError(f"{path} holds results of another question (it differs in: {differing})", fix=DISCARD)
 
 
 def _seal(manifest: dict[str, Any]) -> str:

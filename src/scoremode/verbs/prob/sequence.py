@@ -12,21 +12,18 @@ from typing import Any, NamedTuple, Unpack, cast
 
 import numpy as np
 
-from scoremode.disk.manifests import without_secrets
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
 from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError
 from scoremode.models.subject import Subject
-from scoremode.plan.build import plan_of_pairs
-from scoremode.plan.windows import Answers, Window, WindowList, WindowSource, measured
-from scoremode.verbs.arguments import ModelArguments, spelled_out
-from scoremode.verbs.likelihoods import no_more_than_certain
+from scoremode.plan.windows import Window, WindowList
+from scoremode.verbs.arguments import ModelArguments, spelled_out, split_arguments
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.prob.boundary import CutPairs, EncodedPair, PairEncoder, longest_of
 from scoremode.verbs.progress import Progress
-from scoremode.verbs.question import numbers_version, split_arguments
-from scoremode.verbs.scoring import answered, check_fits
+from scoremode.verbs.question import identify
+from scoremode.verbs.scoring import answered, likelihoods, no_more_than_certain
 
 _quoted: Callable[[str], str] = json.encoder.encode_basestring  # as json writes a text
 _write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -167,14 +164,8 @@ class SequenceProbability:
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for stored results to be these; known before the engine is started."""
-        return {
-            "model": self.subject.fingerprint,
-            "tokenizer": self.subject.tokenizer.facts.fingerprint,
-            "engine": self.held.engine_name,
-            "settings": without_secrets(self.settings),
-            **numbers_version(self.held.engine_name),
-            "boundary": {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos},
-        }
+        rule = {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos}
+        return identify(self.subject, self.held.engine_name, self.settings, boundary=rule)
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
     def get_log_prob(
@@ -228,8 +219,7 @@ class SequenceProbability:
                 f"the tokenizer gives id {cut.largest}, but the model's vocabulary ends at {vocabulary - 1}",
                 fix="the tokenizer does not belong to this model: give the right folder with --tokenizer",
             )
-        limit = chosen[1] if chosen else facts.context_length if facts else self.subject.context_length
-        longest = int(cut.fed.max())
+        limit, longest = self.held.longest_window, int(cut.fed.max())
         if limit is not None and longest > limit:
             what = f"{chosen[0]} {limit}" if chosen else f"the model's context of {limit}"
             fix = "shorten the prompt" + (f", or give a larger {chosen[0]}" if chosen else "")
@@ -245,20 +235,16 @@ class SequenceProbability:
         engine = self.open(longest_of(pairs), progress)
         numbers = {prompt: i for i, prompt in enumerate(dict.fromkeys(p.prompt for p in pairs))}
         groups = np.array([numbers[p.prompt] for p in pairs], dtype=np.int64)
-        plan = plan_of_pairs([(p.ids, p.first) for p in pairs], groups)
-        check_fits(plan, engine.facts.vocabulary, engine.facts.context_length)
-        answers = _answers(engine, plan, progress)
+        found = dict(likelihoods(engine, pairs, groups, progress=progress, together=BATCH))
         conditions = self._conditions(engine, pairs)
-        edges, ids = plan.target_offsets.tolist(), plan.ids[plan.target_token].tolist()
-        logprobs = np.concatenate([answer.logprob for answer in answers], axis=None).tolist()
-        ranks = [None] * len(ids)
-        if answers[0].rank is not None:  # then all have ranks
-            ranks = np.concatenate([measured(answer.rank) for answer in answers], axis=None).tolist()
         results = []
-        for pair, condition, begin, end in zip(pairs, conditions, edges[:-1], edges[1:], strict=True):
-            log_prob = no_more_than_certain(math.fsum(logprobs[begin:end]) - condition)
-            per_token = -log_prob / (end - begin)
-            tokens = zip(ids[begin:end], pair.texts, logprobs[begin:end], ranks[begin:end], strict=True)
+        for i, (pair, condition) in enumerate(zip(pairs, conditions, strict=True)):
+            answers, ids = found[i].answers, pair.ids[pair.first :].tolist()
+            logprobs = answers.logprob[:, 0].tolist()
+            ranks = [None] * len(ids) if answers.rank is None else answers.rank[:, 0].tolist()
+            log_prob = no_more_than_certain(math.fsum(logprobs) - condition)
+            per_token = -log_prob / len(ids)
+            tokens = zip(ids, pair.texts, logprobs, ranks, strict=True)
             results.append(
                 SequenceScore(
                     prompt=pair.prompt,
@@ -284,8 +270,9 @@ class SequenceProbability:
             allowed = self.encoder.beginning_with(pair.condition, int(pair.ids[pair.first]))
             rows = np.array([pair.first - 1], dtype=np.int32)
             windows.append(Window(pair.ids[: pair.first], rows, allowed[None, :]))
-        for (i, pair), answers in zip(asked, _answers(engine, WindowList(tuple(windows))), strict=True):
-            logs[i] = no_more_than_certain(float(np.logaddexp.reduce(answers.logprob[0])))
+        found = dict(answered(engine, WindowList(tuple(windows)), together=BATCH))
+        for at, (i, pair) in enumerate(asked):
+            logs[i] = no_more_than_certain(float(np.logaddexp.reduce(found[at].logprob[0])))
             if logs[i] == -math.inf:
                 raise BoundaryError(
                     f"the model gives {pair.condition!r} at the end of the prompt {pair.prompt!r} probability zero, so "
@@ -293,14 +280,6 @@ class SequenceProbability:
                     fix="move the boundary to the beginning of that token",
                 )
         return logs
-
-
-def _answers(engine: Engine, source: WindowSource, progress: Progress | None = None) -> list[Answers]:
-    """The answers of every window, in order."""
-    if not len(source):
-        return []
-    found = dict(answered(engine, source, progress=progress, together=BATCH))
-    return [found[i] for i in range(len(source))]
 
 
 def paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterator[tuple[str, str]]:
