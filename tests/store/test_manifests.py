@@ -222,4 +222,4 @@ def test_columns_of_something_else_are_refused_even_under_their_right_hash(
 
 def test_the_table_of_questions_names_what_can_be_asked() -> None:
     """Also another tokenizer, which references store as well."""
-    assert run_format.QUESTION.keys() == {*QUESTION, "tokenizer"}
+    assert set(run_format.StoredQuestion.__struct_fields__) == {*QUESTION, "tokenizer"}

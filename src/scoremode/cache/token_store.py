@@ -18,8 +18,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from scoremode.cache.entries import mark_used
@@ -44,18 +45,24 @@ WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short: read int
 OPTIONAL = ("mask", "joined_at")
 WAITING = "waiting for another process that cuts the same text into tokens"
 
-_FILE = {
-    "type": manifests.one_of("<i4", *TYPES),
-    "count": manifests.whole(),
-    "crc32": manifests.whole(most=(1 << 32) - 1),
-}
-_FIELDS = {
-    "format": manifests.whole(),
-    "key": manifests.mapping(),
-    "files": manifests.mapping(manifests.record(_FILE)),
-    "notes": manifests.each(manifests.text),
-}
 _checked: set[tuple[Any, ...]] = set()  # files whose checksums this process knows to be right
+
+
+class ColumnFacts(msgspec.Struct):
+    """A file of numbers."""
+
+    type: Literal["<i4", "u1", "<u2", "<u4", "<i8"]
+    count: manifests.Count
+    crc32: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class TokensManifest(msgspec.Struct):
+    """The content of tokens.json."""
+
+    format: manifests.Count
+    key: dict[str, Any]
+    files: dict[str, ColumnFacts]
+    notes: list[manifests.Text]
 
 
 class CannotKeepError(Exception):
@@ -130,7 +137,7 @@ def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens
 def read_tokens(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens:
     """Map the columns of a folder, after their checksums were compared; ValueError if anything is wrong."""
     manifest = read_object(folder / TOKENS_MARK)
-    bad = manifests.unusable_field(manifest, _FIELDS)
+    bad = manifests.unusable_field(manifest, TokensManifest)
     if bad is not None or not manifests.is_sealed(manifest):
         raise ValueError(f"its {bad or 'seal'} is wrong")
     if manifest["key"] != dict(key):

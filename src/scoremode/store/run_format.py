@@ -4,31 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from scoremode.disk.files import file_sha256
 from scoremode.disk.folders import JOURNAL, MANIFEST
-from scoremode.disk.manifests import (
-    anything,
-    both,
-    each,
-    either,
-    flag,
-    having,
-    is_sealed,
-    line,
-    mapping,
-    number,
-    one_of,
-    optional,
-    record,
-    sha256,
-    text,
-    unusable_field,
-    whole,
-)
+from scoremode.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, is_sealed, unusable_field
 from scoremode.errors import EngineError, RunError, harmless
 from scoremode.scores.parquet import columns_problem
 from scoremode.scores.schema import BUILT_IN, Column, Schema
@@ -36,107 +19,124 @@ from scoremode.strict_json import read_object
 
 FORMAT = 2
 
-count = whole()
-estimate = record(
-    {
-        "value": optional(number()),
-        "stderr": optional(number(0)),
-        "n": count,
-        "groups": count,
-        "freedom": optional(number(0)),
-        "low": optional(number()),
-        "high": optional(number()),
-    }
-)
-percent = optional(number(-1e9, 1e9))
-share = record({"value": number(0, 1), "stderr": percent, "low": percent, "high": percent})
-identity = record(
-    {"model": text, "tokenizer": text, "corpus": text, "plan": text, "engine": text, "settings": mapping()},
-    {"versions": mapping(text), "numerics": count},
-)
-declared_column = record(
-    {"name": text, "dtype": one_of("float64", "int64", "int32"), "meaning": line},
-    {
-        "per": one_of("target", "row"),
-        "unit": line,
-        "least": number(),
-        "most": either(number(), one_of("ids", "last id", "log ids")),
-        "finite": flag,
-        "together": line,
-        "metrics": each(record({"name": text, "label": line}, {"share_of": whole(-(1 << 62))})),
-    },
-    closed=True,
-)
-part_size = record({"bytes": count, "weights": whole(1)})
-QUESTION = {  # the options of ``ppl`` that define the plan; a reference repeats them for its candidates
-    "corpus": either(text, each(text)),
-    "text": line,
-    "method": text,
-    "context_length": whole(-(1 << 62)),
-    "stride": whole(-(1 << 62)),
-    "max_windows": whole(-(1 << 62)),
-    "num_samples": whole(-(1 << 62)),
-    "document_tokens": whole(-(1 << 62)),
-    "field": line,
-    "dataset": text,
-    "dataset_config": text,
-    "split": text,
-    "assistant_only": flag,
-    "tokenizer": text,
-}
-FIELDS = {  # in every manifest
-    "format": whole(FORMAT, FORMAT),
-    "identity": identity,
-    "metrics": both(having(("perplexity", "mean_nll"), estimate), record({}, {"top1_accuracy": share})),
-    "plan_digest": sha256,
-    "scores_sha256": sha256,
-    "targets": whole(1),
-    "windows": whole(1),
-    "forward_tokens": count,
-    "tokens": count,
-    "coverage": number(0, 1),
-    "method": text,
-    "method_settings": mapping(optional(either(flag, whole(-(1 << 62)), text))),
-    "notes": each(line),
-    "stderr_groups": text,
-    "corpus": line,
-    "corpus_bytes": count,
-    "corpus_sha256": sha256,
-    "tokenizer": text,
-    "model": text,
-    "model_fingerprint": text,
-    "engine": text,
-    "dtype": line,
-    "device": line,
-    "head": line,
-    "seconds": number(0),
-    "tokens_per_second": optional(number(0)),
-}
-MORE = {  # in some manifests
-    "perplexity_stderr_llamacpp": optional(number(0)),
-    "corpus_rows": optional(count),
-    "documents": count,
-    "model_revision": optional(text),
-    "model_files": mapping(sha256),
-    "weight_bytes": optional(count),
-    "bits_per_weight": optional(number(0, 1024)),
-    "model_format": optional(text),  # such as "GGUF Q4_K_M"; ``format`` is that of the manifest
-    "sizes": optional(record({}, {name: optional(part_size) for name in ("body", "embedding", "head")})),
-    "engine_settings": mapping(),
-    "versions": mapping(text),
-    "hardware": mapping(line),
-    "against": optional(record({"model": text, "fingerprint": text})),
-    "not_measured": each(text),  # columns that the engine did not give; only if there are any
-    "columns": each(declared_column),  # columns that the engine declared itself; only if there are any
-    "noise_kl": optional(each(number(0))),
-    "noise_perturbed": optional(line),
-    "model_notes": each(line),
-    "question": optional(record({}, QUESTION, closed=True)),
-    "command": optional(either(line, each(either(line, each(line))))),
-    "created": optional(line),
-    "finished": optional(line),
-    "seal": anything,
-}
+
+class StoredEstimate(msgspec.Struct):
+    """A metric."""
+
+    value: float | None
+    stderr: NotNegative | None
+    n: Count
+    groups: Count
+    freedom: NotNegative | None
+    low: float | None
+    high: float | None
+
+
+class Identity(msgspec.Struct):
+    """The fields by which two runs are the same run."""
+
+    model: Text
+    tokenizer: Text
+    corpus: Text
+    plan: Text
+    engine: Text
+    settings: dict[str, Any]
+    versions: dict[str, Text] = {}
+    numerics: Count = 0
+
+
+class PartSize(msgspec.Struct):
+    """The size of a part of a model."""
+
+    bytes: Count
+    weights: Positive
+
+
+class PartSizes(msgspec.Struct):
+    """The sizes of the parts of a model."""
+
+    body: PartSize | None = None
+    embedding: PartSize | None = None
+    head: PartSize | None = None
+
+
+class ComparedWith(msgspec.Struct):
+    """The baseline of a run."""
+
+    model: Text
+    fingerprint: Text
+
+
+class StoredQuestion(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The options of ``ppl`` that define the plan; a reference repeats them for its candidates."""
+
+    corpus: Text | list[Text] = ""
+    text: str = ""
+    method: Text = ""
+    context_length: Whole = 0
+    stride: Whole = 0
+    max_windows: Whole = 0
+    num_samples: Whole = 0
+    document_tokens: Whole = 0
+    field: str = ""
+    dataset: Text = ""
+    dataset_config: Text = ""
+    split: Text = ""
+    assistant_only: bool = False
+    tokenizer: Text = ""
+
+
+class RunManifest(msgspec.Struct, kw_only=True):
+    """The fields of a finished run's manifest; those with a default are in some manifests only."""
+
+    format: Literal[2]
+    identity: Identity
+    metrics: dict[str, StoredEstimate]
+    plan_digest: Sha256
+    scores_sha256: Sha256
+    targets: Positive
+    windows: Positive
+    forward_tokens: Count
+    tokens: Count
+    coverage: Annotated[float, Meta(ge=0, le=1)]
+    method: Text
+    method_settings: dict[str, bool | Whole | Text | None]
+    notes: list[str]
+    stderr_groups: Text
+    corpus: str
+    corpus_bytes: Count
+    corpus_sha256: Sha256
+    tokenizer: Text
+    model: Text
+    model_fingerprint: Text
+    engine: Text
+    dtype: str
+    device: str
+    head: str
+    seconds: NotNegative
+    tokens_per_second: NotNegative | None
+    perplexity_stderr_llamacpp: NotNegative | None = None
+    corpus_rows: Count | None = None
+    documents: Count = 0
+    model_revision: Text | None = None
+    model_files: dict[str, Sha256] = {}
+    weight_bytes: Count | None = None
+    bits_per_weight: Annotated[float, Meta(ge=0, le=1024)] | None = None
+    model_format: Text | None = None  # such as "GGUF Q4_K_M"; ``format`` is that of the manifest
+    sizes: PartSizes | None = None
+    engine_settings: dict[str, Any] = {}
+    versions: dict[str, Text] = {}
+    hardware: dict[str, str] = {}
+    against: ComparedWith | None = None
+    not_measured: list[Text] = []  # columns that the engine did not give
+    columns: list[Column] = []  # columns that the engine declared itself
+    noise_kl: list[NotNegative] | None = None
+    noise_perturbed: str | None = None
+    model_notes: list[str] = []
+    question: StoredQuestion | None = None
+    command: str | list[str | list[str]] | None = None
+    created: str | None = None
+    finished: str | None = None
 
 
 def read_run_manifest(folder: Path) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def read_run_manifest(folder: Path) -> dict[str, Any]:
         )
     if not is_sealed(manifest):
         raise RunError(f"{path} was changed after the run", fix="score again with --fresh")
-    wrong = unusable_field(manifest, FIELDS, MORE) or _unusable_columns(manifest)
+    wrong = problem_in(manifest)
     if wrong is not None:
         raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix="score again with --fresh")
     return manifest
@@ -174,11 +174,20 @@ def require_columns(path: Path, manifest: dict[str, Any]) -> None:
         raise RunError(f"{path} is damaged ({wrong})", fix="score again with --fresh")
 
 
-def _unusable_columns(manifest: Mapping[str, Any]) -> str | None:
-    """The name of the field, if the columns that it declares cannot be."""
+def problem_in(manifest: Mapping[str, Any]) -> str | None:
+    """The name of a field that cannot be used; None if all can."""
+    wrong = unusable_field(manifest, RunManifest)
+    if wrong is not None:
+        return wrong
+    metrics = manifest["metrics"]
+    share = metrics.get("top1_accuracy", {"value": 0})
+    around = [share.get(name) or 0 for name in ("stderr", "low", "high")]
+    is_share = share["value"] is not None and 0 <= share["value"] <= 1 and all(abs(x) <= 1e9 for x in around)
+    if not {"perplexity", "mean_nll"} <= metrics.keys() or not is_share:
+        return "metrics"
     try:
         schema_of(manifest)
-    except (EngineError, msgspec.ValidationError):
+    except EngineError:
         return "columns"
     return None
 

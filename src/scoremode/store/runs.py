@@ -34,7 +34,7 @@ from scoremode.disk.folders import (
     is_reference_file,
 )
 from scoremode.disk.locks import Lock
-from scoremode.disk.manifests import differing_fields, sealed, unusable_field
+from scoremode.disk.manifests import differing_fields, sealed
 from scoremode.errors import RunError, harmless, readable
 from scoremode.references.format import discard, discard_others, is_reference
 from scoremode.references.reader import Reference
@@ -44,7 +44,7 @@ from scoremode.scores import journal, parquet
 from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.store.remote_copies import copy_of, is_there
 from scoremode.store.run import Run
-from scoremode.store.run_format import FIELDS, FORMAT, MORE, read_run_manifest, require_columns, schema_of
+from scoremode.store.run_format import FORMAT, problem_in, read_run_manifest, require_columns, schema_of
 from scoremode.strict_json import read_object
 
 __all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed", "default_folder", "is_run", "load"]
@@ -362,7 +362,7 @@ def save(folder: Path, blocks: Iterable[parquet.Rows], manifest: dict[str, Any],
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
     written = readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))
     whole = sealed(json.loads(written))  # as it will be read: tuples are lists
-    wrong = unusable_field(whole, FIELDS, MORE)
+    wrong = problem_in(whole)
     assert wrong is None, f"an invalid manifest: no usable {wrong}"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
     (folder / JOURNAL).unlink(missing_ok=True)
