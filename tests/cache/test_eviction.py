@@ -35,6 +35,7 @@ from scoremode.cache.entries import (
 from scoremode.cache.eviction import CHANGED, GONE, IN_USE, evict, remove
 from scoremode.cache.units import age_words, parse_age, parse_size, size_words
 from scoremode.disk import locks
+from scoremode.disk.folders import entry_folder
 from scoremode.disk.locks import Lock
 from scoremode.errors import OptionError
 from scoremode.references.reader import Reference
@@ -204,8 +205,8 @@ def test_real_runs_and_references_are_described(root: Path) -> None:
 
 def test_an_unfinished_run_is_described_by_its_journal(root: Path) -> None:
     identity = {"model": "fingerprint", "corpus": "sha", "engine": "table", "plan": "digest"}
-    folder = runs.default_folder(identity)
-    with runs.claimed(folder, identity) as claim:
+    folder = entry_folder("runs", identity)
+    with runs.Claim(folder, identity) as claim:
         claim.begin()
     [entry] = map(described, entries(root))
     assert (entry.state, entry.facts["model"], entry.facts["engine"]) == (UNFINISHED, "fingerprint", "table")

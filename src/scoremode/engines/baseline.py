@@ -91,7 +91,7 @@ class StoredBaseline:
         self.offsets: Ints = offsets if plan is None else plan.target_offsets  # type: ignore[assignment]
         self.stored, self.dtype = stored, stored.dtype
         # a reference that is not all here cannot be opened by others
-        self.place = (str(stored.folder.resolve()), self.offsets) if stored.read_remote is None else None
+        self.place = (str(stored.folder.resolve()), self.offsets) if stored.remote is None else None
         self.head = StoredHead(
             weight=stored.head_weight(),
             bias=stored.head_bias(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,8 @@ from scoremode.references.format import (
     remake_fix,
 )
 from scoremode.remote.uri import Place
+from scoremode.remote.writer import RemoteWriter
 from scoremode.values import Bools, Raw
-
-ReadRemote = Callable[[str, int, memoryview], None]
-"""Fills memory with bytes of a shard that was sent away: its name, and the offset of the first byte."""
 
 CHUNK = 1 << 20  # bytes that are read together
 
@@ -50,7 +48,7 @@ class Reference:
     manifest: Mapping[str, Any]
     layout: ShardLayout
     place: Place | None = None  # the URI of the original, if the folder is a copy
-    read_remote: ReadRemote | None = None  # for shards that were sent away, while the reference is made
+    remote: RemoteWriter | None = None  # has the shards that were sent away, while the reference is made
 
     @staticmethod
     def open(folder: str | Path, *, verify: bool = True, place: Place | None = None) -> Reference:
@@ -117,7 +115,7 @@ class Reference:
         """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
-        return read_rows(self.folder, self.layout, first, count, self.read_remote, into=into)
+        return read_rows(self.folder, self.layout, first, count, self.remote, into=into)
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.
@@ -152,7 +150,7 @@ def read_rows(
     layout: ShardLayout,
     first: int,
     count: int,
-    remote: ReadRemote | None = None,
+    remote: RemoteWriter | None = None,
     *,
     into: Raw | None = None,
 ) -> Raw:
@@ -161,7 +159,7 @@ def read_rows(
     for shard, offset, before, n in layout.pieces(first, count):
         path, rest = folder / shard_name(shard), bytes_of(rows[before : before + n])
         if remote is not None and not path.exists():
-            remote(path.name, offset, rest)
+            remote.read_shard(path.name, offset, rest)
             continue
         try:
             with path.open("rb", buffering=0) as file:

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -42,30 +42,12 @@ from scoremode.references.format import (
     write_partial,
 )
 from scoremode.references.reader import Reference, bytes_of, packed_record, row_records, rows_checksum
+from scoremode.remote.writer import RemoteWriter
 from scoremode.values import Bools, Ints, Raw
 
 SHARD_BYTES = 1 << 30
 NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 ENGINE_FAULT = "this is a fault of the engine"
-
-
-class RemoteShards(Protocol):
-    """Takes complete shards of a reference behind a URI, so that they need not stay on this machine."""
-
-    def complete(self, name: str) -> None:
-        """All rows of this shard are written and recorded: it may be sent and removed."""
-
-    def needed(self, name: str) -> None:
-        """This shard is about to be written: fetch it back if it was removed."""
-
-    def sha256(self, name: str) -> str | None:
-        """The hash of a shard that was sent; None of any other."""
-
-    def settle(self) -> None:
-        """Send no more shards: those on this machine stay."""
-
-    def read(self, name: str, offset: int, place: memoryview) -> None:
-        """Fill memory with bytes of a shard that was sent."""
 
 
 class StatesWriter:
@@ -84,7 +66,7 @@ class StatesWriter:
         dtype: str,
         identity: Mapping[str, Any],
         shard_bytes: int = SHARD_BYTES,
-        remote: RemoteShards | None = None,
+        remote: RemoteWriter | None = None,
     ) -> None:
         """``remote`` takes complete shards; without it, space for all of them is allocated here at once."""
         if dtype not in RAW_DTYPES:
@@ -173,7 +155,7 @@ class StatesWriter:
                 self.present[first : first + count] = is_whole
                 continue
             for shard, _, before, n in pieces:
-                was_sent = self._remote is not None and self._remote.sha256(shard_name(shard)) is not None
+                was_sent = self._remote is not None and shard_name(shard) in self._remote.sent
                 self.present[first + before : first + before + n] = was_sent
 
     def _begin(self) -> None:
@@ -247,7 +229,7 @@ class StatesWriter:
             self._close_shard()
             path = self.folder / shard_name(shard)
             if self._remote is not None:
-                self._remote.needed(path.name)
+                self._remote.bring_back(path.name)
                 if not path.exists():
                     self._allocate(shard)
             self._shard = (shard, path.open("r+b", buffering=0))
@@ -269,7 +251,7 @@ class StatesWriter:
             if self.has(*self.layout.shard_range(shard)):
                 if self._shard is not None and self._shard[0] == shard:
                     self._close_shard()  # a later write asks for it again
-                self._remote.complete(shard_name(shard))
+                self._remote.send_shard(shard_name(shard))
 
     # ── head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write_head(
@@ -313,7 +295,7 @@ class StatesWriter:
         assert self._head is not None, "write_head must be called before finish"
         self._close_shard()
         if self._remote is not None:
-            self._remote.settle()
+            self._remote.stop_sending_shards()
         with disk_errors(self.folder):
             shards = [
                 {"file": name, "rows": self.layout.shard_range(shard)[1], "sha256": self._sha256(name)}
@@ -333,16 +315,15 @@ class StatesWriter:
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
             if self._remote is not None:
-                return Reference(self.folder, complete, self.layout, read_remote=self._remote.read)
+                return Reference(self.folder, complete, self.layout, remote=self._remote)
             for name in (ROWS, PARTIAL):
                 (self.folder / name).unlink(missing_ok=True)
         return Reference.open(self.folder, verify=False)
 
     def _sha256(self, name: str) -> str:
         """The hash of a file, which is flushed to disk first if it was not sent away."""
-        sent = self._remote.sha256(name) if self._remote is not None else None
-        if sent is not None:
-            return sent
+        if self._remote is not None and name in self._remote.sent:
+            return self._remote.sent[name]
         with (self.folder / name).open("rb", buffering=0) as file:
             os.fsync(file.fileno())
         return file_sha256(self.folder / name)

@@ -102,7 +102,7 @@ class SentJournals:
 
 
 class Note(msgspec.Struct):
-    """The note of a work folder about itself."""
+    """The content of .place.json in a work folder."""
 
     place: str
     holder: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # the writer's id
@@ -113,7 +113,7 @@ class Note(msgspec.Struct):
 class RemoteWriter:
     """Holds the lease of a folder elsewhere, and sends from a thread what is written in the work folder.
 
-    The journal is sent in pieces. Other files (shards of a reference) are sent whole as soon as they are ``complete``,
+    The journal is sent in pieces. Other files (shards of a reference) are sent whole as soon as they are complete,
     read back, and removed here. Scoring goes on while the storage cannot be reached; one line says so.
     """
 
@@ -121,9 +121,12 @@ class RemoteWriter:
         """Take the folder; RunError if another live process writes there. The caller has locked the work folder."""
         self.place, self.folder, self._with_shards = place, folder, sent_with_shards
         self.objects, self._impatient = Objects(place), Objects(place, seconds=0.0)
-        note = self._read_note()
-        self.is_new = note is None
-        self.holder, self.sent = (note.holder, note.sent) if note else (secrets.token_hex(8), {})
+        is_known = True
+        try:
+            self._note = msgspec.json.decode((folder / PLACE).read_bytes(), type=Note)
+        except (OSError, msgspec.MsgspecError):
+            self._note, is_known = Note(str(place), secrets.token_hex(8), {}), False
+        self.holder = self._note.holder
         self._journal: Path | None = None
         self._shards: dict[str, None] = {}  # those that wait to be sent, in order
         self._sending = ""  # the shard that is on its way
@@ -139,30 +142,27 @@ class RemoteWriter:
             raise
         own = self.journals.pieces.get(self.holder)
         self._number, self._sent_bytes = (own[-1].number + 1, own[-1].end) if own else (0, 0)
-        self.is_outdated = self.is_new or (
-            bool(self.journals.pieces) and not own
-        )  # the work folder: others wrote since
+        # is the work folder older than what lies elsewhere, because others wrote since?
+        self.is_outdated = not is_known or (bool(self.journals.pieces) and not own)
 
-    # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _read_note(self) -> Note | None:
-        with suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode((self.folder / PLACE).read_bytes(), type=Note)
-        return None
-
-    def _write_note(self) -> None:
-        write_atomically(self.folder / PLACE, msgspec.json.encode(Note(str(self.place), self.holder, self.sent)))
+    # ── files that were sent ─────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def sent(self) -> dict[str, str]:
+        """The sha256 of each file that was sent, by name."""
+        return self._note.sent
 
     def keep_sent(self, names: Iterable[str]) -> None:
         """Forget all files that were sent but these."""
-        with self._changed:
-            self.sent = {name: self.sent[name] for name in names if name in self.sent}
-            self._write_note()
+        self._set_sent({name: self.sent[name] for name in names if name in self.sent})
 
     def record_sent(self, name: str, sha256: str) -> None:
         """Note that this file lies elsewhere now."""
+        self._set_sent({**self.sent, name: sha256})
+
+    def _set_sent(self, sent: dict[str, str]) -> None:
         with self._changed:
-            self.sent[name] = sha256
-            self._write_note()
+            self._note.sent = sent
+            write_atomically(self.folder / PLACE, msgspec.json.encode(self._note))
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     def is_ahead_of(self, path: Path) -> bool:
@@ -198,12 +198,12 @@ class RemoteWriter:
             self._sent_bytes, self._number = until, self._number + 1
 
     # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def complete(self, name: str) -> None:
-        """Send this shard when there is time, and remove it here."""
+    def send_shard(self, name: str) -> None:
+        """Send this shard, whose rows are all written and recorded, when there is time, and remove it here."""
         with self._changed:
             self._shards[name] = None
 
-    def needed(self, name: str) -> None:
+    def bring_back(self, name: str) -> None:
         """Bring this shard back, because it is about to be written; what was sent of it no longer counts."""
         path = self.folder / name
         with self._changed:
@@ -218,21 +218,17 @@ class RemoteWriter:
                 fetch_verified(self.objects, name, path, size=size, sha256=sha256, wrong="is not what was sent")
             self.keep_sent(self.sent.keys() - {name})
 
-    def sha256(self, name: str) -> str | None:
-        """The hash of a file that was sent; None of any other."""
-        return self.sent.get(name)
-
-    def read(self, name: str, offset: int, place: memoryview) -> None:
+    def read_shard(self, name: str, offset: int, place: memoryview) -> None:
         """Fill memory with bytes of a shard that was removed here."""
         place[:] = b"".join(self.objects.pieces(name, offset, offset + len(place)))
 
-    def settle(self) -> None:
+    def stop_sending_shards(self) -> None:
         """Send no more shards after the one on its way. Those that are here are sent with the finished reference."""
         with self._changed:
             self._shards.clear()
             self._changed.wait_for(lambda: not self._sending)
 
-    def _send_shard(self) -> None:
+    def _send_next_shard(self) -> None:
         with self._changed:
             self._sending = name = next(iter(self._shards), "")
         path = self.folder / name
@@ -267,7 +263,7 @@ class RemoteWriter:
             try:
                 self.lease.verify()
                 while self._shards and not self._ended.is_set():
-                    self._send_shard()
+                    self._send_next_shard()
                 self._send_pieces(self._impatient)
             except LeaseLostError:
                 return  # the lease's own thread finds out as well, and its error ends the run

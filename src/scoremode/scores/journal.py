@@ -271,8 +271,3 @@ def inspect_journal(path: Path) -> JournalFacts:
         or first_line({}).startswith(start[:20])
         or any(magic in start for magic in (MAGIC, OLD_MAGIC)),
     )
-
-
-def read_identity(path: Path) -> dict[str, Any] | None:
-    """The identity of the run that a journal belongs to; None if it was not written completely."""
-    return inspect_journal(path).identity

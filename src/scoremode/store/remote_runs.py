@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -56,53 +55,38 @@ LARGEST_NOTES = 1 << 30
 STAYS = "what was scored is kept on this machine: run the same command again to send it"
 
 
-@contextmanager
-def claimed_at(
-    place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs"
-) -> Iterator[runs.Claim]:
-    """As ``runs.claimed``, for a folder elsewhere. A folder that is not a run's is never changed."""
-    if place.scheme in SERVERS:
-        raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
-    cache_limit()  # raises if the limit is invalid, before anything is scored
-    claim = RemoteClaim(place, identity, fresh=fresh, kind=kind)
-    try:
-        claim.take()
-        yield claim
-    finally:
-        claim.release()
-
-
 class RemoteClaim(runs.Claim):
-    """A folder elsewhere for one run: its finished run, or else the right to write there, and the work folder here."""
+    """A folder behind a URI for one run: its finished run, or else the right to write there, and the work folder here.
+
+    A folder that is not a run's is never changed.
+    """
 
     shard_bytes = 1 << 28  # smaller than in a local folder: a lost machine loses the rows of unfinished shards
 
-    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool, kind: str) -> None:
+    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
+        if place.scheme in SERVERS:
+            raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
         work = hashlib.sha256(f"work for {place}".encode()).hexdigest()[:20]
-        super().__init__(cache_folder() / kind / work, identity, None, fresh=fresh)
+        super().__init__(cache_folder() / kind / work, identity, fresh=fresh)
         self.place = place
         self._objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
-        self._writer: RemoteWriter | None = None
         self._old_files: set[str] = set()  # that are replaced by this run's
         self._has_begun = self._is_complete = False
 
     @property
     def writer(self) -> RemoteWriter:
-        assert self._writer is not None, "the folder is not taken"
-        return self._writer
+        assert self.remote is not None, "the folder is not taken"
+        return self.remote
 
-    def take(self) -> None:
-        """Find the finished run, or take the folder; RunError if it has other content or another writer."""
-        self.finished = self._existing_run()  # raises before anything is written
-        if self.finished is not None:
-            return
-        self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
-        self._writer = RemoteWriter(self.place, self.folder, sent_with_shards=(ROWS, PARTIAL))
-        self.finished = self._existing_run()  # again, because it may have changed before the lease
-        if self.finished is None:
-            self.finished = self._prepare()
-        if self.finished is not None:
-            self.release()
+    def _take(self) -> Run | None:
+        """The finished run behind the URI; else None, and the folder has no other writer."""
+        cache_limit()  # raises if the limit is invalid, before anything is scored
+        found = self._existing_run()  # raises before anything is written
+        if found is None:
+            self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
+            self.remote = RemoteWriter(self.place, self.folder, sent_with_shards=(ROWS, PARTIAL))
+            found = self._existing_run() or self._prepare()  # again, because it may have changed before the lease
+        return found
 
     def _existing_run(self) -> Run | None:
         """The finished run elsewhere; None if this run may be scored there; RunError if it may not."""
@@ -181,9 +165,6 @@ class RemoteClaim(runs.Claim):
         writer.remove(*(name for name in replaced if name in self._old_files))
         writer.remove_journals(of_others=True)
 
-    def shards_go_to(self) -> RemoteWriter:
-        return self.writer
-
     def check_reference(self) -> None:
         """StorageError if a file is missing; the content of files is checked when they are fetched."""
         objects = Objects(self.place)
@@ -226,9 +207,9 @@ class RemoteClaim(runs.Claim):
         return replace(run, path=str(self.place))
 
     def release(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self.remote is not None:
+            self.remote.close()
+            self.remote = None
             if self._is_complete:
                 self._become_copy()
         super().release()

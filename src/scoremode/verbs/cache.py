@@ -27,7 +27,7 @@ from scoremode.disk.folders import JOURNAL, MANIFEST, PLACE, cache_folder
 from scoremode.disk.manifests import is_line
 from scoremode.disk.records import read_record_header
 from scoremode.errors import OptionError, harmless
-from scoremode.store.run_format import FORMAT
+from scoremode.store.run import FORMAT
 from scoremode.strict_json import read_object
 
 

@@ -17,7 +17,7 @@ from scoremode.scores.schema import Schema
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import grouping
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
-from scoremode.store.run_format import described
+from scoremode.store.run import described
 from scoremode.values import Floats
 from scoremode.verbs.question import Question, library_versions
 
