@@ -435,15 +435,16 @@ def test_a_process_that_waits_for_a_removed_folder_creates_it_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prune may remove the folder between its creation and its lock."""
-    make, left = runs._make, [2]
+    left = [2]
 
-    def vanishing(folder: Path) -> None:
-        make(folder)
-        if left[0]:
-            left[0] -= 1
-            assert remove(inspect_entry("runs", folder)) is None
+    class LateLock(Lock):
+        def acquire(self, *, waiting: str | None = None) -> bool:
+            if left[0]:
+                left[0] -= 1
+                assert remove(inspect_entry("runs", self.path.parent)) is None
+            return super().acquire(waiting=waiting)
 
-    monkeypatch.setattr(runs, "_make", vanishing)
+    monkeypatch.setattr(runs, "Lock", LateLock)
     assert sm.ppl("table:uniform", text="any text").perplexity.value == pytest.approx(256)
     assert left[0] < 2, "the folder was removed, and created again"
 

@@ -250,9 +250,11 @@ class Finished:
 
 
 def as_our_error(error: Exception) -> ScoremodeError:
-    """An error as it travels to the driver: those of libraries may not exist there."""
+    """An error as it travels to the driver, of a class in errors.py: others may not exist there."""
     if isinstance(error, ScoremodeError):
-        return error
+        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ScoremodeError.__module__)
+        found: ScoremodeError = kind(error.message, fix=error.fix)
+        return found
     words = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
     return EngineError(f"the engine failed ({words})", fix="run the same command again to resume")
 

@@ -151,7 +151,9 @@ class ReplicaPool:
         The result of a method whose replica has died is ``Lost``.
         """
         self._restart_dead()
-        self._show_rates()
+        if self.show is not None and time.monotonic() - self._shown >= SHOW_SECONDS:
+            self._shown = time.monotonic()
+            self.show(rates_of(self.replicas))
         waiting = {call: (one, method) for one in self.replicas for method, call in one.calls.items()}
         waiting |= {one.assignments[0].stream: (one, "score") for one in self.replicas if one.assignments}
         if not waiting:
@@ -176,12 +178,6 @@ class ReplicaPool:
                 elif method != "where":
                     yield replica, method, result
 
-    def _show_rates(self) -> None:
-        now = time.monotonic()
-        if self.show is not None and now - self._shown >= SHOW_SECONDS:
-            self._shown = now
-            self.show(rates_of(self.replicas))
-
     def _restart_dead(self) -> None:
         """Starts replicas that do not run, and raises an error if none can."""
         now = time.monotonic()
@@ -189,7 +185,8 @@ class ReplicaPool:
             if replica.actor is None and not replica.is_left_out and now >= replica.not_before:
                 self._start(replica)
         if not self.sharers:
-            raise self._all_gone()
+            gone = "the replica is gone" if len(self.replicas) == 1 else f"all {len(self.replicas)} replicas are gone"
+            raise self._first_refusal or EngineError(f"{gone} ({self._last_reason})", fix=RESUME)
         if self.ready:
             self._idle_since = None
             return
@@ -204,13 +201,6 @@ class ReplicaPool:
             self._told_waiting = True
             have = f"the cluster has {self.cluster.offers()}"
             self.log.event(f"waiting for {self.room.words} to become free, or for Ray to start a process; {have}")
-
-    def _all_gone(self) -> ScoremodeError:
-        if self._first_refusal is not None:
-            return self._first_refusal
-        count = len(self.replicas)
-        gone = "the replica is gone" if count == 1 else f"all {count} replicas are gone"
-        return EngineError(f"{gone} ({self._last_reason})", fix=RESUME)
 
     def _start(self, replica: ReplicaHandle) -> None:
         replica.starts += 1

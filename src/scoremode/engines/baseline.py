@@ -95,11 +95,11 @@ class StoredBaseline:
         self.head = StoredHead(
             weight=stored.head_weight(),
             bias=stored.head_bias(),
-            dtype=stored.head_dtype,
-            bias_dtype=stored.bias_dtype or stored.head_dtype,
+            dtype=stored.head.dtype,
+            bias_dtype=stored.head.bias_dtype or stored.head.dtype,
             vocabulary=stored.vocabulary,
-            scale=stored.scale,
-            softcap=stored.softcap,
+            scale=stored.head.scale,
+            softcap=stored.head.softcap,
         )
 
     def states(self, index: int, window: Window) -> Raw:

@@ -12,7 +12,6 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -74,21 +73,13 @@ class TensorFile(NamedTuple):
             return f"cannot be read ({error.strerror})"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLayout:
+class ShardLayout(msgspec.Struct, frozen=True):
     """Which row is stored in which file, and where."""
 
     targets: int
     width: int
     dtype: str
     rows_per_shard: int
-
-    @staticmethod
-    def in_manifest(manifest: Mapping[str, Any]) -> ShardLayout:
-        return ShardLayout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def row_bytes(self) -> int:
@@ -237,7 +228,7 @@ def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     unfit = unusable_field(manifest, ReferenceManifest)
     if unfit is not None:
         return f"no usable {unfit}"
-    layout = ShardLayout.in_manifest(manifest)
+    layout = msgspec.convert(manifest, ShardLayout)
     if len(manifest["shards"]) != layout.shards:
         return "its list of files does not cover the targets"
     for shard, entry in enumerate(manifest["shards"]):
@@ -265,7 +256,12 @@ def write_partial(
     folder: Path, identity: Mapping[str, Any], layout: ShardLayout | None = None, *, ready: bool = False
 ) -> None:
     """Write partial.reference.json. ``ready`` means that rows may be written: their space is allocated."""
-    known = {"format": FORMAT, "ready": ready, "identity": identity, "layout": layout.as_json() if layout else {}}
+    known = {
+        "format": FORMAT,
+        "ready": ready,
+        "identity": identity,
+        "layout": msgspec.to_builtins(layout) if layout else {},
+    }
     write_atomically(folder / PARTIAL, json.dumps(sealed({**known, "head": None})).encode())
 
 

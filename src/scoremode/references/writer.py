@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from scoremode.disk.files import DISK_FULL, file_sha256, write_at, write_atomically, written_atomically
@@ -43,11 +44,11 @@ from scoremode.references.format import (
 )
 from scoremode.references.reader import Reference, bytes_of, packed_record, row_records, rows_checksum
 from scoremode.remote.writer import RemoteWriter
+from scoremode.scores.answers import FAULT
 from scoremode.values import Bools, Ints, Raw
 
 SHARD_BYTES = 1 << 30
 NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-ENGINE_FAULT = "this is a fault of the engine"
 
 
 class StatesWriter:
@@ -94,6 +95,8 @@ class StatesWriter:
                 self._resume(known)
             else:
                 self._begin()  # at most, space was allocated
+            if remote is not None:
+                self._count_sent(remote)
         except BaseException:
             self.close()
             raise
@@ -132,7 +135,7 @@ class StatesWriter:
     def _resume(self, known: Mapping[str, Any]) -> None:
         """Find out which rows are written: those whose bytes still match their checksum."""
         theirs = {**known["identity"], **known["layout"]}
-        differing = differing_fields({**self.identity, **self.layout.as_json()}, theirs)
+        differing = differing_fields({**self.identity, **msgspec.to_builtins(self.layout)}, theirs)
         if differing:
             raise RunError(
                 f"{self.folder} contains another unfinished reference (it differs in: {differing})",
@@ -149,14 +152,20 @@ class StatesWriter:
         records, end = row_records(self._rows.read() or b"", self.layout)
         self._rows.truncate(end)
         for first, count, checksum in records:
-            pieces = list(self.layout.pieces(first, count))
-            if all((self.folder / shard_name(shard)).exists() for shard, *_ in pieces):
+            if all((self.folder / shard_name(shard)).exists() for shard, *_ in self.layout.pieces(first, count)):
                 is_whole = rows_checksum(self.folder, self.layout, first, count) == checksum
                 self.present[first : first + count] = is_whole
-                continue
-            for shard, _, before, n in pieces:
-                was_sent = self._remote is not None and shard_name(shard) in self._remote.sent
-                self.present[first + before : first + before + n] = was_sent
+
+    def _count_sent(self, remote: RemoteWriter) -> None:
+        """All rows of a shard that was sent are written, if it still has its size."""
+        sizes = {found.name: found.size for found in remote.objects.listed()} if remote.sent else {}
+        sound = list[str]()
+        for shard in range(self.layout.shards):
+            name, (first, count) = shard_name(shard), self.layout.shard_range(shard)
+            if name in remote.sent and sizes.get(name) == self.layout.shard_file(shard).size:
+                self.present[first : first + count] = True
+                sound.append(name)
+        remote.keep_sent(sound)
 
     def _begin(self) -> None:
         """Allocate space for every row now, so that a full disk is detected before an hour of scoring."""
@@ -205,12 +214,12 @@ class StatesWriter:
         if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
             raise EngineError(
                 f"the engine gave states of {rows.dtype} {rows.shape}, not {layout.dtype} as {raw} (n, {layout.width})",
-                fix=ENGINE_FAULT,
+                fix=FAULT,
             )
         if not 0 <= first_target <= first_target + len(rows) <= layout.targets:
             raise EngineError(
                 f"the engine gave states of targets {first_target} to {first_target + len(rows)} of {layout.targets}",
-                fix=ENGINE_FAULT,
+                fix=FAULT,
             )
         data = bytes_of(rows)
         with disk_errors(self.folder):
@@ -305,7 +314,7 @@ class StatesWriter:
                 "vocabulary": self._head["vocabulary"],
                 **manifest,
                 "format": FORMAT,
-                **self.layout.as_json(),
+                **msgspec.to_builtins(self.layout),
                 "shards": shards,
                 "head": {**self._head, "sha256": self._sha256(HEAD)},
                 "identity": self.identity,
@@ -349,7 +358,7 @@ def _dtype_of(rows: Raw) -> str:
     for name, raw in RAW_DTYPES.items():
         if rows.dtype == raw:
             return name
-    raise EngineError(f"the engine gave a head of {rows.dtype}", fix=ENGINE_FAULT)
+    raise EngineError(f"the engine gave a head of {rows.dtype}", fix=FAULT)
 
 
 @contextmanager

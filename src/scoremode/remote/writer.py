@@ -1,6 +1,7 @@
 """The one writer of a folder elsewhere: it works in a folder of this machine, and sends files while they are written.
 
 FOLDER/partial/WRITER/000007-1024-4096   bytes 1024 to 4096 of that writer's journal, the seventh piece it sent
+FOLDER/partial/WRITER/sent.json          sha256 of each complete shard that it sent, for whoever resumes elsewhere
 WORK/.place.json                         in the work folder: its URI, the writer's id, hashes of files that were sent
 
 A journal grows by whole records with checksums, so a piece may end anywhere. A piece begins where the one before it
@@ -23,6 +24,7 @@ import msgspec
 
 from scoremode.disk.files import file_sha256, write_atomically
 from scoremode.disk.folders import PLACE
+from scoremode.disk.manifests import Sha256
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError, StorageError, print_line
 from scoremode.remote.copies import fetch_verified
@@ -30,7 +32,7 @@ from scoremode.remote.lease import Lease, LeaseLostError
 from scoremode.remote.objects import Objects, patience
 from scoremode.remote.uri import Place
 
-PARTIAL_FOLDER = "partial"
+PARTIAL_FOLDER, SENT = "partial", "sent.json"
 PIECE = re.compile(r"([0-9a-f]{16})/(\d{6,})-(\d{1,18})-(\d{1,18})")
 LARGEST = 16 << 20  # bytes of a piece
 TICK = 0.25  # seconds between two looks for something to send
@@ -117,9 +119,9 @@ class RemoteWriter:
     read back, and removed here. Scoring goes on while the storage cannot be reached; one line says so.
     """
 
-    def __init__(self, place: Place, folder: Path, *, sent_with_shards: tuple[str, ...] = ()) -> None:
+    def __init__(self, place: Place, folder: Path) -> None:
         """Take the folder; RunError if another live process writes there. The caller has locked the work folder."""
-        self.place, self.folder, self._with_shards = place, folder, sent_with_shards
+        self.place, self.folder = place, folder
         self.objects, self._impatient = Objects(place), Objects(place, seconds=0.0)
         is_known = True
         try:
@@ -153,16 +155,17 @@ class RemoteWriter:
 
     def keep_sent(self, names: Iterable[str]) -> None:
         """Forget all files that were sent but these."""
-        self._set_sent({name: self.sent[name] for name in names if name in self.sent})
+        with self._changed:
+            self._set_sent({name: self.sent[name] for name in names if name in self.sent})
 
     def record_sent(self, name: str, sha256: str) -> None:
         """Note that this file lies elsewhere now."""
-        self._set_sent({**self.sent, name: sha256})
+        with self._changed:
+            self._set_sent({**self.sent, name: sha256})
 
     def _set_sent(self, sent: dict[str, str]) -> None:
-        with self._changed:
-            self._note.sent = sent
-            write_atomically(self.folder / PLACE, msgspec.json.encode(self._note))
+        self._note.sent = sent
+        write_atomically(self.folder / PLACE, msgspec.json.encode(self._note))
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     def is_ahead_of(self, path: Path) -> bool:
@@ -170,10 +173,14 @@ class RemoteWriter:
         return self.journals.length(self.journals.longest) > cut_to_sound(path)
 
     def fetch_journal(self, to: Path) -> None:
-        """Make the longest journal that was sent."""
+        """Make the longest journal that was sent; the shards that its writer sent count as sent by this one."""
+        longest = self.journals.longest
         self.journals.fetch_longest(to)
-        if self.journals.longest != self.holder:
+        if longest != self.holder:
             self._sent_bytes = 0
+        with suppress(msgspec.MsgspecError):
+            data = self.objects.read(f"{PARTIAL_FOLDER}/{longest}/{SENT}", most=LARGEST)
+            self._set_sent(msgspec.json.decode(data or b"{}", type=dict[str, Sha256]))
 
     def send_journal(self, path: Path, *, resumes: bool = True) -> None:
         """Send all of this journal, and from now on what is added to it.
@@ -181,6 +188,8 @@ class RemoteWriter:
         It ``resumes`` one that this work folder may have sent in part, up to its first unsound record.
         """
         self._journal, self._sent_bytes = path, min(self._sent_bytes, cut_to_sound(path) if resumes else 0)
+        if self.sent or (self._number and not resumes):  # else there is no list yet
+            self._send_list(self.objects)
         self._send_pieces(self.objects)
         self._thread.start()
 
@@ -236,11 +245,12 @@ class RemoteWriter:
             if name and path.exists():
                 self.lease.verify()
                 sha256, size = file_sha256(path), path.stat().st_size
-                for each in (name, *self._with_shards):
-                    self._impatient.send(each, self.folder / each)
+                self._send_list(self._impatient)  # without this shard: an older one of its name may be listed
+                self._impatient.send(name, path)
                 if self._impatient.sha256(name, size) != sha256:
                     raise StorageError(f"{self.place / name} is not what was sent", fix="try again")
                 self.record_sent(name, sha256)
+                self._send_list(self._impatient)
                 path.unlink()
             with self._changed:
                 self._shards.pop(name, None)
@@ -248,6 +258,10 @@ class RemoteWriter:
             with self._changed:
                 self._sending = ""
                 self._changed.notify_all()
+
+    def _send_list(self, objects: Objects) -> None:
+        """Send the list of shards that lie elsewhere."""
+        objects.write(f"{PARTIAL_FOLDER}/{self.holder}/{SENT}", msgspec.json.encode(self.sent))
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self) -> None:

@@ -290,12 +290,6 @@ def joined_names(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def as_table(columns: Sequence[Column]) -> str:
-    """Columns as a table for the documentation, which a test compares with docs/scores.md and docs/runs.md."""
-    lines = [f"| `{column.name}` | {column.meaning} |" for column in columns]
-    return "\n".join(["| column | meaning |", "|---|---|", *lines])
-
-
 def _misdeclared(column: object, why: str) -> EngineError:
     name = getattr(column, "name", column)
     return EngineError(f"the engine declares the column {name!r} wrongly: {why}", fix="this is a fault of the engine")

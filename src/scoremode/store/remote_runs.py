@@ -2,8 +2,7 @@
 
 URI/writer-….json     which process is writing (remote/lease.py)
 URI/partial/WRITER/…  while scoring: the journal, in pieces (remote/writer.py)
-URI/states-….safetensors, URI/partial.rows, URI/partial.reference.json
-                      of an unfinished reference: complete shards, and notes that are sent after each of them
+URI/states-….safetensors   of a reference: each shard as soon as it is complete
 URI/scores.parquet    one row per target
 URI/manifest.json     written last: if it is there, the run is complete
 
@@ -23,7 +22,6 @@ from dataclasses import replace
 from typing import Any
 
 from scoremode.cache.eviction import cache_limit
-from scoremode.disk.files import file_sha256
 from scoremode.disk.folders import (
     JOURNAL,
     LOCK,
@@ -35,12 +33,9 @@ from scoremode.disk.folders import (
     SCORES,
     cache_folder,
     is_reference_file,
-    shard_name,
 )
 from scoremode.disk.records import LONGEST_HEADER
 from scoremode.errors import InputError, RunError, StorageError, harmless
-from scoremode.references.format import ShardLayout, read_partial
-from scoremode.references.reader import is_shard_complete, row_records
 from scoremode.remote.lease import FLAG
 from scoremode.remote.objects import Objects, patience
 from scoremode.remote.uri import SERVERS, Place
@@ -51,7 +46,6 @@ from scoremode.store.remote_copies import copy_folder, files_in, present_files, 
 from scoremode.store.run import Run
 from scoremode.strict_json import parse
 
-LARGEST_NOTES = 1 << 30
 STAYS = "what was scored is kept on this machine: run the same command again to send it"
 
 
@@ -84,7 +78,7 @@ class RemoteClaim(runs.Claim):
         found = self._existing_run()  # raises before anything is written
         if found is None:
             self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
-            self.remote = RemoteWriter(self.place, self.folder, sent_with_shards=(ROWS, PARTIAL))
+            self.remote = RemoteWriter(self.place, self.folder)
             found = self._existing_run() or self._prepare()  # again, because it may have changed before the lease
         return found
 
@@ -135,12 +129,12 @@ class RemoteClaim(runs.Claim):
             with suppress(RunError):
                 found = runs.finished_in(self.folder, self.identity)
                 if all((self.folder / name).exists() or writer.sent.get(name) == sha for name, sha in self._files()):
-                    return self.kept(found)
+                    return self.publish(found)
             self._clear()
         if writer.is_ahead_of(path):
             self._clear()
             writer.fetch_journal(path)
-            fetch_unfinished(writer)
+            writer.keep_sent(self._old_files)
         return None
 
     def _clear(self) -> None:
@@ -189,7 +183,7 @@ class RemoteClaim(runs.Claim):
         """Names and hashes of a finished run's files but the manifests, in the order in which they are sent."""
         return list(files_in(self._manifests(), self.place))
 
-    def kept(self, run: Run) -> Run:
+    def publish(self, run: Run) -> Run:
         """Send the finished run: the manifest last."""
         writer = self.writer
         writer.stop_sending()
@@ -200,7 +194,7 @@ class RemoteClaim(runs.Claim):
                 writer.deliver(name)
             self._is_complete = True
             writer.remove_journals()
-            writer.remove(ROWS, PARTIAL)
+            writer.remove(ROWS, PARTIAL)  # older versions sent them
         except StorageError as error:
             if not self._is_complete:
                 raise StorageError(f"the run is complete, but {error.message}", fix=STAYS) from None
@@ -233,37 +227,3 @@ def _identity_in(data: bytes) -> dict[str, Any] | None:
         return None
     identity = found.get("identity") if isinstance(found, dict) else None
     return identity if runs.is_identity(identity) else None
-
-
-def fetch_unfinished(writer: RemoteWriter) -> None:
-    """Make an unfinished reference from what was sent; nothing if there is none that can be used.
-
-    Each shard is fetched, checked, and removed again if all its rows are there.
-    """
-    objects, folder = writer.objects, writer.folder
-    sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
-    if not {PARTIAL, ROWS} <= sizes.keys():
-        return
-    for name in (PARTIAL, ROWS):
-        (folder / name).write_bytes(objects.read(name, most=LARGEST_NOTES) or b"")
-    layout = None
-    with suppress(RunError, TypeError):
-        known = read_partial(folder) or {"ready": False}
-        layout = ShardLayout(**known["layout"]) if known["ready"] else None
-    if layout is None:
-        for name in (PARTIAL, ROWS):
-            (folder / name).unlink()
-        return
-    records, _ = row_records((folder / ROWS).read_bytes(), layout)
-    for shard in range(layout.shards):
-        name, file = shard_name(shard), layout.shard_file(shard)
-        if sizes.get(name) != file.size:
-            continue
-        with suppress(StorageError):  # replaced or cut meanwhile: its rows are scored again
-            objects.fetch(name, folder / name, size=file.size)
-            if is_shard_complete(folder, layout, shard, records):
-                writer.record_sent(name, file_sha256(folder / name))
-                (folder / name).unlink()
-                continue
-        if file.problem(folder / name) is not None:
-            (folder / name).unlink(missing_ok=True)

@@ -23,15 +23,7 @@ from typing import Any, Self
 from scoremode.cache.entries import is_cached, mark_used
 from scoremode.cache.eviction import cache_limit, make_room
 from scoremode.disk.files import file_sha256, write_atomically, written_atomically
-from scoremode.disk.folders import (
-    JOURNAL,
-    LOCK,
-    MANIFEST,
-    SCORES,
-    TEMPORARY,
-    give_another,
-    is_reference_file,
-)
+from scoremode.disk.folders import JOURNAL, LOCK, MANIFEST, SCORES, TEMPORARY, give_another, is_reference_file
 from scoremode.disk.locks import Lock
 from scoremode.disk.manifests import differing_fields, sealed
 from scoremode.errors import RunError, harmless, readable
@@ -133,8 +125,8 @@ class Claim:
         """The progress to report to, which may raise where another process took the folder over."""
         return progress
 
-    def kept(self, run: Run) -> Run:
-        """The finished run, brought to where the user wants it."""
+    def publish(self, run: Run) -> Run:
+        """Bring the finished run to where the user wants it."""
         return run
 
     def release(self) -> None:
@@ -182,7 +174,10 @@ def _require_possible(folder: Path) -> None:
 
 def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
     """The finished run in a folder; None if this run may be scored into it; RunError if it may not."""
-    present = _names_in(folder)
+    try:
+        present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
     if not present:
         return None
     _require_ours(folder, present)
@@ -202,13 +197,6 @@ def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run
     if found is None and SCORES in present:
         raise RunError(f"{folder} contains {SCORES} without its manifest", fix="score again with --fresh")
     return None
-
-
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-    except OSError as error:
-        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
 
 
 def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[str, Any]) -> None:
@@ -234,7 +222,10 @@ def _require_ours(folder: Path, present: set[str]) -> None:
     foreign = sorted(name for name in present - OURS if not is_reference_file(name))
     found = journal.inspect_journal(folder / JOURNAL)
     known = found.ours and (not foreign or found.identity is not None)
-    known = known or (MANIFEST in present and _looks_ours(folder / MANIFEST)) or is_reference(folder)
+    if MANIFEST in present:
+        with suppress(ValueError, OSError):
+            known = known or is_identity(read_object(folder / MANIFEST).get("identity"))
+    known = known or is_reference(folder)
     may_be_ours = MANIFEST in present or parquet.columns_problem(folder / SCORES) is None
     damaged = not foreign and SCORES in present and may_be_ours
     if not known and not damaged:
@@ -242,13 +233,6 @@ def _require_ours(folder: Path, present: set[str]) -> None:
         raise RunError(
             f"{folder} is not a run: it contains {harmless(name)}", fix="give a new or empty folder to --out"
         )
-
-
-def _looks_ours(path: Path) -> bool:
-    try:
-        return is_identity(read_object(path).get("identity"))
-    except (ValueError, OSError):
-        return False
 
 
 def is_identity(value: Any) -> bool:

@@ -90,11 +90,11 @@ class StoredStates:
             stored, ids = self._stored, slice(first_id, first_id + width)
             bias = stored.head_bias()
             self._head = Head(
-                weight=from_raw(stored.head_weight()[ids], stored.head_dtype).to(device),
+                weight=from_raw(stored.head_weight()[ids], stored.head.dtype).to(device),
                 vocabulary=width,
-                bias=None if bias is None else from_raw(bias[ids], stored.bias_dtype or "float32").to(device),
-                scale=stored.scale,
-                softcap=stored.softcap,
+                bias=None if bias is None else from_raw(bias[ids], stored.head.bias_dtype or "float32").to(device),
+                scale=stored.head.scale,
+                softcap=stored.head.softcap,
                 first_id=first_id,
             )
         return self._head
