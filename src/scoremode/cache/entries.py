@@ -2,7 +2,7 @@
 
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
 models/NAME                      converted checkpoints; scoremode.json is written last
-files/DIGEST                     copies of files behind URIs (places/copies.py); results on their way to a URI
+files/DIGEST                     copies of files behind URIs (remote/copies.py); results on their way to a URI
 tasks/DIGEST                     answers to documents of tasks (task_answers.py)
 texts/DIGEST                     tokens of long texts (token_store.py)
 logs/ENGINE-….log                messages of an engine that failed

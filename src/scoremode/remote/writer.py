@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -70,13 +71,12 @@ class SentJournals:
                 piece = Piece(match[1], int(match[2]), int(match[3]), int(match[4]), f"{PARTIAL_FOLDER}/{one.name}")
                 if 0 < piece.end - piece.begin == one.size <= LARGEST:
                     found.append(piece)
-        ended = set[str]()
-        for piece in sorted(found):
-            pieces = self.pieces.setdefault(piece.holder, [])
-            if piece.begin > self.length(piece.holder):
-                ended.add(piece.holder)
-            if piece.holder not in ended:
-                pieces.append(piece)
+        for holder, pieces in groupby(sorted(found), key=lambda piece: piece.holder):
+            self.pieces[holder] = []
+            for piece in pieces:
+                if piece.begin > self.length(holder):
+                    break
+                self.pieces[holder].append(piece)
         self.longest = max(self.pieces, key=lambda holder: (self.length(holder), holder), default="")
 
     def length(self, holder: str) -> int:

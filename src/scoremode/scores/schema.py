@@ -191,11 +191,6 @@ class Schema:
         return tuple(column.name for column in self.scores)
 
     @cached_property
-    def optional(self) -> tuple[str, ...]:
-        """Names of the columns that an engine may lack."""
-        return tuple(column.name for column in self.scores if column.optional)
-
-    @cached_property
     def metrics(self) -> tuple[tuple[Column, Metric], ...]:
         """The metrics that are means over a column, with their columns."""
         return tuple((column, metric) for column in self.scores for metric in column.metrics)
