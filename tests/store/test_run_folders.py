@@ -30,8 +30,8 @@ SLOWED = """
 import sys, time
 from scoremode.engines.table.engine import TableEngine
 score, loaded = TableEngine.score, TableEngine.named
-def slow(self, source, done):
-    for item in score(self, source, done):
+def slow(self, source, done, want):
+    for item in score(self, source, done, want):
         time.sleep(0.1)
         yield item
 def slowly(name):
