@@ -157,7 +157,8 @@ def test_another_machine_knows_the_shards_that_were_sent(bucket: Bucket, tmp_pat
             assert found.is_outdated
             found.fetch_journal(folder / "journal")
             with StatesWriter(folder, remote=found, **facts) as writer:
-                return writer.present.tolist()
+                present: list[bool] = writer.present.tolist()
+                return present
 
     folder = tmp_path / "first"
     folder.mkdir()
