@@ -35,6 +35,7 @@ from scoremode.cache.entries import (
 from scoremode.cache.eviction import CHANGED, GONE, IN_USE, evict, remove
 from scoremode.cache.units import age_words, parse_age, parse_size, size_words
 from scoremode.disk import locks
+from scoremode.disk.folders import entry_folder
 from scoremode.disk.locks import Lock
 from scoremode.errors import OptionError
 from scoremode.references.reader import Reference
@@ -204,8 +205,8 @@ def test_real_runs_and_references_are_described(root: Path) -> None:
 
 def test_an_unfinished_run_is_described_by_its_journal(root: Path) -> None:
     identity = {"model": "fingerprint", "corpus": "sha", "engine": "table", "plan": "digest"}
-    folder = runs.default_folder(identity)
-    with runs.claimed(folder, identity) as claim:
+    folder = entry_folder("runs", identity)
+    with runs.Claim(folder, identity) as claim:
         claim.begin()
     [entry] = map(described, entries(root))
     assert (entry.state, entry.facts["model"], entry.facts["engine"]) == (UNFINISHED, "fingerprint", "table")
@@ -434,15 +435,16 @@ def test_a_process_that_waits_for_a_removed_folder_creates_it_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prune may remove the folder between its creation and its lock."""
-    make, left = runs._make, [2]
+    left = [2]
 
-    def vanishing(folder: Path) -> None:
-        make(folder)
-        if left[0]:
-            left[0] -= 1
-            assert remove(inspect_entry("runs", folder)) is None
+    class LateLock(Lock):
+        def acquire(self, *, waiting: str | None = None) -> bool:
+            if left[0]:
+                left[0] -= 1
+                assert remove(inspect_entry("runs", self.path.parent)) is None
+            return super().acquire(waiting=waiting)
 
-    monkeypatch.setattr(runs, "_make", vanishing)
+    monkeypatch.setattr(runs, "Lock", LateLock)
     assert sm.ppl("table:uniform", text="any text").perplexity.value == pytest.approx(256)
     assert left[0] < 2, "the folder was removed, and created again"
 

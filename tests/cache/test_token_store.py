@@ -16,7 +16,7 @@ import pytest
 
 import scoremode as sm
 from scoremode.cache import token_store
-from scoremode.cache.token_store import TokenFiles, kept_tokens
+from scoremode.cache.token_store import kept_tokens, write_tokens
 from scoremode.errors import CorpusError
 from scoremode.text.documents import Document
 from scoremode.text.tokenizer import ByteTokenizer
@@ -287,6 +287,6 @@ def test_columns_grow_into_larger_types(tmp_path: Path, together: int, monkeypat
             one = np.array([0, 5], np.int64)
             self._index = DocumentIndex(one, one[1:], one[1:], None, ("seen",))
 
-    tokens = TokenFiles(tmp_path, {}).write(Numbers((), BYTES, special=True))
+    tokens = write_tokens(tmp_path, {}, Numbers((), BYTES, special=True))
     assert tokens.char_end.tolist() == [1, 255, 256, 70_000, 1 << 33]
     assert tokens.notes == ("seen",)

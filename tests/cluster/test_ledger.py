@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scoremode.cluster.ledger import ASSIGNED_SECONDS, MOST_DEATHS, Batches, Ledger, Pace
-from scoremode.cluster.transport import subset_of
+from scoremode.cluster.replica import subset_of
 from scoremode.engines.batching import prompt_groups
 from scoremode.plan.windows import Answers, Window, WindowList
 from scoremode.scores.packing import AnswerPacker

@@ -176,7 +176,8 @@ def test_a_head_comes_back_bit_for_bit(tmp_path: Path, bias_dtype: str | None) -
     assert same_bits(np.asarray(reference.head_weight()), weight)
     kept = reference.head_bias()
     assert kept is None if bias is None else kept is not None and same_bits(kept, bias)
-    facts = (reference.scale, reference.softcap, reference.vocabulary, reference.head_dtype, reference.bias_dtype)
+    head = reference.head
+    facts = (head.scale, head.softcap, reference.vocabulary, head.dtype, head.bias_dtype)
     assert facts == (0.25, 50.0, 20, "bfloat16", bias_dtype)
 
 

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,41 @@ def test_a_shard_that_is_written_again_comes_back(bucket: Bucket, tmp_path: Path
         with pytest.raises(StorageError, match="is not what was sent"):
             writer.write(0, rows[:1])
     again.close()
+
+
+def test_another_machine_knows_the_shards_that_were_sent(bucket: Bucket, tmp_path: Path, elsewhere: Move) -> None:
+    """It fetches none of them. Without the list, or with a shard of another size, rows are scored again."""
+    place = located(bucket.uri("ref"))
+    assert isinstance(place, Place)
+    rows = np.arange(6 * 4, dtype="<f4").reshape(6, 4)
+    facts: dict[str, Any] = {"targets": 6, "width": 4, "dtype": "float32", "identity": {"a": 1}, "shard_bytes": 32}
+
+    def present_on(machine: str) -> list[bool]:
+        folder = tmp_path / machine
+        folder.mkdir()
+        with closing(RemoteWriter(place, folder)) as found:
+            assert found.is_outdated
+            found.fetch_journal(folder / "journal")
+            with StatesWriter(folder, remote=found, **facts) as writer:
+                present: list[bool] = writer.present.tolist()
+                return present
+
+    folder = tmp_path / "first"
+    folder.mkdir()
+    (folder / "journal").write_bytes(b"a journal")
+    with closing(RemoteWriter(place, folder)) as sent:
+        sent.send_journal(folder / "journal")
+        with StatesWriter(folder, remote=sent, **facts) as writer:
+            writer.write(0, rows)
+            writer.flush()
+            wait_until(lambda: not list(folder.glob("states-*")))
+    bucket.server.requests.clear()
+    assert present_on("second") == [True] * 6
+    assert not [path for method, path in bucket.server.requests if method == "GET" and "states-" in path]
+    bucket.put(f"ref/{shard_name(1)}", b"short")
+    assert present_on("third") == [True, True, False, False, True, True]
+    bucket.put(f"ref/partial/{sent.holder}/sent.json", b"nonsense")
+    assert present_on("fourth") == [False] * 6
 
 
 def test_killed_while_it_is_made_and_resumed_on_other_machines(

@@ -40,7 +40,7 @@ def test_a_journal_that_was_cut_after_a_kill_comes_back_whole(place: Place, tmp_
     records.append(0, b"record 0")
     torn = path.read_bytes()[-20:]
     with closing(RemoteWriter(place, here)) as first:
-        assert first.is_new
+        assert first.is_outdated
         first.keep_sent(())
         first.send_journal(path)
         with path.open("ab") as file:
@@ -54,7 +54,6 @@ def test_a_journal_that_was_cut_after_a_kill_comes_back_whole(place: Place, tmp_
     records.close()
     elsewhere = work_folder(tmp_path / "elsewhere")
     with closing(RemoteWriter(place, elsewhere)) as third:
-        assert third.is_new
         assert third.is_outdated
         third.fetch_journal(elsewhere / "journal")
         assert (elsewhere / "journal").read_bytes() == path.read_bytes()
@@ -88,11 +87,11 @@ def test_a_chain_ends_where_a_piece_is_missing_or_incomplete(place: Place) -> No
 def test_without_a_usable_note_a_work_folder_does_not_count(place: Place, tmp_path: Path, note: bytes) -> None:
     (tmp_path / PLACE).write_bytes(note)
     with closing(RemoteWriter(place, tmp_path)) as made:
-        assert made.is_new
+        assert made.is_outdated
         made.record_sent("states-00000.safetensors", "0" * 64)
     with closing(RemoteWriter(place, tmp_path)) as again:
         assert again.holder == made.holder
-        assert again.sha256("states-00000.safetensors") == "0" * 64
+        assert again.sent["states-00000.safetensors"] == "0" * 64
 
 
 def test_what_is_scored_while_nothing_can_be_sent_is_sent_later(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from scoremode.engines.messages import Asked
 from scoremode.errors import EngineError
 from scoremode.plan.windows import WindowList
 from scoremode.scores.answers import Answers
-from scoremode.scores.schema import BUILT_IN, FACTS, Column, as_table
+from scoremode.scores.schema import BUILT_IN, FACTS, Column
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from tests.cluster.conftest import ROOT, plugged  # noqa: F401  # a fixture
 from tests.engines.server.small_server import NAMES
@@ -225,6 +225,12 @@ def test_in_the_services_json(service: str) -> None:
 
 
 # ── the documentation ────────────────────────────────────────────────────────────────────────────────────────────────
+def as_table(columns: Sequence[Column]) -> str:
+    """Columns as a table, as docs/scores.md and docs/runs.md have it."""
+    lines = [f"| `{column.name}` | {column.meaning} |" for column in columns]
+    return "\n".join(["| column | meaning |", "|---|---|", *lines])
+
+
 def test_the_tables_of_the_docs_are_those_of_the_schema() -> None:
     assert as_table(BUILT_IN.scores) in (ROOT / "docs" / "scores.md").read_text()
     assert as_table(FACTS) in (ROOT / "docs" / "runs.md").read_text()

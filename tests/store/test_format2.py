@@ -18,7 +18,7 @@ from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.table.engine import TableEngine
 from scoremode.plan.windows import measured
 from scoremode.references.reader import Reference
-from scoremode.scores.journal import Journal, read_identity
+from scoremode.scores.journal import Journal, inspect_journal
 from scoremode.scores.schema import BUILT_IN
 from scoremode.store.runs import JOURNAL, MANIFEST, SCORES
 from scoremode.verbs.compare import of_runs
@@ -43,7 +43,7 @@ def stored_baseline() -> StoredBaseline:
 def reopened(folder: Path, name: str) -> Journal:
     """A copy of a journal, opened to resume."""
     shutil.copy(KEPT / name / JOURNAL, folder)
-    identity = read_identity(folder / JOURNAL)
+    identity = inspect_journal(folder / JOURNAL).identity
     assert identity is not None
     return Journal(folder / JOURNAL, identity, asked().plan, with_kl=name.endswith("kl"), vocabulary=256)
 
@@ -85,7 +85,7 @@ def test_a_journal_resumes_with_every_column(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["unfinished", "unfinished-kl"])
 def test_a_journal_of_all_columns_is_written_byte_for_byte_as_before(tmp_path: Path, name: str) -> None:
     before = (KEPT / name / JOURNAL).read_bytes()
-    identity, plan = read_identity(KEPT / name / JOURNAL), asked().plan
+    identity, plan = inspect_journal(KEPT / name / JOURNAL).identity, asked().plan
     assert identity is not None
     journal = Journal(tmp_path / JOURNAL, identity, plan, with_kl=name.endswith("kl"), vocabulary=256)
     want = Want(against=stored_baseline()) if name.endswith("kl") else Want()

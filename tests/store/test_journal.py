@@ -16,7 +16,7 @@ from scoremode.errors import EngineError, RunError
 from scoremode.plan.build import make_plan
 from scoremode.plan.plan import Plan
 from scoremode.plan.recipes import find_method
-from scoremode.scores.journal import COLUMNS_ARE, Journal, header, read_identity
+from scoremode.scores.journal import COLUMNS_ARE, Journal, header, inspect_journal
 from scoremode.scores.schema import BUILT_IN, KL, ROUNDING
 from tests.partial_engine import SUBSETS, PartialEngine, named
 from tests.plan.test_recipes import tokens_of
@@ -272,6 +272,6 @@ def test_an_engine_that_answers_twice_or_with_the_impossible_is_found_out(tmp_pa
 
 def test_the_identity_can_be_read_without_the_plan(tmp_path: Path) -> None:
     filled(tmp_path / "j", small_plan(), 1).close()
-    assert read_identity(tmp_path / "j") == IDENTITY
+    assert inspect_journal(tmp_path / "j").identity == IDENTITY
     (tmp_path / "torn").write_bytes(b'{"model": "m"')
-    assert read_identity(tmp_path / "torn") is None
+    assert inspect_journal(tmp_path / "torn").identity is None

@@ -21,7 +21,7 @@ from scoremode.cli.main import main
 from scoremode.disk.files import file_sha256
 from scoremode.disk.manifests import sealed
 from scoremode.errors import RunError
-from scoremode.store import run_format
+from scoremode.store.run import StoredQuestion
 from scoremode.store.runs import MANIFEST, SCORES
 from scoremode.verbs.arguments import QUESTION
 from scoremode.verbs.compare import compare
@@ -222,4 +222,4 @@ def test_columns_of_something_else_are_refused_even_under_their_right_hash(
 
 def test_the_table_of_questions_names_what_can_be_asked() -> None:
     """Also another tokenizer, which references store as well."""
-    assert run_format.QUESTION.keys() == {*QUESTION, "tokenizer"}
+    assert set(StoredQuestion.__struct_fields__) == {*QUESTION, "tokenizer"}

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from scoremode.cli.main import main
+from scoremode.disk.folders import entry_folder
 from scoremode.engines import baseline
 from scoremode.engines.base import Want
 from scoremode.engines.baseline import LiveBaseline, states_in
@@ -235,7 +236,7 @@ def test_the_cached_reference_is_named_by_all_that_decides_it(
     assert len(folders) == 4
     for folder in folders:
         identity = runs.load(folder).manifest["identity"]
-        assert folder == runs.default_folder(dict(identity), "references")
+        assert folder == entry_folder("references", dict(identity))
 
 
 def test_runs_that_would_share_a_folder_are_refused(models: tuple[Path, Path], tmp_path: Path) -> None:

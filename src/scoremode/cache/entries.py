@@ -2,7 +2,7 @@
 
 runs/DIGEST, references/DIGEST   run folders; DIGEST is computed from the run's identity
 models/NAME                      converted checkpoints; scoremode.json is written last
-files/DIGEST                     copies of files behind URIs (places/copies.py); results on their way to a URI
+files/DIGEST                     copies of files behind URIs (remote/copies.py); results on their way to a URI
 tasks/DIGEST                     answers to documents of tasks (task_answers.py)
 texts/DIGEST                     tokens of long texts (token_store.py)
 logs/ENGINE-….log                messages of an engine that failed
@@ -32,7 +32,7 @@ from typing import Any
 from scoremode.disk import folders
 from scoremode.disk.folders import JOURNAL, LOCK, MANIFEST, MODEL_MARK, PLACE, TOKENS_MARK
 from scoremode.disk.locks import open_locked, share_until_exit
-from scoremode.disk.manifests import text
+from scoremode.disk.manifests import is_line
 from scoremode.errors import RunError, harmless
 from scoremode.strict_json import read_object
 
@@ -142,7 +142,7 @@ def _model(path: Path, info: os.stat_result) -> Entry:
         except ValueError:
             made = {}
         if {"source", "sha256", "conversion"} <= made.keys():
-            facts = {"what": f"converted from {made['source']}"} if text(made["source"]) else {}
+            facts = {"what": f"converted from {made['source']}"} if is_line(made["source"]) else {}
             return Entry("models", path, _size(files), files[MODEL_MARK].st_mtime, FINISHED, facts=facts)
     elif CONVERSION.fullmatch(path.name) and all(name.split(os.sep)[0] == "model" for name in files):
         newest = max([info.st_mtime, *(found.st_mtime for found in files.values())])

@@ -18,8 +18,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from scoremode.cache.entries import mark_used
@@ -31,7 +32,7 @@ from scoremode.disk.locks import hold_lock
 from scoremode.errors import CorpusError, RunError, print_line
 from scoremode.strict_json import read_object
 from scoremode.text.tokenizer import TokenizerFacts
-from scoremode.text.tokens import TokenBlock, Tokens, TokenStream
+from scoremode.text.tokens import Tokens, TokenStream
 from scoremode.values import frozen, mapped_array
 
 FORMAT = 1
@@ -40,22 +41,29 @@ TYPES = ("u1", "<u2", "<u4", "<i8")  # of columns that grow; numbers are never n
 BLOCK = 1 << 20  # bytes that are read together
 TOGETHER = 1 << 16  # numbers that are written together
 MAPPED = ("ids", "char_end", "byte_len", "word_starts", "mask")
+FIXED_TYPES = {"ids": "<i4", "mask": "u1"}
 WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short: read into memory
 OPTIONAL = ("mask", "joined_at")
 WAITING = "waiting for another process that cuts the same text into tokens"
 
-_FILE = {
-    "type": manifests.one_of("<i4", *TYPES),
-    "count": manifests.whole(),
-    "crc32": manifests.whole(most=(1 << 32) - 1),
-}
-_FIELDS = {
-    "format": manifests.whole(),
-    "key": manifests.mapping(),
-    "files": manifests.mapping(manifests.record(_FILE)),
-    "notes": manifests.each(manifests.text),
-}
 _checked: set[tuple[Any, ...]] = set()  # files whose checksums this process knows to be right
+
+
+class ColumnFacts(msgspec.Struct):
+    """A file of numbers."""
+
+    type: Literal["<i4", "u1", "<u2", "<u4", "<i8"]
+    count: manifests.Count
+    crc32: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class TokensManifest(msgspec.Struct):
+    """The content of tokens.json."""
+
+    format: manifests.Count
+    key: dict[str, Any]
+    files: dict[str, ColumnFacts]
+    notes: list[manifests.Text]
 
 
 class CannotKeepError(Exception):
@@ -78,7 +86,7 @@ def kept_tokens(key: Mapping[str, Any] | None, stream: TokenStream) -> Tokens:
         with _writing():
             place = tempfile.TemporaryDirectory(prefix="scoremode-tokens-")
         with place as temporary:  # what is mapped survives its removal
-            return TokenFiles(Path(temporary), {}).write(stream)
+            return write_tokens(Path(temporary), {}, stream)
     except CannotKeepError as error:
         raise CorpusError(
             f"the tokens of the text cannot be written ({error})",
@@ -108,7 +116,7 @@ def _from_cache(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> To
             raise CannotKeepError(error.message) from None
         found = _open(folder, key, facts)  # made while this process waited
         if found is None:
-            found = TokenFiles(folder, key).write(stream)
+            found = write_tokens(folder, key, stream)
     make_room(folder)
     return found
 
@@ -130,7 +138,7 @@ def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens
 def read_tokens(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens:
     """Map the columns of a folder, after their checksums were compared; ValueError if anything is wrong."""
     manifest = read_object(folder / TOKENS_MARK)
-    bad = manifests.unusable_field(manifest, _FIELDS)
+    bad = manifests.unusable_field(manifest, TokensManifest)
     if bad is not None or not manifests.is_sealed(manifest):
         raise ValueError(f"its {bad or 'seal'} is wrong")
     if manifest["key"] != dict(key):
@@ -181,69 +189,48 @@ def _stamp(path: Path) -> tuple[Any, ...]:
 
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-class TokenFiles:
-    """Columns that go to files while a text is read."""
-
-    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
-        self.folder, self.key = folder, key
-        self._columns: dict[str, _Column] = {}
-        self._without_mask = False
+def write_tokens(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> Tokens:
+    """Write all tokens while their text is read, then the manifest, and map the files."""
+    columns: dict[str, _Column] = {}
+    has_mask = True
+    try:
         with _writing():
-            self._remove()
-
-    def _remove(self) -> None:
-        names = (f"{name}.{end}" for name in MAPPED + WHOLE for end in ("bin", "wide"))
-        for name in (TOKENS_MARK, *names):
-            (self.folder / name).unlink(missing_ok=True)
-
-    def write(self, stream: TokenStream) -> Tokens:
-        """Write all tokens, then the manifest, and map the files."""
-        try:
-            for block in stream:
-                self._add_block(block)
-            return self._finished(stream)
-        except BaseException:
-            self._discard()
-            raise
-
-    def _discard(self) -> None:
-        """Remove what was written, because the text could not be read to its end."""
-        with suppress(OSError, ValueError):  # it may be closed already
-            for column in self._columns.values():
-                column.close()
-            self._remove()
-
-    def _add(self, name: str, numbers: Any, kind: str | None = None) -> None:
+            _remove_columns(folder)
+            for name in MAPPED:
+                columns[name] = _Column(folder / f"{name}.bin", FIXED_TYPES.get(name))
+        for block in stream:
+            for name in MAPPED[:-1]:
+                columns[name].add(getattr(block, name))
+            if block.mask is None:
+                has_mask = False
+            else:
+                columns["mask"].add(block.mask.view(np.uint8))
         with _writing():
-            if name not in self._columns:
-                self._columns[name] = _Column(self.folder / f"{name}.bin", kind)
-            self._columns[name].add(numbers)
-
-    def _add_block(self, block: TokenBlock) -> None:
-        self._add("ids", block.ids, "<i4")
-        self._add("char_end", block.char_end)
-        self._add("byte_len", block.byte_len)
-        self._add("word_starts", block.word_starts)
-        self._without_mask = self._without_mask or block.mask is None
-        self._add("mask", np.zeros(0, np.uint8) if block.mask is None else block.mask.view(np.uint8), "u1")
-
-    def _finished(self, stream: TokenStream) -> Tokens:
-        none = np.zeros(0, np.int32)  # so that every column has its file
-        self._add_block(TokenBlock(none, none.astype(np.int64), none, none, none.astype(np.bool_)))
-        for name in WHOLE:
-            numbers = getattr(stream.index, name)
-            if numbers is not None:
-                self._add(name, numbers)
-        with _writing():
-            if self._without_mask or not self._columns["mask"].count:
-                unused = self._columns.pop("mask")
+            if not (has_mask and columns["mask"].count):
+                unused = columns.pop("mask")
                 unused.close()
                 unused.path.unlink()
-            files = {name: column.close() for name, column in self._columns.items()}
-            _checked.update(_stamp(column.path) for column in self._columns.values())
-            manifest = {"format": FORMAT, "key": dict(self.key), "files": files, "notes": list(stream.index.notes)}
-            write_atomically(self.folder / TOKENS_MARK, json.dumps(manifests.sealed(manifest), indent=1).encode())
-            return read_tokens(self.folder, self.key, stream.tokenizer.facts)
+            for name in WHOLE:
+                if (numbers := getattr(stream.index, name)) is not None:
+                    columns[name] = _Column(folder / f"{name}.bin", None)
+                    columns[name].add(numbers)
+            files = {name: column.close() for name, column in columns.items()}
+            _checked.update(_stamp(column.path) for column in columns.values())
+            manifest = {"format": FORMAT, "key": dict(key), "files": files, "notes": list(stream.index.notes)}
+            write_atomically(folder / TOKENS_MARK, json.dumps(manifests.sealed(manifest), indent=1).encode())
+            return read_tokens(folder, key, stream.tokenizer.facts)
+    except BaseException:
+        with suppress(OSError, ValueError, CannotKeepError):  # it may be closed already
+            for column in columns.values():
+                column.close()
+            _remove_columns(folder)
+        raise
+
+
+def _remove_columns(folder: Path) -> None:
+    names = (f"{name}.{end}" for name in MAPPED + WHOLE for end in ("bin", "wide"))
+    for name in (TOKENS_MARK, *names):
+        (folder / name).unlink(missing_ok=True)
 
 
 class _Column:
@@ -260,7 +247,8 @@ class _Column:
         self._waiting += len(numbers)
         self.count += len(numbers)
         if self._waiting >= TOGETHER:
-            self._flush()
+            with _writing():
+                self._flush()
 
     def _flush(self) -> None:
         numbers = np.concatenate([np.zeros(0, self.kind), *self._pending])

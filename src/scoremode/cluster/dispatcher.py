@@ -5,15 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from scoremode.cluster.ledger import Ledger
-from scoremode.cluster.replica import Finished, block_seconds
+from scoremode.cluster.replica import Finished, SentBaseline, WindowSubset, block_seconds, subset_of
 from scoremode.cluster.replica_pool import RESUME, Assignment, Lost, ReplicaHandle, ReplicaPool
-from scoremode.cluster.transport import Refusal, SentWant, WindowSubset, subset_of
-from scoremode.errors import EngineError
+from scoremode.engines.base import Want
+from scoremode.errors import EngineError, InputError, ScoremodeError
 from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores.packing import PackedAnswers
 from scoremode.scores.schema import Schema
@@ -32,11 +33,13 @@ class Dispatcher:
         source: WindowSource,
         ledger: Ledger,
         *,
-        want: SentWant,
+        want: Want,
         probe: WindowSubset,
         schema: Schema,
     ) -> None:
-        self.pool, self.source, self.ledger, self.want = pool, source, ledger, want
+        self.pool, self.source, self.ledger = pool, source, ledger
+        self.want = replace(want, against=None)
+        self.against = None if want.against is None else SentBaseline.of(want.against)  # replicas open it themselves
         self.probe, self.schema, self.log = probe, schema, pool.log
         self._nan_windows: set[int] = set()  # windows for which a replica gave NaN
         self._lengths = np.asarray(source.lengths)
@@ -64,7 +67,7 @@ class Dispatcher:
                 yield from self._accept(replica, result)
             case Finished():
                 self._finish(replica, result)
-            case Refusal():
+            case ScoremodeError():
                 self._reassign_after_error(replica, result)
             case _:
                 raise AssertionError(f"a replica said {result!r}")
@@ -90,7 +93,7 @@ class Dispatcher:
         subset = subset_of(self.source, [self.ledger.batches.windows(batch) for batch in batches])
         method = replica.actor.score.options(num_returns="streaming", _generator_backpressure_num_objects=BLOCKS_AHEAD)
         done, oldest = self.ledger.done[subset.indices], block_seconds(len(self.pool.replicas))
-        stream = method.remote(subset, done, self.want, oldest)
+        stream = method.remote(subset, done, self.want, self.against, oldest)
         sent = Assignment(batches, subset, self.ledger.tokens(batches), stream, time.monotonic())
         replica.assignments.append(sent)
         return sent
@@ -160,11 +163,11 @@ class Dispatcher:
             window = int(self.ledger.batches.windows(unanswered[0])[0])
             raise EngineError(f"the engine left window {window} without an answer", fix="run it again")
 
-    def _reassign_after_error(self, replica: ReplicaHandle, said: Refusal) -> None:
+    def _reassign_after_error(self, replica: ReplicaHandle, said: ScoremodeError) -> None:
         """The engine gave an error. Another replica may succeed; if it does not, the error is the model's."""
         left = self._give_all_back(replica)
-        if said.is_input or self.ledger.refused(left, replica.incarnation):
-            raise said.error()
+        if isinstance(said, InputError) or self.ledger.refused(left, replica.incarnation):
+            raise said
         self.log.event(f"the engine of {replica.name} failed: {said.message}; its windows go to others")
         self.pool.replace(replica, "its engine failed again and again")
 
@@ -191,7 +194,7 @@ class Dispatcher:
 
     def _compare_probe(self, replica: ReplicaHandle, said: Any) -> None:
         assert self.log.probe is not None, "the probe is chosen before replicas score it"
-        if isinstance(said, Refusal):
+        if isinstance(said, ScoremodeError):
             self.log.event(f"{replica.name} could not score the probe window: {said.message}", is_detail=True)
             replica.stats.probe_distance = float("nan")
         else:

@@ -14,11 +14,10 @@ import numpy as np
 from scoremode.cluster.dispatcher import Dispatcher
 from scoremode.cluster.ledger import Batches, Ledger
 from scoremode.cluster.ray_cluster import Cluster, require_ray
-from scoremode.cluster.replica import ReplicaSpec
+from scoremode.cluster.replica import ReplicaSpec, SentBaseline, WindowLengths, WindowSubset, subset_of
 from scoremode.cluster.replica_log import Probe, ReplicaLog
 from scoremode.cluster.replica_pool import ReplicaPool
 from scoremode.cluster.spread import Spread, room_for
-from scoremode.cluster.transport import SentBaseline, SentWant, WindowLengths, WindowSubset, subset_of
 from scoremode.engines.base import SCORES, Baseline, Engine, NoiseFloor, StoredHead, Want
 from scoremode.engines.baseline import StoredBaseline
 from scoremode.engines.plugin import Work
@@ -105,13 +104,12 @@ class ReplicatedEngine(Engine):
         if self._is_accounted:
             self._log.new_question()
             self._is_accounted = False
-        asked = SentWant.of(want)
         ledger = Ledger(self._batches_of(source), done)
         if self._probe is None:  # every replica scores it when it starts: the first of the longest windows
             window = int(np.argmax(source.lengths))
             self._probe = subset_of(source, [np.array([window], np.int64)])
             self._log.probe = Probe(window)
-        question = Dispatcher(self.pool, source, ledger, want=asked, probe=self._probe, schema=self.facts.schema)
+        question = Dispatcher(self.pool, source, ledger, want=want, probe=self._probe, schema=self.facts.schema)
         yield from question.answers()
         if want.against is not None:  # its kernel is chosen when the first divergence is requested
             self.facts = self.pool.ask("facts")
@@ -150,7 +148,7 @@ class ReplicatedEngine(Engine):
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
         # a reference that is being written to a URI cannot be read by other machines yet
-        unread = isinstance(baseline, StoredBaseline) and baseline.stored.read_remote is not None
+        unread = isinstance(baseline, StoredBaseline) and baseline.stored.remote is not None
         place, batches = None if unread else SentBaseline.of(baseline), self._batches_of(source)
         wanted = [b for b in range(len(batches)) if not done[batches.windows(b)].all()]
         subset = subset_of(source, [batches.windows(b) for b in wanted])

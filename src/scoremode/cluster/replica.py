@@ -1,4 +1,7 @@
-"""One replica: an engine inside a Ray actor. Its methods return errors as data: they never end the actor."""
+"""One replica: an engine inside a Ray actor, and the windows and baselines that are sent to it.
+
+Answers come back as ``scores.packing.PackedAnswers``. Methods return errors instead of raising them.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,36 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from scoremode import __version__
-from scoremode.cluster.transport import OpenBaselines, Refusal, SentBaseline, SentWant, WindowLengths, WindowSubset
+from scoremode.disk.files import remembered_sha256
+from scoremode.disk.folders import cache_folder
 from scoremode.disk.manifests import without_secrets
-from scoremode.engines.base import Engine, EngineFacts, NoiseFloor, StoredHead
-from scoremode.engines.baseline import HeldBaseline
+from scoremode.engines.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredDistributions, StoredHead, Want
+from scoremode.engines.baseline import FileBaseline, HeldBaseline, StoredBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
-from scoremode.errors import EngineError
+from scoremode.errors import EngineError, RunError, ScoremodeError
+from scoremode.plan.windows import Window, WindowSource
+from scoremode.references.kld import KldFile
+from scoremode.references.reader import Reference
+from scoremode.remote.uri import Place
 from scoremode.scores.answers import check_shapes
-from scoremode.scores.packing import AnswerPacker, PackedAnswers
+from scoremode.scores.packing import AnswerPacker, PackedAnswers, PackedWindows
+from scoremode.store.remote_copies import open_reference
 from scoremode.values import Bools, Floats, Ints
 
 BLOCK_BYTES, BLOCK_SECONDS = 4 << 20, 0.5  # a block is sent when it is this large or this old
 BLOCKS_PER_SECOND = 200  # that one driver should have to read, at most: each costs it a millisecond or two
 OTHER_FILES, OTHER_VERSION = "give every node the same files", "install the same version everywhere"
+SHARED = "put it on storage that every node sees under this path"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +52,108 @@ def block_seconds(replicas: int) -> float:
     (0.5, 5.0)
     """
     return max(BLOCK_SECONDS, replicas / BLOCKS_PER_SECOND)
+
+
+# ── what is sent to a replica ─────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowSubset:
+    """Some windows of a source, as a source of its own, which says which of them share a batch."""
+
+    indices: Ints  # (windows,) in the source that they come from
+    windows: PackedWindows
+    batch_ends: Ints | None  # (batches,) windows before the end of each; None: engines find batches by their own rule
+    prefix_group: Ints | None
+    vocabulary: int | None
+    target_offsets: Ints | None = None  # (windows,) where the targets of each begin among all targets of the source
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def lengths(self) -> Ints:
+        return self.windows.lengths
+
+    @property
+    def batches(self) -> list[Ints] | None:
+        """Windows that share a batch, as the source they come from has it."""
+        if self.batch_ends is None:
+            return None
+        return [part for part in np.split(np.arange(len(self)), self.batch_ends[:-1]) if len(part)]
+
+    def window(self, index: int) -> Window:
+        return self.windows.window(index)
+
+
+def subset_of(source: WindowSource, batches: Sequence[Ints]) -> WindowSubset:
+    """The windows of whole batches, in their order."""
+    indices = np.concatenate(batches).astype(np.int64)
+    offsets: Ints | None = getattr(source, "target_offsets", None)
+    return WindowSubset(
+        indices=indices,
+        windows=PackedWindows.of([source.window(index) for index in indices.tolist()]),
+        batch_ends=np.cumsum([len(batch) for batch in batches]),
+        prefix_group=None if source.prefix_group is None else np.asarray(source.prefix_group)[indices],
+        vocabulary=source.vocabulary,
+        target_offsets=None if offsets is None else np.asarray(offsets)[indices],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowLengths:
+    """The lengths of a source's windows: enough to find batches where no windows share a prompt."""
+
+    lengths: Ints
+    vocabulary: int | None
+    prefix_group: None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def window(self, index: int) -> Window:
+        raise AssertionError("batches of windows without a common prompt follow from their lengths")
+
+
+@dataclass(frozen=True, slots=True)
+class SentBaseline:
+    """A reference or a file of base logits by its path. Each replica opens it on its own node, and checks the seal."""
+
+    path: str
+    seal: dict[str, Any] | str  # a reference's manifest, or a file's sha256
+    uri: str | None = None  # where every node may fetch a copy of its own
+
+    @staticmethod
+    def of(baseline: Baseline | StoredDistributions) -> SentBaseline:
+        """A baseline that runs at the same time lives in this process alone, and is refused."""
+        if isinstance(baseline, StoredBaseline):
+            stored = baseline.stored
+            return SentBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
+        if isinstance(baseline, FileBaseline):
+            path = baseline.file.path.resolve()
+            return SentBaseline(str(path), remembered_sha256(path), _uri(baseline.file.place))
+        raise EngineError(
+            "replicas cannot be compared with a baseline that runs beside them",
+            fix="make a reference of the baseline first: scoremode reference MODEL --out ref/",
+        )
+
+    def open(self) -> Reference | KldFile:
+        """The baseline on this node; RunError if the node has none, or another one, in its place."""
+        path, is_file = Path(self.path), isinstance(self.seal, str)
+        what = "file" if is_file else "reference"
+        # the driver's copy of a URI may be read only where driver and node share a cache: others may remove it
+        is_here = path.exists() and (self.uri is None or path.is_relative_to(cache_folder().resolve()))
+        where = self.path if is_here else self.uri
+        if where is None:
+            raise RunError(f"this node has no {what} in {self.path}", fix=SHARED)
+        found: Reference | KldFile = KldFile(where) if is_file else open_reference(where)  # fetched once per node
+        seal = remembered_sha256(found.path) if isinstance(found, KldFile) else dict(found.manifest)
+        if seal != self.seal:
+            raise RunError(f"this node has another {what} in {self.uri or self.path}", fix=SHARED)
+        return found
+
+
+def _uri(place: Place | None) -> str | None:
+    """A URI that other machines can read: memory:// belongs to this process alone."""
+    return None if place is None or place.scheme == "memory" else str(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +228,7 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
+# ── the replica ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A replica that is ready."""
@@ -134,17 +248,27 @@ class Finished:
     seconds: float
 
 
+def as_our_error(error: Exception) -> ScoremodeError:
+    """An error as it travels to the driver, of a class in errors.py: others may not exist there."""
+    if isinstance(error, ScoremodeError):
+        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ScoremodeError.__module__)
+        found: ScoremodeError = kind(error.message, fix=error.fix)
+        return found
+    words = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+    return EngineError(f"the engine failed ({words})", fix="run the same command again to resume")
+
+
 def _returns_errors(
     method: Callable[Concatenate[Replica, P], T],
-) -> Callable[Concatenate[Replica, P], T | Refusal]:
-    """Lets a method return its error as a ``Refusal``."""
+) -> Callable[Concatenate[Replica, P], T | ScoremodeError]:
+    """Lets a method return its error instead of raising it."""
 
     @functools.wraps(method)
-    def safe(self: Replica, /, *arguments: P.args, **named: P.kwargs) -> T | Refusal:
+    def safe(self: Replica, /, *arguments: P.args, **named: P.kwargs) -> T | ScoremodeError:
         try:
             return method(self, *arguments, **named)
         except Exception as error:
-            return Refusal.of(error)
+            return as_our_error(error)
 
     return safe
 
@@ -154,7 +278,7 @@ class Replica:
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
-        self._baselines = OpenBaselines()
+        self._opened: dict[str, Reference | KldFile] = {}  # baselines, so that each is checked once
 
     @property
     def engine(self) -> Engine:
@@ -183,15 +307,25 @@ class Replica:
         """Which windows share a batch, by the engine's own rule."""
         return self.engine.batches(source)
 
+    def _baseline(self, sent: SentBaseline, subset: WindowSubset) -> StoredBaseline | FileBaseline:
+        if sent.path not in self._opened:
+            self._opened[sent.path] = sent.open()
+        found = self._opened[sent.path]
+        if isinstance(found, KldFile):
+            return FileBaseline(found, subset.indices)
+        assert subset.target_offsets is not None, "a plan knows where the targets of a window begin"
+        return StoredBaseline(found, offsets=subset.target_offsets)
+
     def score(
-        self, subset: WindowSubset, done: Bools, asked: SentWant, oldest: float = BLOCK_SECONDS
-    ) -> Iterator[PackedAnswers | Finished | Refusal]:
+        self, subset: WindowSubset, done: Bools, want: Want, against: SentBaseline | None, oldest: float = BLOCK_SECONDS
+    ) -> Iterator[PackedAnswers | Finished | ScoremodeError]:
         """Answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
         began = sent = time.perf_counter()
         waiting = AnswerPacker(self.engine.facts.schema)
-        refusal: Refusal | None = None
+        refusal: ScoremodeError | None = None
         try:
-            want = self._baselines.want(asked, subset)
+            if against is not None:
+                want = replace(want, against=self._baseline(against, subset))
             for window, answers in self.engine.score(subset, done, want):
                 # answers that do not fit into columns are a fault of the engine, in the words of the driver's own check
                 check_shapes(waiting.schema, subset.window(window).targets.shape, int(subset.indices[window]), answers)
@@ -202,7 +336,7 @@ class Replica:
                     yield waiting.take()
                     sent = time.perf_counter()
         except Exception as error:
-            refusal = Refusal.of(error)
+            refusal = as_our_error(error)
         if waiting.found:
             yield waiting.take()
         yield refusal or Finished(time.perf_counter() - began)
@@ -227,7 +361,7 @@ class Replica:
         if place is None:
             baseline: Any = HeldBaseline(self.engine, subset, done)
         else:
-            baseline = self._baselines.baseline(place, subset)
+            baseline = self._baseline(place, subset)
         return self.engine.noise_floor(baseline, subset, done)
 
     def close(self) -> None:

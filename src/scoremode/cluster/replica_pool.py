@@ -10,11 +10,10 @@ from typing import Any
 
 from scoremode.cluster.ledger import Pace
 from scoremode.cluster.ray_cluster import Cluster, reason_of
-from scoremode.cluster.replica import OTHER_FILES, OTHER_VERSION, Opened, Replica, ReplicaSpec
+from scoremode.cluster.replica import OTHER_FILES, OTHER_VERSION, Opened, Replica, ReplicaSpec, WindowSubset
 from scoremode.cluster.replica_log import ReplicaLog, ReplicaStats
 from scoremode.cluster.spread import Room
-from scoremode.cluster.transport import Refusal, WindowSubset
-from scoremode.errors import EngineError, ScoremodeError
+from scoremode.errors import EngineError, InputError, ScoremodeError
 
 MOST_FAILURES = 3  # starts in a row that led to no answer
 PAUSE = (0.0, 1.0, 4.0)  # seconds before another start
@@ -101,7 +100,7 @@ class ReplicaPool:
         self._environment = dict(environment)
         self._ray = cluster.ray
         self.replicas = [ReplicaHandle(number, stats) for number, stats in enumerate(log.replicas)]
-        self._first_refusal: Refusal | None = None
+        self._first_refusal: ScoremodeError | None = None
         self._last_reason = "none could start"
         self._idle_since: float | None = None  # since when no replica is ready
         self._told_waiting = False
@@ -152,7 +151,9 @@ class ReplicaPool:
         The result of a method whose replica has died is ``Lost``.
         """
         self._restart_dead()
-        self._show_rates()
+        if self.show is not None and time.monotonic() - self._shown >= SHOW_SECONDS:
+            self._shown = time.monotonic()
+            self.show(rates_of(self.replicas))
         waiting = {call: (one, method) for one in self.replicas for method, call in one.calls.items()}
         waiting |= {one.assignments[0].stream: (one, "score") for one in self.replicas if one.assignments}
         if not waiting:
@@ -177,12 +178,6 @@ class ReplicaPool:
                 elif method != "where":
                     yield replica, method, result
 
-    def _show_rates(self) -> None:
-        now = time.monotonic()
-        if self.show is not None and now - self._shown >= SHOW_SECONDS:
-            self._shown = now
-            self.show(rates_of(self.replicas))
-
     def _restart_dead(self) -> None:
         """Starts replicas that do not run, and raises an error if none can."""
         now = time.monotonic()
@@ -190,7 +185,8 @@ class ReplicaPool:
             if replica.actor is None and not replica.is_left_out and now >= replica.not_before:
                 self._start(replica)
         if not self.sharers:
-            raise self._all_gone()
+            gone = "the replica is gone" if len(self.replicas) == 1 else f"all {len(self.replicas)} replicas are gone"
+            raise self._first_refusal or EngineError(f"{gone} ({self._last_reason})", fix=RESUME)
         if self.ready:
             self._idle_since = None
             return
@@ -205,13 +201,6 @@ class ReplicaPool:
             self._told_waiting = True
             have = f"the cluster has {self.cluster.offers()}"
             self.log.event(f"waiting for {self.room.words} to become free, or for Ray to start a process; {have}")
-
-    def _all_gone(self) -> ScoremodeError:
-        if self._first_refusal is not None:
-            return self._first_refusal.error()
-        count = len(self.replicas)
-        gone = "the replica is gone" if count == 1 else f"all {count} replicas are gone"
-        return EngineError(f"{gone} ({self._last_reason})", fix=RESUME)
 
     def _start(self, replica: ReplicaHandle) -> None:
         replica.starts += 1
@@ -240,12 +229,14 @@ class ReplicaPool:
         strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
         return {"scheduling_strategy": strategy, "num_gpus": 0, "num_cpus": self.room.cpus}
 
-    def _set_opened(self, replica: ReplicaHandle, said: Opened | Refusal) -> None:
+    def _set_opened(self, replica: ReplicaHandle, said: Opened | ScoremodeError) -> None:
         """A replica has opened its engine, or has said why it cannot."""
-        if isinstance(said, Refusal):
+        if isinstance(said, ScoremodeError):
             self._first_refusal = self._first_refusal or said
-            is_final = said.is_input or said.fix in (OTHER_FILES, OTHER_VERSION) or len(self.replicas) == 1
-            self._end_or_restart(replica, str(said.error()), is_final=is_final)
+            is_final = (
+                isinstance(said, InputError) or said.fix in (OTHER_FILES, OTHER_VERSION) or len(self.replicas) == 1
+            )
+            self._end_or_restart(replica, str(said), is_final=is_final)
             return
         replica.opened, stats = said, replica.stats
         stats.host, stats.device, stats.seconds_to_start = said.host, said.facts.device, said.seconds
@@ -295,8 +286,8 @@ class ReplicaPool:
                 self.log.event(f"{replica.name} is gone ({reason_of(error)})")
                 self.replace(replica, reason_of(error))
                 continue
-            if isinstance(found, Refusal):
-                raise found.error()
+            if isinstance(found, ScoremodeError):
+                raise found
             return found
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""Manifests: JSON with a seal that shows changes, fields that are checked by kind, and no secrets.
+"""Manifests: JSON with a seal that shows changes, fields of known types, and no secrets.
 
 The seal is a hash of all fields and detects accidents: an edited number, a flipped bit. It is not a signature, because
-anyone can compute it again; so every field that is used later is also checked against a table of kinds.
+anyone can compute it again; so every field that is used later is also checked against a form.
 
 >>> kept = sealed({"targets": 5})
 >>> is_sealed(kept), is_sealed({**kept, "targets": 6})
 (True, False)
->>> unusable_field({"targets": "5"}, {"targets": whole()})
+>>> unusable_field({"targets": "5"}, msgspec.defstruct("Form", [("targets", Count)]))
 'targets'
 """
 
@@ -16,20 +16,28 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from scoremode.errors import harmless
 
 SEAL = "seal"
-LARGEST_NUMBER = sys.float_info.max
 DEEPEST = 16  # levels of nesting; scoremode's own manifests stay far below
 HIDDEN = "(not kept)"
 SECRET_NAME = re.compile(r"(token|key|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
 SECRET_IN_JSON = re.compile(r'("[^"]*(?:token|key|secret|password)"\s*:\s*)"[^"]*"', re.IGNORECASE)
 
-Kind = Callable[[Any], bool]
-"""A function that checks whether a value is of the kind that a field must have."""
+FIELD_AT, MISSING_FIELD = re.compile(r"at `\$\.(\w+)"), re.compile(r"field `(\w+)`")  # in messages of msgspec
+
+Whole = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Positive = Annotated[int, Meta(ge=1, le=1 << 62)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Text = Annotated[str, Meta(min_length=1)]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,33 +60,26 @@ def differing_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return harmless(", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))))
 
 
-def unusable_field(
-    manifest: Mapping[str, Any], fields: Mapping[str, Kind], optional: Mapping[str, Kind] | None = None
-) -> str | None:
-    """The name of the first field that is missing or not of its kind; None if all fields are usable.
+def unusable_field(manifest: Mapping[str, Any], form: type[msgspec.Struct]) -> str | None:
+    """The name of a field that is missing or not as ``form`` has it; None if all fields are usable.
 
-    Fields that are in neither table must also be printable JSON, because they are printed with the others.
+    Fields that the form does not know must also be printable JSON, because they are printed with the others.
     """
-    kinds = {**fields, **(optional or {})}
-    for name in sorted(fields.keys() | manifest.keys()):
-        if name not in manifest or not anything(manifest[name]) or not kinds.get(name, anything)(manifest[name]):
+    for name in sorted(manifest):
+        if not is_printable(manifest[name]):
             return name
-    return None if all(map(line, manifest)) else "field name"
+    if not all(map(is_line, manifest)):
+        return "field name"
+    try:
+        msgspec.convert(manifest, form)
+    except msgspec.ValidationError as wrong:
+        found = FIELD_AT.search(str(wrong)) or MISSING_FIELD.search(str(wrong))
+        return found[1] if found else "fields"
+    return None
 
 
-# ── kinds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def whole(least: int = 0, most: int = 1 << 62) -> Kind:
-    """A whole number; not true or false."""
-    return lambda value: type(value) is int and least <= value <= most
-
-
-def number(least: float = -LARGEST_NUMBER, most: float = LARGEST_NUMBER) -> Kind:
-    """A finite number."""
-    return lambda value: type(value) in (int, float) and least <= value <= most
-
-
-def line(value: Any) -> bool:
-    """Text that can be printed and may be empty. Half a surrogate pair is valid JSON, but cannot be printed."""
+def is_line(value: Any) -> bool:
+    """Is this text that can be printed? Half a surrogate pair is valid JSON, but cannot be printed."""
     if not isinstance(value, str):
         return False
     try:
@@ -88,74 +89,17 @@ def line(value: Any) -> bool:
     return True
 
 
-def text(value: Any) -> bool:
-    """Text that can be printed and is not empty."""
-    return bool(value) and line(value)
-
-
-def sha256(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
-
-
-def flag(value: Any) -> bool:
-    return type(value) is bool
-
-
-def anything(value: Any, depth: int = 0) -> bool:
-    """Anything that can be printed and written as JSON again."""
+def is_printable(value: Any, depth: int = 0) -> bool:
+    """Can this be printed, and written as JSON again?"""
     if depth > DEEPEST:
         return False
     if isinstance(value, dict):
-        return all(line(key) and anything(inner, depth + 1) for key, inner in value.items())
+        return all(is_line(key) and is_printable(inner, depth + 1) for key, inner in value.items())
     if isinstance(value, list):
-        return all(anything(inner, depth + 1) for inner in value)
+        return all(is_printable(inner, depth + 1) for inner in value)
     if isinstance(value, int | float):  # true and false are ints
-        return abs(value) <= LARGEST_NUMBER
-    return value is None or line(value)
-
-
-def one_of(*allowed: Any) -> Kind:
-    return lambda value: isinstance(value, str) and value in allowed
-
-
-def both(one: Kind, other: Kind) -> Kind:
-    return lambda value: one(value) and other(value)
-
-
-def either(*kinds: Kind) -> Kind:
-    return lambda value: any(kind(value) for kind in kinds)
-
-
-def optional(kind: Kind) -> Kind:
-    """A value of this kind, or null."""
-    return lambda value: value is None or kind(value)
-
-
-def each(kind: Kind) -> Kind:
-    """A list of values of this kind."""
-    return lambda value: isinstance(value, list) and all(map(kind, value))
-
-
-def mapping(kind: Kind = anything) -> Kind:
-    """An object whose values are all of this kind."""
-    return lambda value: isinstance(value, dict) and all(map(kind, value.values()))
-
-
-def record(fields: Mapping[str, Kind], more: Mapping[str, Kind] | None = None, *, closed: bool = False) -> Kind:
-    """An object with these fields, and perhaps some of ``more``; no other fields if ``closed``."""
-
-    def fits(value: Any) -> bool:
-        if not isinstance(value, dict) or unusable_field(value, fields, more) is not None:
-            return False
-        return not closed or not (value.keys() - fields.keys() - (more or {}).keys())
-
-    return fits
-
-
-def having(names: Iterable[str], kind: Kind) -> Kind:
-    """An object that has at least these fields, and whose values are all of this kind."""
-    wanted = frozenset(names)
-    return lambda value: mapping(kind)(value) and wanted <= value.keys()
+        return abs(value) <= sys.float_info.max
+    return value is None or is_line(value)
 
 
 # ── secrets ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -104,7 +104,7 @@ class StoredBaseline:
         self.offsets: Ints = offsets if plan is None else plan.target_offsets  # type: ignore[assignment]
         self.stored, self.dtype = stored, stored.dtype
         # a reference that is not all here cannot be opened by others
-        self.place = (str(stored.folder.resolve()), self.offsets) if stored.read_remote is None else None
+        self.place = (str(stored.folder.resolve()), self.offsets) if stored.remote is None else None
         self.head = head_of(stored)
 
     def states(self, index: int, window: Window) -> Raw:
@@ -117,11 +117,11 @@ def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
     return StoredHead(
         weight=stored.head_weight()[ids],
         bias=None if bias is None else bias[ids],
-        dtype=stored.head_dtype,
-        bias_dtype=stored.bias_dtype or stored.head_dtype,
+        dtype=stored.head.dtype,
+        bias_dtype=stored.head.bias_dtype or stored.head.dtype,
         vocabulary=stored.vocabulary,
-        scale=stored.scale,
-        softcap=stored.softcap,
+        scale=stored.head.scale,
+        softcap=stored.head.softcap,
     )
 
 

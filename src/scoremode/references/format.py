@@ -12,16 +12,16 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from scoremode.disk import manifests
 from scoremode.disk.files import write_atomically
-from scoremode.disk.folders import HEAD, PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
-from scoremode.disk.manifests import Kind, is_sealed, sealed, unusable_field
+from scoremode.disk.folders import PARTIAL, REFERENCE, ROWS, is_reference_file, shard_name
+from scoremode.disk.manifests import Sha256, Text, is_sealed, sealed, unusable_field
 from scoremode.errors import RunError, harmless
 from scoremode.strict_json import read_object
 
@@ -73,21 +73,13 @@ class TensorFile(NamedTuple):
             return f"cannot be read ({error.strerror})"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLayout:
+class ShardLayout(msgspec.Struct, frozen=True):
     """Which row is stored in which file, and where."""
 
     targets: int
     width: int
     dtype: str
     rows_per_shard: int
-
-    @staticmethod
-    def in_manifest(manifest: Mapping[str, Any]) -> ShardLayout:
-        return ShardLayout(manifest["targets"], manifest["width"], manifest["dtype"], manifest["rows_per_shard"])
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def row_bytes(self) -> int:
@@ -132,47 +124,68 @@ def estimate_bytes(targets: int, width: int, dtype: str, vocabulary: int) -> dic
 
 
 # ── manifests ────────────────────────────────────────────────────────────────────────────────────────────────────────
-dtype = manifests.one_of(*RAW_DTYPES)
-factor = manifests.number(least=1e-300, most=1e30)  # a value outside means a damaged file
-HEAD_FIELDS: dict[str, Kind] = {
-    "file": manifests.one_of(HEAD),
-    "rows": manifests.whole(1, 1 << 32),
-    "vocabulary": manifests.whole(1, 1 << 32),
-    "dtype": dtype,
-    "has_bias": manifests.flag,
-    "bias_dtype": manifests.optional(dtype),
-    "scale": factor,
-    "softcap": manifests.optional(factor),
-}
-FIELDS: dict[str, Kind] = {
-    "format": manifests.whole(FORMAT, FORMAT),
-    "targets": manifests.whole(0, MOST_ROWS),
-    "width": manifests.whole(1, WIDEST),
-    "rows_per_shard": manifests.whole(1, MOST_ROWS),
-    "dtype": dtype,
-    "plan_digest": manifests.text,
-    "method": manifests.text,
-    "model_fingerprint": manifests.text,
-    "tokenizer": manifests.text,
-    "engine": manifests.mapping(),
-    "identity": manifests.mapping(),
-    "vocabulary": manifests.whole(1, 1 << 32),
-    "shards": manifests.each(
-        manifests.record({"file": manifests.text, "rows": manifests.whole(1, MOST_ROWS), "sha256": manifests.sha256})
-    ),
-    "head": manifests.record({**HEAD_FIELDS, "sha256": manifests.sha256}),
-}
-MORE: dict[str, Kind] = {
-    "method_settings": manifests.mapping(),
-    "corpus": manifests.line,
-    "corpus_sha256": manifests.text,
-}
-PARTIAL_FIELDS: dict[str, Kind] = {
-    "format": manifests.whole(FORMAT, FORMAT),
-    "ready": manifests.flag,
-    "identity": manifests.mapping(),
-    "layout": manifests.mapping(),
-}
+Dtype = Literal["bfloat16", "float16", "float32"]
+Factor = Annotated[float, Meta(ge=1e-300, le=1e30)]  # a value outside means a damaged file
+Rows = Annotated[int, Meta(ge=1, le=MOST_ROWS)]
+Ids = Annotated[int, Meta(ge=1, le=1 << 32)]
+
+
+class HeadManifest(msgspec.Struct):
+    """The description of a head."""
+
+    file: Literal["head.safetensors"]
+    rows: Ids
+    vocabulary: Ids
+    dtype: Dtype
+    has_bias: bool
+    bias_dtype: Dtype | None
+    scale: Factor
+    softcap: Factor | None
+
+
+class HashedHead(HeadManifest):
+    """The description of a head in a finished reference."""
+
+    sha256: Sha256
+
+
+class ShardManifest(msgspec.Struct):
+    """A file of hidden states."""
+
+    file: Text
+    rows: Rows
+    sha256: Sha256
+
+
+class ReferenceManifest(msgspec.Struct):
+    """The fields of a finished reference's manifest; those with a default are in some manifests only."""
+
+    format: Literal[2]
+    targets: Annotated[int, Meta(ge=0, le=MOST_ROWS)]
+    width: Annotated[int, Meta(ge=1, le=WIDEST)]
+    rows_per_shard: Rows
+    dtype: Dtype
+    plan_digest: Text
+    method: Text
+    model_fingerprint: Text
+    tokenizer: Text
+    engine: dict[str, Any]
+    identity: dict[str, Any]
+    vocabulary: Ids
+    shards: list[ShardManifest]
+    head: HashedHead
+    method_settings: dict[str, Any] = {}
+    corpus: str = ""
+    corpus_sha256: Text = ""
+
+
+class PartialManifest(msgspec.Struct):
+    """The fields of partial.reference.json."""
+
+    format: Literal[2]
+    ready: bool
+    identity: dict[str, Any]
+    layout: dict[str, Any]
 
 
 def remake_fix(folder: Path) -> str:
@@ -212,10 +225,10 @@ def read_reference_manifest(folder: Path) -> dict[str, Any]:
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """What is wrong with a reference's manifest, in words; None if every field has the right type and range."""
-    unfit = unusable_field(manifest, FIELDS, MORE)
+    unfit = unusable_field(manifest, ReferenceManifest)
     if unfit is not None:
         return f"no usable {unfit}"
-    layout = ShardLayout.in_manifest(manifest)
+    layout = msgspec.convert(manifest, ShardLayout)
     if len(manifest["shards"]) != layout.shards:
         return "its list of files does not cover the targets"
     for shard, entry in enumerate(manifest["shards"]):
@@ -230,7 +243,7 @@ def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
 
 def head_problem(head: Any) -> str | None:
     """What is wrong with a head's description, in words; None if it is consistent."""
-    if not manifests.record(HEAD_FIELDS)(head):
+    if not isinstance(head, dict) or unusable_field(head, HeadManifest):
         return "no usable head"
     if head["vocabulary"] > head["rows"]:
         return "its head has fewer rows than ids"
@@ -243,7 +256,12 @@ def write_partial(
     folder: Path, identity: Mapping[str, Any], layout: ShardLayout | None = None, *, ready: bool = False
 ) -> None:
     """Write partial.reference.json. ``ready`` means that rows may be written: their space is allocated."""
-    known = {"format": FORMAT, "ready": ready, "identity": identity, "layout": layout.as_json() if layout else {}}
+    known = {
+        "format": FORMAT,
+        "ready": ready,
+        "identity": identity,
+        "layout": msgspec.to_builtins(layout) if layout else {},
+    }
     write_atomically(folder / PARTIAL, json.dumps(sealed({**known, "head": None})).encode())
 
 
@@ -254,7 +272,7 @@ def read_partial(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         known = read_object(path)
-        unfit = unusable_field(known, PARTIAL_FIELDS)
+        unfit = unusable_field(known, PartialManifest)
         reason = f"no usable {unfit}" if unfit else None if is_sealed(known) else "it was changed"
     except (ValueError, OSError) as error:
         reason = str(error)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from scoremode.cache.entries import hold_entry, mark_used
@@ -18,16 +20,15 @@ from scoremode.errors import RunError
 from scoremode.references.format import (
     DATA_START,
     RAW_DTYPES,
+    HashedHead,
     ShardLayout,
     head_file,
     read_reference_manifest,
     remake_fix,
 )
 from scoremode.remote.uri import Place
-from scoremode.values import Bools, Raw
-
-ReadRemote = Callable[[str, int, memoryview], None]
-"""Fills memory with bytes of a shard that was sent away: its name, and the offset of the first byte."""
+from scoremode.remote.writer import RemoteWriter
+from scoremode.values import Raw
 
 CHUNK = 1 << 20  # bytes that are read together
 
@@ -50,7 +51,7 @@ class Reference:
     manifest: Mapping[str, Any]
     layout: ShardLayout
     place: Place | None = None  # the URI of the original, if the folder is a copy
-    read_remote: ReadRemote | None = None  # for shards that were sent away, while the reference is made
+    remote: RemoteWriter | None = None  # has the shards that were sent away, while the reference is made
 
     @staticmethod
     def open(folder: str | Path, *, verify: bool = True, place: Place | None = None) -> Reference:
@@ -61,7 +62,7 @@ class Reference:
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
         mark_used(folder)
-        layout, head = ShardLayout.in_manifest(manifest), manifest["head"]
+        layout, head = msgspec.convert(manifest, ShardLayout), manifest["head"]
         files = [(entry, layout.shard_file(shard)) for shard, entry in enumerate(manifest["shards"])]
         files.append((head, head_file(head, layout.width)))
         for entry, expected in files:
@@ -95,45 +96,32 @@ class Reference:
         """Number of ids that get a probability; the head's rows after them are padding."""
         return int(self.manifest["vocabulary"])
 
-    @property
-    def head_dtype(self) -> str:
-        return str(self.manifest["head"]["dtype"])
-
-    @property
-    def bias_dtype(self) -> str | None:
-        name = self.manifest["head"]["bias_dtype"]
-        return None if name is None else str(name)
-
-    @property
-    def scale(self) -> float:
-        return float(self.manifest["head"]["scale"])
-
-    @property
-    def softcap(self) -> float | None:
-        cap = self.manifest["head"]["softcap"]
-        return None if cap is None else float(cap)
+    @cached_property
+    def head(self) -> HashedHead:
+        """The description of the head."""
+        return msgspec.convert(self.manifest["head"], HashedHead)
 
     def rows(self, first: int, count: int, into: Raw | None = None) -> Raw:
         """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
-        return read_rows(self.folder, self.layout, first, count, self.read_remote, into=into)
+        return read_rows(self.folder, self.layout, first, count, self.remote, into=into)
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.
 
         Changes stay in memory and never reach the file (torch warns about read-only arrays).
         """
-        shape = (self.manifest["head"]["rows"], self.width)
-        return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head_dtype], "c", DATA_START, shape)
+        shape = (self.head.rows, self.width)
+        return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head.dtype], "c", DATA_START, shape)
 
     def head_bias(self) -> Raw | None:
         """The head's raw bias (padded vocabulary,); None if the model has none."""
-        if self.bias_dtype is None:
+        head = self.head
+        if head.bias_dtype is None:
             return None
-        rows = self.manifest["head"]["rows"]
-        at = DATA_START + rows * self.width * RAW_DTYPES[self.head_dtype].itemsize
-        return np.fromfile(self.folder / HEAD, RAW_DTYPES[self.bias_dtype], rows, offset=at)
+        at = DATA_START + head.rows * self.width * RAW_DTYPES[head.dtype].itemsize
+        return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
 
 
 def _require_sound(folder: Path, name: str, problem: str | None) -> None:
@@ -152,7 +140,7 @@ def read_rows(
     layout: ShardLayout,
     first: int,
     count: int,
-    remote: ReadRemote | None = None,
+    remote: RemoteWriter | None = None,
     *,
     into: Raw | None = None,
 ) -> Raw:
@@ -161,7 +149,7 @@ def read_rows(
     for shard, offset, before, n in layout.pieces(first, count):
         path, rest = folder / shard_name(shard), bytes_of(rows[before : before + n])
         if remote is not None and not path.exists():
-            remote(path.name, offset, rest)
+            remote.read_shard(path.name, offset, rest)
             continue
         try:
             with path.open("rb", buffering=0) as file:
@@ -203,15 +191,3 @@ def rows_checksum(folder: Path, layout: ShardLayout, first: int, count: int) -> 
         rows = read_rows(folder, layout, at, min(step, first + count - at))
         checksum = zlib.crc32(bytes_of(rows), checksum)
     return checksum
-
-
-def is_shard_complete(folder: Path, layout: ShardLayout, shard: int, records: list[RowRecord]) -> bool:
-    """Does a shard's file have all its rows, by those records that concern it alone?"""
-    begin, rows = layout.shard_range(shard)
-    sound: Bools = np.zeros(rows, np.bool_)
-    for first, count, checksum in records:
-        if begin <= first and first + count <= begin + rows:
-            sound[first - begin : first + count - begin] = rows_checksum(folder, layout, first, count) == checksum
-        elif first < begin + rows and first + count > begin:  # of two shards
-            sound[max(first - begin, 0) : first + count - begin] = False
-    return bool(sound.all())

@@ -19,8 +19,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from scoremode.disk.files import DISK_FULL, file_sha256, write_at, write_atomically, written_atomically
@@ -42,30 +43,12 @@ from scoremode.references.format import (
     write_partial,
 )
 from scoremode.references.reader import Reference, bytes_of, packed_record, row_records, rows_checksum
+from scoremode.remote.writer import RemoteWriter
+from scoremode.scores.answers import FAULT
 from scoremode.values import Bools, Ints, Raw
 
 SHARD_BYTES = 1 << 30
 NO_PREALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-ENGINE_FAULT = "this is a fault of the engine"
-
-
-class RemoteShards(Protocol):
-    """Takes complete shards of a reference behind a URI, so that they need not stay on this machine."""
-
-    def complete(self, name: str) -> None:
-        """All rows of this shard are written and recorded: it may be sent and removed."""
-
-    def needed(self, name: str) -> None:
-        """This shard is about to be written: fetch it back if it was removed."""
-
-    def sha256(self, name: str) -> str | None:
-        """The hash of a shard that was sent; None of any other."""
-
-    def settle(self) -> None:
-        """Send no more shards: those on this machine stay."""
-
-    def read(self, name: str, offset: int, place: memoryview) -> None:
-        """Fill memory with bytes of a shard that was sent."""
 
 
 class StatesWriter:
@@ -84,7 +67,7 @@ class StatesWriter:
         dtype: str,
         identity: Mapping[str, Any],
         shard_bytes: int = SHARD_BYTES,
-        remote: RemoteShards | None = None,
+        remote: RemoteWriter | None = None,
     ) -> None:
         """``remote`` takes complete shards; without it, space for all of them is allocated here at once."""
         if dtype not in RAW_DTYPES:
@@ -112,6 +95,8 @@ class StatesWriter:
                 self._resume(known)
             else:
                 self._begin()  # at most, space was allocated
+            if remote is not None:
+                self._count_sent(remote)
         except BaseException:
             self.close()
             raise
@@ -150,7 +135,7 @@ class StatesWriter:
     def _resume(self, known: Mapping[str, Any]) -> None:
         """Find out which rows are written: those whose bytes still match their checksum."""
         theirs = {**known["identity"], **known["layout"]}
-        differing = differing_fields({**self.identity, **self.layout.as_json()}, theirs)
+        differing = differing_fields({**self.identity, **msgspec.to_builtins(self.layout)}, theirs)
         if differing:
             raise RunError(
                 f"{self.folder} contains another unfinished reference (it differs in: {differing})",
@@ -167,14 +152,20 @@ class StatesWriter:
         records, end = row_records(self._rows.read() or b"", self.layout)
         self._rows.truncate(end)
         for first, count, checksum in records:
-            pieces = list(self.layout.pieces(first, count))
-            if all((self.folder / shard_name(shard)).exists() for shard, *_ in pieces):
+            if all((self.folder / shard_name(shard)).exists() for shard, *_ in self.layout.pieces(first, count)):
                 is_whole = rows_checksum(self.folder, self.layout, first, count) == checksum
                 self.present[first : first + count] = is_whole
-                continue
-            for shard, _, before, n in pieces:
-                was_sent = self._remote is not None and self._remote.sha256(shard_name(shard)) is not None
-                self.present[first + before : first + before + n] = was_sent
+
+    def _count_sent(self, remote: RemoteWriter) -> None:
+        """All rows of a shard that was sent are written, if it still has its size."""
+        sizes = {found.name: found.size for found in remote.objects.listed()} if remote.sent else {}
+        sound = list[str]()
+        for shard in range(self.layout.shards):
+            name, (first, count) = shard_name(shard), self.layout.shard_range(shard)
+            if name in remote.sent and sizes.get(name) == self.layout.shard_file(shard).size:
+                self.present[first : first + count] = True
+                sound.append(name)
+        remote.keep_sent(sound)
 
     def _begin(self) -> None:
         """Allocate space for every row now, so that a full disk is detected before an hour of scoring."""
@@ -223,12 +214,12 @@ class StatesWriter:
         if rows.ndim != 2 or rows.shape[1] != layout.width or rows.dtype != raw:
             raise EngineError(
                 f"the engine gave states of {rows.dtype} {rows.shape}, not {layout.dtype} as {raw} (n, {layout.width})",
-                fix=ENGINE_FAULT,
+                fix=FAULT,
             )
         if not 0 <= first_target <= first_target + len(rows) <= layout.targets:
             raise EngineError(
                 f"the engine gave states of targets {first_target} to {first_target + len(rows)} of {layout.targets}",
-                fix=ENGINE_FAULT,
+                fix=FAULT,
             )
         data = bytes_of(rows)
         with disk_errors(self.folder):
@@ -247,7 +238,7 @@ class StatesWriter:
             self._close_shard()
             path = self.folder / shard_name(shard)
             if self._remote is not None:
-                self._remote.needed(path.name)
+                self._remote.bring_back(path.name)
                 if not path.exists():
                     self._allocate(shard)
             self._shard = (shard, path.open("r+b", buffering=0))
@@ -269,7 +260,7 @@ class StatesWriter:
             if self.has(*self.layout.shard_range(shard)):
                 if self._shard is not None and self._shard[0] == shard:
                     self._close_shard()  # a later write asks for it again
-                self._remote.complete(shard_name(shard))
+                self._remote.send_shard(shard_name(shard))
 
     # ── head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def write_head(
@@ -313,7 +304,7 @@ class StatesWriter:
         assert self._head is not None, "write_head must be called before finish"
         self._close_shard()
         if self._remote is not None:
-            self._remote.settle()
+            self._remote.stop_sending_shards()
         with disk_errors(self.folder):
             shards = [
                 {"file": name, "rows": self.layout.shard_range(shard)[1], "sha256": self._sha256(name)}
@@ -323,7 +314,7 @@ class StatesWriter:
                 "vocabulary": self._head["vocabulary"],
                 **manifest,
                 "format": FORMAT,
-                **self.layout.as_json(),
+                **msgspec.to_builtins(self.layout),
                 "shards": shards,
                 "head": {**self._head, "sha256": self._sha256(HEAD)},
                 "identity": self.identity,
@@ -333,16 +324,15 @@ class StatesWriter:
             write_atomically(self.folder / REFERENCE, json.dumps(complete, indent=1, allow_nan=False).encode())
             self.close()
             if self._remote is not None:
-                return Reference(self.folder, complete, self.layout, read_remote=self._remote.read)
+                return Reference(self.folder, complete, self.layout, remote=self._remote)
             for name in (ROWS, PARTIAL):
                 (self.folder / name).unlink(missing_ok=True)
         return Reference.open(self.folder, verify=False)
 
     def _sha256(self, name: str) -> str:
         """The hash of a file, which is flushed to disk first if it was not sent away."""
-        sent = self._remote.sha256(name) if self._remote is not None else None
-        if sent is not None:
-            return sent
+        if self._remote is not None and name in self._remote.sent:
+            return self._remote.sent[name]
         with (self.folder / name).open("rb", buffering=0) as file:
             os.fsync(file.fileno())
         return file_sha256(self.folder / name)
@@ -368,7 +358,7 @@ def _dtype_of(rows: Raw) -> str:
     for name, raw in RAW_DTYPES.items():
         if rows.dtype == raw:
             return name
-    raise EngineError(f"the engine gave a head of {rows.dtype}", fix=ENGINE_FAULT)
+    raise EngineError(f"the engine gave a head of {rows.dtype}", fix=FAULT)
 
 
 @contextmanager

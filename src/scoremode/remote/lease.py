@@ -17,23 +17,20 @@ manifest has their hashes, so that a mixture is refused when it is read.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import threading
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
 
 from scoremode.errors import RunError, StorageError, harmless, print_line
-from scoremode.remote.objects import Objects, seconds_in
+from scoremode.remote.objects import Found, Objects, seconds_in
 
 FLAG = re.compile(r"(writer|wants)-(\d{6})-([0-9a-f]{16})\.json")
-SECONDS = 120.0  # for which a flag counts after it was last renewed
-SHORTEST, LONGEST = 2.0, 86_400.0
+SHORTEST, USUAL, LONGEST = 2.0, 120.0, 86_400.0  # seconds for which a flag counts after it was last renewed
 RENEWALS = 6  # within the time that a flag counts
 LARGEST_FLAG = 1 << 16
 LOOKS, BETWEEN_LOOKS = 60, 0.15  # seconds
@@ -43,48 +40,37 @@ class LeaseLostError(RunError):
     """Another writer has taken the folder over."""
 
 
-def lease_seconds() -> float:
-    """Seconds for which a silent writer keeps its folder: ``$SCOREMODE_LEASE``."""
-    return seconds_in("SCOREMODE_LEASE", SECONDS, SHORTEST, f"{SHORTEST:g} or more, as in 120")
-
-
 class FlagContent(msgspec.Struct, frozen=True):
     """The content of a flag. Anybody may have written it: if it cannot be read, the defaults count."""
 
     host: str = "an unknown machine"
     process: int = 0
-    seconds: float = SECONDS
+    seconds: float = USUAL
     renewed: float | None = None  # by the clock of its machine
 
 
-@dataclass(frozen=True, slots=True)
 class Flag:
     """The flag of a process, as it was listed."""
 
-    name: str
-    writes: bool  # else its process only wants to
-    generation: int
-    holder: str
-    renewed: float | None  # by the server's clock
-    content: FlagContent
-
-    @property
-    def process(self) -> str:
-        return f"process {self.content.process} on {harmless(self.content.host)[:80]}"
-
-    @property
-    def seconds(self) -> float:
-        """How long the flag counts after it was renewed."""
-        return min(max(self.content.seconds, SHORTEST), LONGEST)
+    def __init__(self, found: Found, match: re.Match[str], data: bytes) -> None:
+        self.name, self.modified = found.name, found.modified  # the time is by the server's clock
+        self.writes, self.generation, self.holder = match[1] == "writer", int(match[2]), match[3]
+        try:
+            said = msgspec.json.decode(data, type=FlagContent)
+        except (msgspec.MsgspecError, RecursionError):
+            said = FlagContent()
+        self.process = f"process {said.process} on {harmless(said.host)[:80]}"
+        self.seconds = min(max(said.seconds, SHORTEST), LONGEST)  # for which it counts
+        self.renewed = said.renewed or time.time()
 
     def silence(self, now: float | None) -> float:
         """Seconds since the flag was renewed; 0 if they cannot be known.
 
         ``now`` is by the server's clock. Where the server has none, the clocks of the machines are compared.
         """
-        if self.renewed is not None and now is not None:
-            return max(0.0, now - self.renewed)
-        return max(0.0, time.time() - (self.content.renewed or time.time()))
+        if self.modified is not None and now is not None:
+            return max(0.0, now - self.modified)
+        return max(0.0, time.time() - self.renewed)
 
 
 class Lease:
@@ -92,10 +78,11 @@ class Lease:
 
     def __init__(self, objects: Objects, holder: str) -> None:
         self._objects, self.holder, self.generation = objects, holder, 0
-        self.seconds = lease_seconds() * (30 if objects.writes_are_costly else 1)
+        seconds = seconds_in("SCOREMODE_LEASE", USUAL, SHORTEST, f"{SHORTEST:g} or more, as in 120")
+        self.seconds = seconds * (30 if objects.writes_are_costly else 1)
         self._lost: LeaseLostError | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="scoremode-lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="scoremode-lease", daemon=True)
 
     def acquire(self) -> None:
         """Take the folder; RunError if another live writer has it."""
@@ -103,7 +90,7 @@ class Lease:
         self._write("wants")
         for _ in range(LOOKS):
             flags = self._flags()
-            now = next((flag.renewed for flag in flags if flag.name == self._name("wants")), None)
+            now = next((flag.modified for flag in flags if flag.name == self._name("wants")), None)
             others = [flag for flag in flags if flag.holder != self.holder]
             live = [flag for flag in others if flag.silence(now) < flag.seconds]
             if not live or any(flag.writes or flag.holder < self.holder for flag in live):
@@ -123,15 +110,14 @@ class Lease:
         self._thread.start()
 
     def _refusal(self, flag: Flag) -> RunError:
-        renewed = min(flag.renewed or flag.content.renewed or time.time(), time.time())
+        renewed = datetime.fromtimestamp(max(0.0, min(flag.modified or flag.renewed, time.time())), UTC)
         return RunError(
-            f"{flag.process} is writing into {self._objects.place} "
-            f"(heard of at {datetime.fromtimestamp(max(0.0, renewed), UTC):%Y-%m-%d %H:%M:%S} UTC)",
+            f"{flag.process} is writing into {self._objects.place} (heard of at {renewed:%Y-%m-%d %H:%M:%S} UTC)",
             fix=f"wait for it; if it was killed, it counts for {flag.seconds:.0f} s more at most, then run the same "
             "command again; or give another --out",
         )
 
-    def _keep(self) -> None:
+    def _renew(self) -> None:
         """Renew the flag until ``release``. What fails is tried again soon."""
         pause = self.seconds / RENEWALS
         while not self._ended.wait(pause):
@@ -154,7 +140,7 @@ class Lease:
         """Ask whether another writer has the folder now; LeaseLostError if so."""
         writers = [flag for flag in self._flags() if flag.writes]
         newer = [flag for flag in writers if flag.generation > self.generation]
-        if newer or not any(map(self._is_own, writers)):
+        if newer or self._name("writer") not in [flag.name for flag in writers]:
             raise LeaseLostError(
                 f"{self._objects.place} was taken over by {newer[-1].process if newer else 'another process'}, "
                 "because this one was not heard of for too long",
@@ -168,17 +154,12 @@ class Lease:
             self._thread.join()
         self._objects.remove(self._name("writer"))
 
-    # ── flags ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def _name(self, kind: str) -> str:
         return f"{kind}-{self.generation:06d}-{self.holder}.json"
 
-    def _is_own(self, flag: Flag) -> bool:
-        return flag.name == self._name("writer")
-
     def _write(self, kind: str) -> None:
-        host, process = socket.gethostname(), os.getpid()
-        content = {"for": "scoremode", "host": host, "process": process, "seconds": self.seconds}
-        self._objects.write(self._name(kind), json.dumps({**content, "renewed": time.time()}).encode())
+        said = FlagContent(socket.gethostname(), os.getpid(), self.seconds, time.time())
+        self._objects.write(self._name(kind), msgspec.json.encode({"for": "scoremode", **msgspec.to_builtins(said)}))
 
     def _flags(self) -> list[Flag]:
         """All flags, those of others with their content."""
@@ -188,11 +169,6 @@ class Lease:
             if match is None:
                 continue
             data = b"" if match[3] == self.holder else self._objects.read(found.name, most=LARGEST_FLAG)
-            if data is None:
-                continue  # it was taken down meanwhile
-            try:
-                content = msgspec.json.decode(data, type=FlagContent)
-            except (msgspec.MsgspecError, RecursionError):
-                content = FlagContent()
-            flags.append(Flag(found.name, match[1] == "writer", int(match[2]), match[3], found.modified, content))
+            if data is not None:  # else it was taken down meanwhile
+                flags.append(Flag(found, match, data))
         return flags

@@ -1,6 +1,7 @@
 """The one writer of a folder elsewhere: it works in a folder of this machine, and sends files while they are written.
 
 FOLDER/partial/WRITER/000007-1024-4096   bytes 1024 to 4096 of that writer's journal, the seventh piece it sent
+FOLDER/partial/WRITER/sent.json          sha256 of each complete shard that it sent, for whoever resumes elsewhere
 WORK/.place.json                         in the work folder: its URI, the writer's id, hashes of files that were sent
 
 A journal grows by whole records with checksums, so a piece may end anywhere. A piece begins where the one before it
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -23,6 +25,7 @@ import msgspec
 
 from scoremode.disk.files import file_sha256, write_atomically
 from scoremode.disk.folders import PLACE
+from scoremode.disk.manifests import Sha256
 from scoremode.disk.records import RecordFile, read_record_header
 from scoremode.errors import RunError, StorageError, print_line
 from scoremode.remote.copies import fetch_verified
@@ -30,7 +33,7 @@ from scoremode.remote.lease import Lease, LeaseLostError
 from scoremode.remote.objects import Objects, patience
 from scoremode.remote.uri import Place
 
-PARTIAL_FOLDER = "partial"
+PARTIAL_FOLDER, SENT = "partial", "sent.json"
 PIECE = re.compile(r"([0-9a-f]{16})/(\d{6,})-(\d{1,18})-(\d{1,18})")
 LARGEST = 16 << 20  # bytes of a piece
 TICK = 0.25  # seconds between two looks for something to send
@@ -68,13 +71,12 @@ class SentJournals:
                 piece = Piece(match[1], int(match[2]), int(match[3]), int(match[4]), f"{PARTIAL_FOLDER}/{one.name}")
                 if 0 < piece.end - piece.begin == one.size <= LARGEST:
                     found.append(piece)
-        ended = set[str]()
-        for piece in sorted(found):
-            pieces = self.pieces.setdefault(piece.holder, [])
-            if piece.begin > self.length(piece.holder):
-                ended.add(piece.holder)
-            if piece.holder not in ended:
-                pieces.append(piece)
+        for holder, pieces in groupby(sorted(found), key=lambda piece: piece.holder):
+            self.pieces[holder] = []
+            for piece in pieces:
+                if piece.begin > self.length(holder):
+                    break
+                self.pieces[holder].append(piece)
         self.longest = max(self.pieces, key=lambda holder: (self.length(holder), holder), default="")
 
     def length(self, holder: str) -> int:
@@ -102,7 +104,7 @@ class SentJournals:
 
 
 class Note(msgspec.Struct):
-    """The note of a work folder about itself."""
+    """The content of .place.json in a work folder."""
 
     place: str
     holder: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # the writer's id
@@ -113,17 +115,20 @@ class Note(msgspec.Struct):
 class RemoteWriter:
     """Holds the lease of a folder elsewhere, and sends from a thread what is written in the work folder.
 
-    The journal is sent in pieces. Other files (shards of a reference) are sent whole as soon as they are ``complete``,
+    The journal is sent in pieces. Other files (shards of a reference) are sent whole as soon as they are complete,
     read back, and removed here. Scoring goes on while the storage cannot be reached; one line says so.
     """
 
-    def __init__(self, place: Place, folder: Path, *, sent_with_shards: tuple[str, ...] = ()) -> None:
+    def __init__(self, place: Place, folder: Path) -> None:
         """Take the folder; RunError if another live process writes there. The caller has locked the work folder."""
-        self.place, self.folder, self._with_shards = place, folder, sent_with_shards
+        self.place, self.folder = place, folder
         self.objects, self._impatient = Objects(place), Objects(place, seconds=0.0)
-        note = self._read_note()
-        self.is_new = note is None
-        self.holder, self.sent = (note.holder, note.sent) if note else (secrets.token_hex(8), {})
+        is_known = True
+        try:
+            self._note = msgspec.json.decode((folder / PLACE).read_bytes(), type=Note)
+        except (OSError, msgspec.MsgspecError):
+            self._note, is_known = Note(str(place), secrets.token_hex(8), {}), False
+        self.holder = self._note.holder
         self._journal: Path | None = None
         self._shards: dict[str, None] = {}  # those that wait to be sent, in order
         self._sending = ""  # the shard that is on its way
@@ -139,30 +144,28 @@ class RemoteWriter:
             raise
         own = self.journals.pieces.get(self.holder)
         self._number, self._sent_bytes = (own[-1].number + 1, own[-1].end) if own else (0, 0)
-        self.is_outdated = self.is_new or (
-            bool(self.journals.pieces) and not own
-        )  # the work folder: others wrote since
+        # is the work folder older than what lies elsewhere, because others wrote since?
+        self.is_outdated = not is_known or (bool(self.journals.pieces) and not own)
 
-    # ── notes ────────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _read_note(self) -> Note | None:
-        with suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode((self.folder / PLACE).read_bytes(), type=Note)
-        return None
-
-    def _write_note(self) -> None:
-        write_atomically(self.folder / PLACE, msgspec.json.encode(Note(str(self.place), self.holder, self.sent)))
+    # ── files that were sent ─────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def sent(self) -> dict[str, str]:
+        """The sha256 of each file that was sent, by name."""
+        return self._note.sent
 
     def keep_sent(self, names: Iterable[str]) -> None:
         """Forget all files that were sent but these."""
         with self._changed:
-            self.sent = {name: self.sent[name] for name in names if name in self.sent}
-            self._write_note()
+            self._set_sent({name: self.sent[name] for name in names if name in self.sent})
 
     def record_sent(self, name: str, sha256: str) -> None:
         """Note that this file lies elsewhere now."""
         with self._changed:
-            self.sent[name] = sha256
-            self._write_note()
+            self._set_sent({**self.sent, name: sha256})
+
+    def _set_sent(self, sent: dict[str, str]) -> None:
+        self._note.sent = sent
+        write_atomically(self.folder / PLACE, msgspec.json.encode(self._note))
 
     # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────
     def is_ahead_of(self, path: Path) -> bool:
@@ -170,10 +173,14 @@ class RemoteWriter:
         return self.journals.length(self.journals.longest) > cut_to_sound(path)
 
     def fetch_journal(self, to: Path) -> None:
-        """Make the longest journal that was sent."""
+        """Make the longest journal that was sent; the shards that its writer sent count as sent by this one."""
+        longest = self.journals.longest
         self.journals.fetch_longest(to)
-        if self.journals.longest != self.holder:
+        if longest != self.holder:
             self._sent_bytes = 0
+        with suppress(msgspec.MsgspecError):
+            data = self.objects.read(f"{PARTIAL_FOLDER}/{longest}/{SENT}", most=LARGEST)
+            self._set_sent(msgspec.json.decode(data or b"{}", type=dict[str, Sha256]))
 
     def send_journal(self, path: Path, *, resumes: bool = True) -> None:
         """Send all of this journal, and from now on what is added to it.
@@ -181,6 +188,8 @@ class RemoteWriter:
         It ``resumes`` one that this work folder may have sent in part, up to its first unsound record.
         """
         self._journal, self._sent_bytes = path, min(self._sent_bytes, cut_to_sound(path) if resumes else 0)
+        if self.sent or (self._number and not resumes):  # else there is no list yet
+            self._send_list(self.objects)
         self._send_pieces(self.objects)
         self._thread.start()
 
@@ -198,12 +207,12 @@ class RemoteWriter:
             self._sent_bytes, self._number = until, self._number + 1
 
     # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
-    def complete(self, name: str) -> None:
-        """Send this shard when there is time, and remove it here."""
+    def send_shard(self, name: str) -> None:
+        """Send this shard, whose rows are all written and recorded, when there is time, and remove it here."""
         with self._changed:
             self._shards[name] = None
 
-    def needed(self, name: str) -> None:
+    def bring_back(self, name: str) -> None:
         """Bring this shard back, because it is about to be written; what was sent of it no longer counts."""
         path = self.folder / name
         with self._changed:
@@ -218,21 +227,17 @@ class RemoteWriter:
                 fetch_verified(self.objects, name, path, size=size, sha256=sha256, wrong="is not what was sent")
             self.keep_sent(self.sent.keys() - {name})
 
-    def sha256(self, name: str) -> str | None:
-        """The hash of a file that was sent; None of any other."""
-        return self.sent.get(name)
-
-    def read(self, name: str, offset: int, place: memoryview) -> None:
+    def read_shard(self, name: str, offset: int, place: memoryview) -> None:
         """Fill memory with bytes of a shard that was removed here."""
         place[:] = b"".join(self.objects.pieces(name, offset, offset + len(place)))
 
-    def settle(self) -> None:
+    def stop_sending_shards(self) -> None:
         """Send no more shards after the one on its way. Those that are here are sent with the finished reference."""
         with self._changed:
             self._shards.clear()
             self._changed.wait_for(lambda: not self._sending)
 
-    def _send_shard(self) -> None:
+    def _send_next_shard(self) -> None:
         with self._changed:
             self._sending = name = next(iter(self._shards), "")
         path = self.folder / name
@@ -240,11 +245,12 @@ class RemoteWriter:
             if name and path.exists():
                 self.lease.verify()
                 sha256, size = file_sha256(path), path.stat().st_size
-                for each in (name, *self._with_shards):
-                    self._impatient.send(each, self.folder / each)
+                self._send_list(self._impatient)  # without this shard: an older one of its name may be listed
+                self._impatient.send(name, path)
                 if self._impatient.sha256(name, size) != sha256:
                     raise StorageError(f"{self.place / name} is not what was sent", fix="try again")
                 self.record_sent(name, sha256)
+                self._send_list(self._impatient)
                 path.unlink()
             with self._changed:
                 self._shards.pop(name, None)
@@ -252,6 +258,10 @@ class RemoteWriter:
             with self._changed:
                 self._sending = ""
                 self._changed.notify_all()
+
+    def _send_list(self, objects: Objects) -> None:
+        """Send the list of shards that lie elsewhere."""
+        objects.write(f"{PARTIAL_FOLDER}/{self.holder}/{SENT}", msgspec.json.encode(self.sent))
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self) -> None:
@@ -267,7 +277,7 @@ class RemoteWriter:
             try:
                 self.lease.verify()
                 while self._shards and not self._ended.is_set():
-                    self._send_shard()
+                    self._send_next_shard()
                 self._send_pieces(self._impatient)
             except LeaseLostError:
                 return  # the lease's own thread finds out as well, and its error ends the run

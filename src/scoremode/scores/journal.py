@@ -135,18 +135,15 @@ class Journal:
             return f"it has window {window} of {len(self.plan)}"
         if not body:
             return None if self.done[window] else f"it discards window {window}, which it does not have"
-        if len(body) != SECONDS.size + int(self._counts[window]) * self._row_bytes:
-            return self._known(window) or f"its record of window {window} has the wrong length"
-        columns = self._split(body, int(self._counts[window]))
-        return self._known(window) or self._impossible(window, SECONDS.unpack_from(body)[0], columns)
-
-    def _known(self, window: int) -> str | None:
-        return f"it has window {window} twice" if self.done[window] else None
-
-    def _impossible(self, window: int, seconds: float, columns: Mapping[str, Array]) -> str | None:
-        """The first value of a window that cannot be, in words."""
+        if self.done[window]:
+            return f"it has window {window} twice"
+        targets = int(self._counts[window])
+        if len(body) != SECONDS.size + targets * self._row_bytes:
+            return f"its record of window {window} has the wrong length"
+        (seconds,) = SECONDS.unpack_from(body)
         if not 0 <= seconds < math.inf:
             return f"window {window} took an impossible time"
+        columns = self._split(body, targets)
         problem = self.schema.impossible_value(columns, self.vocabulary, self.least_kl) or contradiction(columns)
         return None if problem is None else f"in window {window} {problem}"
 
@@ -271,8 +268,3 @@ def inspect_journal(path: Path) -> JournalFacts:
         or first_line({}).startswith(start[:20])
         or any(magic in start for magic in (MAGIC, OLD_MAGIC)),
     )
-
-
-def read_identity(path: Path) -> dict[str, Any] | None:
-    """The identity of the run that a journal belongs to; None if it was not written completely."""
-    return inspect_journal(path).identity

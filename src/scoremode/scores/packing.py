@@ -1,6 +1,6 @@
 """The one way in which windows and answers travel between processes and machines: as a few flat arrays.
 
-``PackedWindows``   many windows: to replicas inside a Parcel, to a service inside a message
+``PackedWindows``   many windows: to replicas inside a WindowSubset, to a service inside a message
 ``PackedAnswers``   answers to many windows, column by column: back from replicas and services
 ``to_message``      typed values with arrays in them as bytes, for what crosses a network
 ``lines``           answers as rows of int32 words, which is all that some engines' workers can give back

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -148,7 +149,6 @@ class ColumnFile:
         except (pa.ArrowException, OSError) as error:
             raise self._unreadable(error) from None
         self.rows: int = self._file.metadata.num_rows
-        self._starts: list[int] | None = None  # of the file's row groups
         self._near: dict[tuple[str, int], npt.NDArray[Any]] = {}  # columns of row groups, for ``value``
         self.names: list[str] = self._file.schema_arrow.names
         columns = (*FACTS, *schema.scores)
@@ -164,15 +164,9 @@ class ColumnFile:
 
     def _is_null(self, name: str) -> bool:
         """Is the column null in every row? RunError if only in some rows. ``_as_numpy`` checks the counts again."""
-        nulls = self._null_count(name)
-        if nulls not in (0, self.rows):
-            raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
-        return nulls > 0
-
-    def _null_count(self, name: str) -> int:
         import pyarrow as pa
 
-        metadata, found = self._file.metadata, 0
+        metadata, nulls = self._file.metadata, 0
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == name), None)
         if index is None:
             raise self._unreadable(f"its column {name} is nested")
@@ -180,12 +174,14 @@ class ColumnFile:
             try:
                 counts = metadata.row_group(group).column(index).statistics
                 if counts is not None and counts.has_null_count:
-                    found += counts.null_count
+                    nulls += counts.null_count
                 else:
-                    found += self._file.read_row_group(group, columns=[name]).column(name).null_count
+                    nulls += self._file.read_row_group(group, columns=[name]).column(name).null_count
             except (pa.ArrowException, KeyError, OSError) as error:
                 raise self._unreadable(error) from None
-        return found
+        if nulls not in (0, self.rows):
+            raise self._unreadable(f"its column {name} is null in {nulls} of {self.rows} rows")
+        return nulls > 0
 
     def extremes(self, name: str) -> npt.NDArray[Any]:
         """The least and the largest number of each row group, as far as the file's own statistics know them."""
@@ -205,20 +201,18 @@ class ColumnFile:
 
     def value(self, name: str, row: int) -> Any:
         """One value of a column that was measured. The rows around it are kept for the next call."""
-        starts = self._group_starts()
-        group = int(np.searchsorted(starts, row, side="right")) - 1
+        group = int(np.searchsorted(self._group_starts, row, side="right")) - 1
         if (name, group) not in self._near:
             if len(self._near) >= NEAR:
                 self._near.clear()
             self._near[name, group] = self._read_group(name, group)
-        return self._near[name, group][row - starts[group]]
+        return self._near[name, group][row - self._group_starts[group]]
 
+    @cached_property
     def _group_starts(self) -> list[int]:
-        if self._starts is None:
-            metadata = self._file.metadata
-            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-            self._starts = [0, *np.cumsum(sizes).tolist()][:-1]
-        return self._starts
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        return [0, *np.cumsum(sizes).tolist()][:-1]
 
     def _read_group(self, name: str, group: int) -> npt.NDArray[Any]:
         import pyarrow as pa

@@ -191,11 +191,6 @@ class Schema:
         return tuple(column.name for column in self.scores)
 
     @cached_property
-    def optional(self) -> tuple[str, ...]:
-        """Names of the columns that an engine may lack."""
-        return tuple(column.name for column in self.scores if column.optional)
-
-    @cached_property
     def metrics(self) -> tuple[tuple[Column, Metric], ...]:
         """The metrics that are means over a column, with their columns."""
         return tuple((column, metric) for column in self.scores for metric in column.metrics)
@@ -288,12 +283,6 @@ def joined_names(names: Sequence[str]) -> str:
     'logprob, rank and entropy'
     """
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def as_table(columns: Sequence[Column]) -> str:
-    """Columns as a table for the documentation, which a test compares with docs/scores.md and docs/runs.md."""
-    lines = [f"| `{column.name}` | {column.meaning} |" for column in columns]
-    return "\n".join(["| column | meaning |", "|---|---|", *lines])
 
 
 def _misdeclared(column: object, why: str) -> EngineError:

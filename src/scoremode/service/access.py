@@ -55,22 +55,22 @@ class Access:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            self._watch(scope["app"].state)
+            # vLLM's server knows its connections, and leaves itself in the state of the application
+            if (server := getattr(scope["app"].state, "server", None)) is not None:
+                self._watching = asyncio.create_task(ConnectionWatch(server.server_state.connections).run())
             await self.app(scope, receive, send)
             return
         if self._keys is None:
             self._keys = accepted_keys(scope["app"].state.args)
         if self._keys and not _is_open(scope) and not is_allowed(scope["headers"], self._keys):
-            await _refuse_entry(scope, send)
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                await refuse(send, 401, "the key is missing or wrong; send Authorization: Bearer KEY")
         elif scope["type"] == "http":
             await self._in_time(scope, receive, send)
         else:
             await self.app(scope, receive, send)
-
-    def _watch(self, state: Any) -> None:
-        """vLLM's server knows its connections, and leaves itself in the state of the application."""
-        if (server := getattr(state, "server", None)) is not None:
-            self._watching = asyncio.create_task(ConnectionWatch(server.server_state.connections).run())
 
     async def _in_time(self, scope: Any, receive: Any, send: Any) -> None:
         body, started = TimedBody(receive), False
@@ -95,13 +95,6 @@ def _is_open(scope: Any) -> bool:
     if scope["type"] == "http" and scope["method"] == "OPTIONS":
         return any(name == b"access-control-request-method" for name, _ in scope["headers"])
     return scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN
-
-
-async def _refuse_entry(scope: Any, send: Any) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-    else:
-        await refuse(send, 401, "the key is missing or wrong; send Authorization: Bearer KEY")
 
 
 async def refuse(send: Any, status: int, message: str) -> None:

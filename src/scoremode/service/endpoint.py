@@ -24,7 +24,6 @@ from scoremode.engines.vllm import support
 from scoremode.errors import EngineError, InputError, ScoremodeError, one_line
 from scoremode.scores.packing import CONTENT_TYPE, VERSION
 from scoremode.service.heads import Heads
-from scoremode.service.prob_route import EXAMPLE, ProbForm, ProbScorer
 from scoremode.service.requests import (
     AbsentError,
     Bodies,
@@ -35,7 +34,7 @@ from scoremode.service.requests import (
     declared_length,
     read_form,
 )
-from scoremode.service.scorer import Scorer
+from scoremode.service.scorer import PROB_EXAMPLE, ProbForm, ProbScorer, Scorer
 
 ROOT = "/v1/scoremode"
 INSTANCE = "SCOREMODE_SERVICE_INSTANCE"  # the same for all front ends of one server
@@ -170,7 +169,9 @@ class ScoreService:
         if _content_type(request) != "application/json":
             return _refusal(415, InputError("this is not JSON", fix="set Content-Type to application/json"))
         async with self.bodies.of(request) as body:
-            return JSONResponse(await while_connected(request, self.prober.answer(read_form(body, ProbForm, EXAMPLE))))
+            return JSONResponse(
+                await while_connected(request, self.prober.answer(read_form(body, ProbForm, PROB_EXAMPLE)))
+            )
 
     async def tokens(self, request: Request) -> Response:
         """The text of every token, for clients that have no tokenizer."""

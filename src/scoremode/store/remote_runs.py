@@ -2,8 +2,7 @@
 
 URI/writer-….json     which process is writing (remote/lease.py)
 URI/partial/WRITER/…  while scoring: the journal, in pieces (remote/writer.py)
-URI/states-….safetensors, URI/partial.rows, URI/partial.reference.json
-                      of an unfinished reference: complete shards, and notes that are sent after each of them
+URI/states-….safetensors   of a reference: each shard as soon as it is complete
 URI/scores.parquet    one row per target
 URI/manifest.json     written last: if it is there, the run is complete
 
@@ -18,13 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from scoremode.cache.eviction import cache_limit
-from scoremode.disk.files import file_sha256
 from scoremode.disk.folders import (
     JOURNAL,
     LOCK,
@@ -36,12 +33,9 @@ from scoremode.disk.folders import (
     SCORES,
     cache_folder,
     is_reference_file,
-    shard_name,
 )
 from scoremode.disk.records import LONGEST_HEADER
 from scoremode.errors import InputError, RunError, StorageError, harmless
-from scoremode.references.format import ShardLayout, read_partial
-from scoremode.references.reader import is_shard_complete, row_records
 from scoremode.remote.lease import FLAG
 from scoremode.remote.objects import Objects, patience
 from scoremode.remote.uri import SERVERS, Place
@@ -52,57 +46,41 @@ from scoremode.store.remote_copies import copy_folder, files_in, present_files, 
 from scoremode.store.run import Run
 from scoremode.strict_json import parse
 
-LARGEST_NOTES = 1 << 30
 STAYS = "what was scored is kept on this machine: run the same command again to send it"
 
 
-@contextmanager
-def claimed_at(
-    place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs"
-) -> Iterator[runs.Claim]:
-    """As ``runs.claimed``, for a folder elsewhere. A folder that is not a run's is never changed."""
-    if place.scheme in SERVERS:
-        raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
-    cache_limit()  # raises if the limit is invalid, before anything is scored
-    claim = RemoteClaim(place, identity, fresh=fresh, kind=kind)
-    try:
-        claim.take()
-        yield claim
-    finally:
-        claim.release()
-
-
 class RemoteClaim(runs.Claim):
-    """A folder elsewhere for one run: its finished run, or else the right to write there, and the work folder here."""
+    """A folder behind a URI for one run: its finished run, or else the right to write there, and the work folder here.
+
+    A folder that is not a run's is never changed.
+    """
 
     shard_bytes = 1 << 28  # smaller than in a local folder: a lost machine loses the rows of unfinished shards
 
-    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool, kind: str) -> None:
+    def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
+        if place.scheme in SERVERS:
+            raise InputError(f"{place} cannot be written: a server of files is only read", fix="give another --out")
         work = hashlib.sha256(f"work for {place}".encode()).hexdigest()[:20]
-        super().__init__(cache_folder() / kind / work, identity, None, fresh=fresh)
+        super().__init__(cache_folder() / kind / work, identity, fresh=fresh)
         self.place = place
         self._objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
-        self._writer: RemoteWriter | None = None
         self._old_files: set[str] = set()  # that are replaced by this run's
         self._has_begun = self._is_complete = False
 
     @property
     def writer(self) -> RemoteWriter:
-        assert self._writer is not None, "the folder is not taken"
-        return self._writer
+        assert self.remote is not None, "the folder is not taken"
+        return self.remote
 
-    def take(self) -> None:
-        """Find the finished run, or take the folder; RunError if it has other content or another writer."""
-        self.finished = self._existing_run()  # raises before anything is written
-        if self.finished is not None:
-            return
-        self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
-        self._writer = RemoteWriter(self.place, self.folder, sent_with_shards=(ROWS, PARTIAL))
-        self.finished = self._existing_run()  # again, because it may have changed before the lease
-        if self.finished is None:
-            self.finished = self._prepare()
-        if self.finished is not None:
-            self.release()
+    def _take(self) -> Run | None:
+        """The finished run behind the URI; else None, and the folder has no other writer."""
+        cache_limit()  # raises if the limit is invalid, before anything is scored
+        found = self._existing_run()  # raises before anything is written
+        if found is None:
+            self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
+            self.remote = RemoteWriter(self.place, self.folder)
+            found = self._existing_run() or self._prepare()  # again, because it may have changed before the lease
+        return found
 
     def _existing_run(self) -> Run | None:
         """The finished run elsewhere; None if this run may be scored there; RunError if it may not."""
@@ -151,12 +129,12 @@ class RemoteClaim(runs.Claim):
             with suppress(RunError):
                 found = runs.finished_in(self.folder, self.identity)
                 if all((self.folder / name).exists() or writer.sent.get(name) == sha for name, sha in self._files()):
-                    return self.kept(found)
+                    return self.publish(found)
             self._clear()
         if writer.is_ahead_of(path):
             self._clear()
             writer.fetch_journal(path)
-            fetch_unfinished(writer)
+            writer.keep_sent(self._old_files)
         return None
 
     def _clear(self) -> None:
@@ -180,9 +158,6 @@ class RemoteClaim(runs.Claim):
         replaced = (MANIFEST, SCORES, REFERENCE, *(own if fresh else ()))  # the manifest first
         writer.remove(*(name for name in replaced if name in self._old_files))
         writer.remove_journals(of_others=True)
-
-    def shards_go_to(self) -> RemoteWriter:
-        return self.writer
 
     def check_reference(self) -> None:
         """StorageError if a file is missing; the content of files is checked when they are fetched."""
@@ -208,7 +183,7 @@ class RemoteClaim(runs.Claim):
         """Names and hashes of a finished run's files but the manifests, in the order in which they are sent."""
         return list(files_in(self._manifests(), self.place))
 
-    def kept(self, run: Run) -> Run:
+    def publish(self, run: Run) -> Run:
         """Send the finished run: the manifest last."""
         writer = self.writer
         writer.stop_sending()
@@ -219,16 +194,16 @@ class RemoteClaim(runs.Claim):
                 writer.deliver(name)
             self._is_complete = True
             writer.remove_journals()
-            writer.remove(ROWS, PARTIAL)
+            writer.remove(ROWS, PARTIAL)  # older versions sent them
         except StorageError as error:
             if not self._is_complete:
                 raise StorageError(f"the run is complete, but {error.message}", fix=STAYS) from None
         return replace(run, path=str(self.place))
 
     def release(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self.remote is not None:
+            self.remote.close()
+            self.remote = None
             if self._is_complete:
                 self._become_copy()
         super().release()
@@ -252,37 +227,3 @@ def _identity_in(data: bytes) -> dict[str, Any] | None:
         return None
     identity = found.get("identity") if isinstance(found, dict) else None
     return identity if runs.is_identity(identity) else None
-
-
-def fetch_unfinished(writer: RemoteWriter) -> None:
-    """Make an unfinished reference from what was sent; nothing if there is none that can be used.
-
-    Each shard is fetched, checked, and removed again if all its rows are there.
-    """
-    objects, folder = writer.objects, writer.folder
-    sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
-    if not {PARTIAL, ROWS} <= sizes.keys():
-        return
-    for name in (PARTIAL, ROWS):
-        (folder / name).write_bytes(objects.read(name, most=LARGEST_NOTES) or b"")
-    layout = None
-    with suppress(RunError, TypeError):
-        known = read_partial(folder) or {"ready": False}
-        layout = ShardLayout(**known["layout"]) if known["ready"] else None
-    if layout is None:
-        for name in (PARTIAL, ROWS):
-            (folder / name).unlink()
-        return
-    records, _ = row_records((folder / ROWS).read_bytes(), layout)
-    for shard in range(layout.shards):
-        name, file = shard_name(shard), layout.shard_file(shard)
-        if sizes.get(name) != file.size:
-            continue
-        with suppress(StorageError):  # replaced or cut meanwhile: its rows are scored again
-            objects.fetch(name, folder / name, size=file.size)
-            if is_shard_complete(folder, layout, shard, records):
-                writer.record_sent(name, file_sha256(folder / name))
-                (folder / name).unlink()
-                continue
-        if file.problem(folder / name) is not None:
-            (folder / name).unlink(missing_ok=True)

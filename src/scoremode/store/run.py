@@ -1,17 +1,26 @@
-"""A run: scores and their origin."""
+"""A run: scores and their origin; the format of its manifest, and the checks when it is read. Files are not trusted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from scoremode.errors import RunError
+import msgspec
+from msgspec import Meta
+
+from scoremode.disk.files import file_sha256
+from scoremode.disk.folders import JOURNAL, MANIFEST
+from scoremode.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, is_sealed, unusable_field
+from scoremode.errors import EngineError, RunError, harmless
 from scoremode.scores.columns import Scores, TargetFacts
-from scoremode.scores.parquet import to_arrow
-from scoremode.scores.schema import BUILT_IN, Schema
-from scoremode.store.run_format import schema_of
+from scoremode.scores.parquet import columns_problem, to_arrow
+from scoremode.scores.schema import BUILT_IN, Column, Schema
+from scoremode.strict_json import read_object
 from scoremode.values import Estimate, Floats
+
+FORMAT = 2  # of manifests and columns
 
 NEEDS = {metric.name: column.name for column, metric in BUILT_IN.metrics}
 """Metrics that need a column which not every engine gives, and that column."""
@@ -91,3 +100,186 @@ class Run:
                 numbers |= {name: None, f"{name}_stderr": None}
         rest = {name: value for name, value in self.manifest.items() if name not in NOT_SHOWN}
         return {**numbers, **rest, "cached": self.cached, "run": self.path}
+
+
+# ── manifests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class StoredEstimate(msgspec.Struct):
+    """A metric."""
+
+    value: float | None
+    stderr: NotNegative | None
+    n: Count
+    groups: Count
+    freedom: NotNegative | None
+    low: float | None
+    high: float | None
+
+
+class Identity(msgspec.Struct):
+    """The fields by which two runs are the same run."""
+
+    model: Text
+    tokenizer: Text
+    corpus: Text
+    plan: Text
+    engine: Text
+    settings: dict[str, Any]
+    versions: dict[str, Text] = {}
+    numerics: Count = 0
+
+
+class PartSize(msgspec.Struct):
+    """The size of a part of a model."""
+
+    bytes: Count
+    weights: Positive
+
+
+class PartSizes(msgspec.Struct):
+    """The sizes of the parts of a model."""
+
+    body: PartSize | None = None
+    embedding: PartSize | None = None
+    head: PartSize | None = None
+
+
+class ComparedWith(msgspec.Struct):
+    """The baseline of a run."""
+
+    model: Text
+    fingerprint: Text
+
+
+class StoredQuestion(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The options of ``ppl`` that define the plan; a reference repeats them for its candidates."""
+
+    corpus: Text | list[Text] = ""
+    text: str = ""
+    method: Text = ""
+    context_length: Whole = 0
+    stride: Whole = 0
+    max_windows: Whole = 0
+    num_samples: Whole = 0
+    document_tokens: Whole = 0
+    field: str = ""
+    dataset: Text = ""
+    dataset_config: Text = ""
+    split: Text = ""
+    assistant_only: bool = False
+    tokenizer: Text = ""
+
+
+class RunManifest(msgspec.Struct, kw_only=True):
+    """The fields of a finished run's manifest; those with a default are in some manifests only."""
+
+    format: Literal[2]
+    identity: Identity
+    metrics: dict[str, StoredEstimate]
+    plan_digest: Sha256
+    scores_sha256: Sha256
+    targets: Positive
+    windows: Positive
+    forward_tokens: Count
+    tokens: Count
+    coverage: Annotated[float, Meta(ge=0, le=1)]
+    method: Text
+    method_settings: dict[str, bool | Whole | Text | None]
+    notes: list[str]
+    stderr_groups: Text
+    corpus: str
+    corpus_bytes: Count
+    corpus_sha256: Sha256
+    tokenizer: Text
+    model: Text
+    model_fingerprint: Text
+    engine: Text
+    dtype: str
+    device: str
+    head: str
+    seconds: NotNegative
+    tokens_per_second: NotNegative | None
+    perplexity_stderr_llamacpp: NotNegative | None = None
+    corpus_rows: Count | None = None
+    documents: Count = 0
+    model_revision: Text | None = None
+    model_files: dict[str, Sha256] = {}
+    weight_bytes: Count | None = None
+    bits_per_weight: Annotated[float, Meta(ge=0, le=1024)] | None = None
+    model_format: Text | None = None  # such as "GGUF Q4_K_M"; ``format`` is that of the manifest
+    sizes: PartSizes | None = None
+    engine_settings: dict[str, Any] = {}
+    versions: dict[str, Text] = {}
+    hardware: dict[str, str] = {}
+    against: ComparedWith | None = None
+    not_measured: list[Text] = []  # columns that the engine did not give
+    columns: list[Column] = []  # columns that the engine declared itself
+    noise_kl: list[NotNegative] | None = None
+    noise_perturbed: str | None = None
+    model_notes: list[str] = []
+    question: StoredQuestion | None = None
+    command: str | list[str | list[str]] | None = None
+    created: str | None = None
+    finished: str | None = None
+
+
+def read_run_manifest(folder: Path) -> dict[str, Any]:
+    """The checked manifest of a finished run; RunError if it is missing, changed or invalid."""
+    path = folder / MANIFEST
+    if not path.exists():
+        if (folder / JOURNAL).exists():
+            raise RunError(f"{folder} contains an unfinished run", fix="run the same command again to resume")
+        raise RunError(f"{folder} is not a run", fix="give a folder that was written with --out")
+    try:
+        manifest = read_object(path)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({harmless(str(error))})", fix="score again with --fresh") from None
+    known = manifest.get("format")
+    if type(known) is not int:
+        raise RunError(f"{path} is damaged (it has no format)", fix="score again with --fresh")
+    if known != FORMAT:
+        raise RunError(
+            f"{folder} was written in format {known}, this scoremode reads {FORMAT}", fix="score again with --fresh"
+        )
+    if not is_sealed(manifest):
+        raise RunError(f"{path} was changed after the run", fix="score again with --fresh")
+    wrong = problem_in(manifest)
+    if wrong is not None:
+        raise RunError(f"{path} is damaged (no usable {harmless(wrong)})", fix="score again with --fresh")
+    return manifest
+
+
+def require_columns(path: Path, manifest: dict[str, Any]) -> None:
+    """Raise RunError if the file's hash is not the one in the manifest, or if its columns are not a run's."""
+    if not path.is_file() or file_sha256(path) != manifest["scores_sha256"]:
+        raise RunError(f"{path} is missing or was changed after the run", fix="score again with --fresh")
+    wrong = columns_problem(path, schema_of(manifest))
+    if wrong is not None:
+        raise RunError(f"{path} is damaged ({wrong})", fix="score again with --fresh")
+
+
+def problem_in(manifest: Mapping[str, Any]) -> str | None:
+    """The name of a field that cannot be used; None if all can."""
+    wrong = unusable_field(manifest, RunManifest)
+    if wrong is not None:
+        return wrong
+    metrics = manifest["metrics"]
+    share = metrics.get("top1_accuracy", {"value": 0})
+    around = [share.get(name) or 0 for name in ("stderr", "low", "high")]
+    is_share = share["value"] is not None and 0 <= share["value"] <= 1 and all(abs(x) <= 1e9 for x in around)
+    if not {"perplexity", "mean_nll"} <= metrics.keys() or not is_share:
+        return "metrics"
+    try:
+        schema_of(manifest)
+    except EngineError:
+        return "columns"
+    return None
+
+
+def schema_of(manifest: Mapping[str, Any]) -> Schema:
+    """The columns of the run that a manifest belongs to."""
+    return BUILT_IN.extended(msgspec.convert(manifest.get("columns", ()), tuple[Column, ...]))
+
+
+def described(schema: Schema) -> dict[str, Any]:
+    """What a manifest says of columns that the engine declared itself."""
+    return {"columns": msgspec.to_builtins(schema.declared)} if schema.declared else {}

@@ -14,68 +14,89 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from scoremode.cache.entries import is_cached, mark_used
 from scoremode.cache.eviction import cache_limit, make_room
 from scoremode.disk.files import file_sha256, write_atomically, written_atomically
-from scoremode.disk.folders import (
-    JOURNAL,
-    LOCK,
-    MANIFEST,
-    SCORES,
-    TEMPORARY,
-    entry_folder,
-    give_another,
-    is_reference_file,
-)
+from scoremode.disk.folders import JOURNAL, LOCK, MANIFEST, SCORES, TEMPORARY, give_another, is_reference_file
 from scoremode.disk.locks import Lock
-from scoremode.disk.manifests import differing_fields, sealed, unusable_field
+from scoremode.disk.manifests import differing_fields, sealed
 from scoremode.errors import RunError, harmless, readable
 from scoremode.references.format import discard, discard_others, is_reference
 from scoremode.references.reader import Reference
-from scoremode.references.writer import SHARD_BYTES, RemoteShards
+from scoremode.references.writer import SHARD_BYTES
 from scoremode.remote.uri import Place, stored_at
+from scoremode.remote.writer import RemoteWriter
 from scoremode.scores import journal, parquet
 from scoremode.scores.columns import Scores, TargetFacts
 from scoremode.store.remote_copies import copy_of, is_there
-from scoremode.store.run import Run
-from scoremode.store.run_format import FIELDS, FORMAT, MORE, read_run_manifest, require_columns, schema_of
+from scoremode.store.run import FORMAT, Run, problem_in, read_run_manifest, require_columns, schema_of
 from scoremode.strict_json import read_object
 
-__all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "claimed", "default_folder", "is_run", "load"]
+__all__ = ["FORMAT", "JOURNAL", "LOCK", "MANIFEST", "SCORES", "Claim", "is_run", "load"]
 
 OURS = {MANIFEST, SCORES, JOURNAL}
 Progress = Callable[[int, int], None]
 WAITING = "another process is scoring the same; waiting for it (Ctrl-C to stop)"
 
 
-def default_folder(identity: dict[str, Any], kind: str = "runs") -> Path:
-    """The cache folder of a run for which the user gave no folder; the same identity gives the same folder."""
-    return entry_folder(kind, identity)
-
-
 # ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class Claim:
-    """A folder for one run: its finished run, or else the right to write there until ``release``."""
+    """A folder for one run: inside a ``with`` block, its finished run, or else the right to write there.
+
+    A folder that contains something else is never changed, unless it is a run and ``fresh`` is given. If another
+    process holds the lock: RunError, or with ``waits`` a line on standard error; then this process waits and uses the
+    run that the other one finished.
+    """
 
     shard_bytes = SHARD_BYTES  # of a reference's files
+    remote: RemoteWriter | None = None  # sends a run's files to a URI while they are written
 
-    def __init__(
-        self,
-        folder: Path,
-        identity: dict[str, Any],
-        finished: Run | None,
-        lock: Lock | None = None,
-        *,
-        fresh: bool = False,
-    ) -> None:
-        self.folder, self.identity, self.finished = folder, identity, finished
-        self._lock, self._fresh = lock, fresh
+    def __init__(self, folder: Path, identity: dict[str, Any], *, fresh: bool = False, waits: bool = False) -> None:
+        self.folder, self.identity = folder, identity
+        self.finished: Run | None = None
+        self._lock: Lock | None = None
+        self._fresh, self._waits = fresh, waits
+
+    def __enter__(self) -> Self:
+        try:
+            self.finished = self._take()
+        except BaseException:
+            self.release()
+            raise
+        if self.finished is not None:
+            self.release()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _take(self) -> Run | None:
+        """The finished run in the folder; else None, and the folder is locked."""
+        folder, found = self.folder, None
+        _require_possible(folder)
+        if is_cached(folder):
+            cache_limit()  # raises if the limit is invalid, before anything is scored
+        try:
+            found = _existing_run(folder, self.identity, fresh=self._fresh)  # raises before anything is created
+        except RunError:
+            if folder.exists() or not is_cached(folder):
+                raise  # else the cache removed the folder at the same time
+        if found is None:
+            self._lock, has_waited = lock_folder(folder, waits=self._waits)
+            if has_waited and self._fresh:
+                with suppress(RunError):  # the run was scored while we waited, so it is new
+                    found = finished_in(folder, self.identity)
+            # again, because it may have changed before the lock
+            found = found or _existing_run(folder, self.identity, fresh=self._fresh)
+        if found is not None:
+            mark_used(folder)
+        return found
 
     def begin(self) -> None:
         """Take over the folder for this run. Call it when the engine is open and ready to score.
@@ -96,10 +117,6 @@ class Claim:
         for left in self.folder.glob(TEMPORARY):  # incomplete files that a killed process left
             left.unlink(missing_ok=True)
 
-    def shards_go_to(self) -> RemoteShards | None:
-        """Who takes each complete file of a reference; None if they stay here."""
-        return None
-
     def check_reference(self) -> None:
         """RunError if files of the finished reference were cut or edited since."""
         Reference.open(self.folder)
@@ -108,8 +125,8 @@ class Claim:
         """The progress to report to, which may raise where another process took the folder over."""
         return progress
 
-    def kept(self, run: Run) -> Run:
-        """The finished run, brought to where the user wants it."""
+    def publish(self, run: Run) -> Run:
+        """Bring the finished run to where the user wants it."""
         return run
 
     def release(self) -> None:
@@ -119,57 +136,6 @@ class Claim:
             self._lock = None
 
 
-@contextmanager
-def claimed(folder: Path, identity: dict[str, Any], *, fresh: bool = False, waits: bool = False) -> Iterator[Claim]:
-    """The folder for this run, locked inside the block unless it already contains the finished run.
-
-    A folder that contains something else is never changed, unless it is a run and ``fresh`` is given. If another
-    process holds the lock: RunError, or with ``waits`` a line on standard error; then this process waits and uses the
-    run that the other one finished.
-    """
-    claim = _claim(folder, identity, fresh=fresh, waits=waits)
-    try:
-        yield claim
-    finally:
-        claim.release()
-
-
-def _claim(folder: Path, identity: dict[str, Any], *, fresh: bool, waits: bool) -> Claim:
-    _require_possible(folder)
-    if is_cached(folder):
-        cache_limit()  # raises if the limit is invalid, before anything is scored
-    found = _existing_run_unlocked(folder, identity, fresh=fresh)  # raises before anything is created or locked
-    if found is not None:
-        mark_used(folder)
-        return Claim(folder, identity, found)
-    lock, waited = lock_folder(folder, waits=waits)
-    try:
-        if waited and fresh:
-            with suppress(RunError):  # the run was scored while we waited, so it is new
-                found = finished_in(folder, identity)
-        found = found or _existing_run(
-            folder, identity, fresh=fresh
-        )  # again, because it may have changed before the lock
-    except BaseException:
-        lock.release()
-        raise
-    if found is not None:
-        mark_used(folder)
-        lock.release()
-        return Claim(folder, identity, found)
-    return Claim(folder, identity, None, lock, fresh=fresh)
-
-
-def _existing_run_unlocked(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
-    """As ``_existing_run``, without the lock: the cache may remove the folder at the same time."""
-    try:
-        return _existing_run(folder, identity, fresh=fresh)
-    except RunError:
-        if folder.exists() or not is_cached(folder):
-            raise
-        return None
-
-
 def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[Lock, bool]:
     """The lock of a folder, which is created if needed, and whether another process held it first.
 
@@ -177,7 +143,10 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[
     """
     lock = Lock(folder / LOCK)
     while True:
-        _make(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be created ({error.strerror})", fix=give_another(folder)) from None
         try:
             if lock.acquire(waiting=WAITING if waits else None):
                 return lock, lock.has_waited
@@ -205,7 +174,10 @@ def _require_possible(folder: Path) -> None:
 
 def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run | None:
     """The finished run in a folder; None if this run may be scored into it; RunError if it may not."""
-    present = _names_in(folder)
+    try:
+        present = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+    except OSError as error:
+        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
     if not present:
         return None
     _require_ours(folder, present)
@@ -225,13 +197,6 @@ def _existing_run(folder: Path, identity: dict[str, Any], *, fresh: bool) -> Run
     if found is None and SCORES in present:
         raise RunError(f"{folder} contains {SCORES} without its manifest", fix="score again with --fresh")
     return None
-
-
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
-    except OSError as error:
-        raise RunError(f"{folder} cannot be read ({error.strerror})", fix=give_another(folder)) from None
 
 
 def _require_no_other(folder: Path, found: journal.JournalFacts, identity: dict[str, Any]) -> None:
@@ -255,10 +220,11 @@ def _require_ours(folder: Path, present: set[str]) -> None:
     A damaged file is still ours if the folder contains only files with our names.
     """
     foreign = sorted(name for name in present - OURS if not is_reference_file(name))
-    ours = journal.inspect_journal(folder / JOURNAL).ours if JOURNAL in present else False
-    known = (ours and (not foreign or journal.read_identity(folder / JOURNAL) is not None)) or (
-        MANIFEST in present and _looks_ours(folder / MANIFEST)
-    )
+    found = journal.inspect_journal(folder / JOURNAL)
+    known = found.ours and (not foreign or found.identity is not None)
+    if MANIFEST in present:
+        with suppress(ValueError, OSError):
+            known = known or is_identity(read_object(folder / MANIFEST).get("identity"))
     known = known or is_reference(folder)
     may_be_ours = MANIFEST in present or parquet.columns_problem(folder / SCORES) is None
     damaged = not foreign and SCORES in present and may_be_ours
@@ -269,23 +235,9 @@ def _require_ours(folder: Path, present: set[str]) -> None:
         )
 
 
-def _looks_ours(path: Path) -> bool:
-    try:
-        return is_identity(read_object(path).get("identity"))
-    except (ValueError, OSError):
-        return False
-
-
 def is_identity(value: Any) -> bool:
     """Does this look like the identity of a run?"""
     return isinstance(value, dict) and {"model", "plan", "engine"} <= value.keys()
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be created ({error.strerror})", fix=give_another(folder)) from None
 
 
 def finished_in(folder: Path, identity: dict[str, Any]) -> Run:
@@ -316,15 +268,10 @@ def load(folder: str | Path | Place) -> Run:
     >>> load("s3://bucket/runs/base").kl        # doctest: +SKIP
     """
     where = stored_at(folder)
-    if isinstance(where, Place):
-        return replace(_load(copy_of(where, with_states=False)), path=str(where))
-    return _load(where)
-
-
-def _load(folder: Path) -> Run:
-    manifest = read_run_manifest(folder)
-    require_columns(folder / SCORES, manifest)
-    return _opened(folder, manifest)
+    path = copy_of(where, with_states=False) if isinstance(where, Place) else where
+    manifest = read_run_manifest(path)
+    require_columns(path / SCORES, manifest)
+    return replace(_opened(path, manifest), path=str(where))
 
 
 def _opened(folder: Path, manifest: dict[str, Any]) -> Run:
@@ -362,7 +309,7 @@ def save(folder: Path, blocks: Iterable[parquet.Rows], manifest: dict[str, Any],
     whole = {"format": FORMAT, **manifest, "scores_sha256": sha256, "targets": targets}
     written = readable(json.dumps(whole, ensure_ascii=False, allow_nan=False))
     whole = sealed(json.loads(written))  # as it will be read: tuples are lists
-    wrong = unusable_field(whole, FIELDS, MORE)
+    wrong = problem_in(whole)
     assert wrong is None, f"an invalid manifest: no usable {wrong}"
     write_atomically(folder / MANIFEST, json.dumps(whole, indent=1).encode())
     (folder / JOURNAL).unlink(missing_ok=True)

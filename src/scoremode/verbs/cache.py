@@ -24,10 +24,10 @@ from scoremode.cache.entries import (
 from scoremode.cache.eviction import cache_limit, evict
 from scoremode.cache.units import moment
 from scoremode.disk.folders import JOURNAL, MANIFEST, PLACE, cache_folder
-from scoremode.disk.manifests import text
+from scoremode.disk.manifests import is_line
 from scoremode.disk.records import read_record_header
 from scoremode.errors import OptionError, harmless
-from scoremode.store.run_format import FORMAT
+from scoremode.store.run import FORMAT
 from scoremode.strict_json import read_object
 
 
@@ -103,7 +103,7 @@ def _facts(entry: Entry, mark: Path) -> dict[str, Any]:
         return {"what": "results that go elsewhere"}
     if entry.kind == "files":
         place = read_object(mark).get("place")
-        return {"what": f"copy of {place}"} if text(place) else {}
+        return {"what": f"copy of {place}"} if is_line(place) else {}
     return entry.facts
 
 
@@ -132,7 +132,7 @@ def _described_by_journal(entry: Entry) -> Entry:
 def _texts(found: Any, *names: str) -> dict[str, str | None]:
     """Fields of an object that are printable text; others are None, because the files are not trusted."""
     known = found if isinstance(found, Mapping) else {}
-    return {name: known[name] if text(known.get(name)) else None for name in names}
+    return {name: known[name] if is_line(known.get(name)) else None for name in names}
 
 
 def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from scoremode.arguments import path_text
 from scoremode.cluster.engine import ReplicatedEngine, check_spread
 from scoremode.cluster.spread import Spread, read_spread
+from scoremode.disk.folders import entry_folder
 from scoremode.engines import registry
 from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.options import Options
@@ -23,7 +24,7 @@ from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
 from scoremode.remote.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
-from scoremode.store.remote_runs import claimed_at
+from scoremode.store.remote_runs import RemoteClaim
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, identify, prepare_question
@@ -226,13 +227,13 @@ class LazyModel:
         with ExitStack() as stack:
             if out is None and self.is_given:
                 temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="scoremode-"))
-                yield stack.enter_context(runs.claimed(Path(temporary), identity))
+                yield stack.enter_context(runs.Claim(Path(temporary), identity))
                 return
-            folder = located(out) if out is not None else runs.default_folder(identity, kind)
+            folder = located(out) if out is not None else entry_folder(kind, identity)
             if isinstance(folder, Place):
-                yield stack.enter_context(claimed_at(folder, identity, fresh=fresh, kind=kind))
+                yield stack.enter_context(RemoteClaim(folder, identity, fresh=fresh, kind=kind))
             else:
-                yield stack.enter_context(runs.claimed(folder, identity, fresh=fresh, waits=out is None))
+                yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
 
     def is_kept(self, out: str | Path | Place | None) -> bool:
         """Does a run of this model outlive the question?"""

@@ -21,7 +21,7 @@ from scoremode.scores.schema import Schema
 from scoremode.statistics.estimate import as_json
 from scoremode.statistics.groups import Grouping, grouping, weights_of
 from scoremode.statistics.run import ScoreRows, all_metrics, llamacpp_stderr
-from scoremode.store.run_format import described
+from scoremode.store.run import described
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.values import Floats, Ids
 from scoremode.verbs.question import Question, library_versions

@@ -263,7 +263,7 @@ class UnfinishedRun:
     def save(self, manifest: dict[str, Any]) -> Run:
         """The finished run, in its folder."""
         rows, targets = rows_to_keep(self.asked, self.journal), self.asked.plan.targets
-        return self.claim.kept(runs.save(self.claim.folder, rows, manifest, targets))
+        return self.claim.publish(runs.save(self.claim.folder, rows, manifest, targets))
 
 
 def score_run(asked: Question, engine: Engine, claim: runs.Claim, progress: Progress | None = None) -> Run:

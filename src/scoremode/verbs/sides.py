@@ -12,8 +12,7 @@ import numpy as np
 
 from scoremode.cluster.spread import Room, Spread, read_spread, room_for
 from scoremode.engines.base import Want
-from scoremode.engines.baseline import FileBaseline
-from scoremode.engines.baseline import StoredBaseline
+from scoremode.engines.baseline import FileBaseline, StoredBaseline
 from scoremode.engines.plugin import EnginePlugin
 from scoremode.engines.registry import engine_for, read_options, require, share_options
 from scoremode.errors import InputError, ModelError
