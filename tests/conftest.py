@@ -22,6 +22,9 @@ LONGEST = (
     *("engines/vllm/test_prob", "service/", "engines/vllm/test_", "hostile/", "head/test_fused", "test_wheel"),
     *("test_docs", "benchmarks/", "oracles/", "harness/", "store/test_remote", "verbs/", "cli/", "report/test_browser"),
 )
+# files that start vLLM, in two groups, one process for each: importing vLLM takes long, and engines are shared
+VLLM_FIRST = ("engines/vllm/test_quantized", "engines/vllm/test_parallel", "engines/vllm/test_compare", "benchmarks/")
+VLLM = ("engines/vllm/", "engines/server/test_real_server", "service/")
 
 
 def pytest_configure() -> None:
@@ -39,6 +42,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With several processes the longest files come first; see ``make test``, where each file stays in one."""
     if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
         items.sort(key=_place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file stays in one process, and so does a group of files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadGroups(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            name = nodeid.removeprefix("tests/")
+            if name.startswith(VLLM_FIRST):
+                return "vLLM, first"
+            return "vLLM, second" if name.startswith(VLLM) else str(super()._split_scope(nodeid))
+
+    return LoadGroups(config, log)
 
 
 @pytest.fixture(autouse=True)

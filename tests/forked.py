@@ -51,6 +51,10 @@ READ_AT_IMPORT = (
     *("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME", "XDG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TRITON", "CUDA_"),
     *("OMP_", "MKL_", "OPENBLAS_", "TORCH_", "ARROW_", "VLLM_LOGGING", "VLLM_CONFIGURE", "VLLM_USE"),
 )
+READ_AGAIN = (  # by ``settle``; the last is set by Ray, and nobody needs it
+    *("PYTHONPATH", "PYTHONWARNINGS", "PYTHONUNBUFFERED", "VLLM_LOGGING_LEVEL", "PYTHONBREAKPOINT"),
+)
+PYTHONPATH = os.environ.get("PYTHONPATH", "")  # that of the suite
 SPAWNED = "--multiprocessing-fork"  # the last word of a process that multiprocessing's method "spawn" starts
 HIGH = 500  # a number of descriptors that nobody asks for
 SET_SUBREAPER = 36  # of prctl: orphans among our descendants become our children
@@ -142,16 +146,16 @@ _templates: dict[Any, Template] = {}
 
 
 def template_for(environment: dict[str, str], libraries: tuple[str, ...] = LIBRARIES) -> Template:
-    read = {name: environment[name] for name in environment if name.startswith(READ_AT_IMPORT)}
-    for name in ("PYTHONUNBUFFERED", "PYTHONBREAKPOINT"):  # streams are opened anew; the second is set by Ray
-        read.pop(name, None)
-    read = {name: value for name, value in read.items() if value}
+    if libraries == VLLM:  # no test of it fetches anything
+        environment = {**environment, "HF_HUB_OFFLINE": "1"}
+    read = {n: v for n, v in environment.items() if v and n.startswith(READ_AT_IMPORT) and n not in READ_AGAIN}
     key = libraries, frozenset(read.items())
     if key not in _templates or _templates[key].channel.fileno() == -1:
         ours, theirs = socket.socketpair()
         # not by the script's folder: tests/statistics is not Python's module of that name
         command, no = [sys.executable, "-P", __file__, str(theirs.fileno()), *libraries], subprocess.DEVNULL
-        process = subprocess.Popen(command, env=environment, stdin=no, stdout=no, pass_fds=[theirs.fileno()])
+        its = {**environment, "PYTHONPATH": PYTHONPATH}
+        process = subprocess.Popen(command, env=its, stdin=no, stdout=no, pass_fds=[theirs.fileno()])
         theirs.close()
         _templates[key] = Template(ours)
         atexit.register(process.kill)
@@ -254,6 +258,12 @@ def settle(request: Request, descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in paths if path and path not in sys.path]
+    for words in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+        vars(warnings)["_setoption"](words)
+    if logger := sys.modules.get("vllm.logger"):
+        logger._configure_vllm_root_logger()
 
 
 def execute(words: list[str]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "engine_plugin"
 LONG = "The quick brown fox jumps over the lazy dog. " * 12
@@ -50,7 +52,7 @@ def run(installed: Path, tmp_path: Path) -> Run:
     def command(*arguments: str, also: tuple[Path, ...] = ()) -> Outcome:
         path = os.pathsep.join(map(str, (installed, *also)))
         environment = {**os.environ, "PYTHONPATH": path, "SCOREMODE_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "scoremode", *arguments],
             cwd=tmp_path,
             env=environment,
