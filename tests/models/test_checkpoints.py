@@ -75,8 +75,8 @@ def test_layers_that_guess_further_tokens_are_noted() -> None:
     [
         (1, "has weights for 2 layers and a config for 1"),
         (3, "has weights for 2 layers and a config for 3"),
-        (0, "says 0 layers"),
-        (-1, "says -1 layers"),
+        (0, "gives 0 as the number of layers"),
+        (-1, "gives -1 as the number of layers"),
     ],
 )
 def test_a_config_with_other_layers_is_refused_before_weights_are_loaded(

@@ -74,7 +74,9 @@ class AnswerFile:
         """The answers to a document with that many continuations, or None."""
         found = self._found.get(digest)
         if found is not None and len(found) != count:
-            raise RunError(f"{self.path} has {len(found)} answers to a document of {count}", fix=DISCARD)
+            raise RunError(
+                f"{self.path} has {len(found)} answers to a document with {count} continuations", fix=DISCARD
+            )
         return found
 
     def add(self, digest: str, answers: Sequence[Answer]) -> None:

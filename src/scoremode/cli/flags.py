@@ -239,6 +239,6 @@ def model_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def baseline_arguments(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The engine and the options of the baseline alone."""
+    """The engine and the options that apply only to the baseline."""
     options = {"dtype": parsed.baseline_dtype} if parsed.baseline_dtype else None
     return {"baseline_engine": parsed.baseline_engine, "baseline_options": options}

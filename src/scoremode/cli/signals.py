@@ -99,7 +99,7 @@ class Signals:
         raise self.received
 
     def _watch(self, reader: int) -> None:
-        """Python handles signals between two steps of the main thread. Where that hangs, this thread ends all."""
+        """Ends the process if the main thread hangs: Python handles signals only between two steps of that thread."""
         numbers: list[int] = []
         while len(numbers) < 2:
             ready, _, _ = select.select([reader], [], [], GRACE if numbers else None)

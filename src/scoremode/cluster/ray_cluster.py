@@ -188,7 +188,7 @@ def _require_answer(address: str) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a replica died, in a few words of Ray's many."""
+    """Why a replica died: a short form of Ray's long message."""
     text, kind = " ".join(str(error).split()), type(error).__name__
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and "all references to the actor" in text:
         return "the cluster was started without Ray's token, and this process uses one: set RAY_AUTH_MODE=disabled"

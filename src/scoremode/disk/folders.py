@@ -53,7 +53,9 @@ def cache_folder() -> Path:
     try:
         if chosen := os.environ.get("SCOREMODE_CACHE"):
             if ALMOST_URI.match(chosen):
-                raise OptionError("SCOREMODE_CACHE is a URI, and the cache is a folder of this machine", fix=SET_IT)
+                raise OptionError(
+                    "SCOREMODE_CACHE is a URI, but the cache must be a folder of this machine", fix=SET_IT
+                )
             return Path(chosen).expanduser()
         base = os.environ.get("XDG_CACHE_HOME")
         return (Path(base) if base else Path.home() / ".cache") / "scoremode"

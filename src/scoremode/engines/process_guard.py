@@ -74,7 +74,7 @@ def start(folder: str, before: set[str]) -> subprocess.Popen[bytes] | None:
 
 
 def stop(guard: subprocess.Popen[bytes]) -> None:
-    """Lets the guard do its work now."""
+    """Makes the guard end the processes now, and waits for it."""
     if guard.stdin is not None:
         guard.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

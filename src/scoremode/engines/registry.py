@@ -108,7 +108,7 @@ def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given:
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
-    """Options by name as the engine's own dataclass. The refusal of an option names the engines that have it."""
+    """Converts options to the engine's dataclass. The error for one that it lacks names the engines that have it."""
     chosen = {name: value for name, value in given.items() if value is not None}
     known = plugin.options.known()
     for name, value in chosen.items():

@@ -29,7 +29,7 @@ from scoremode.verbs.scoring import Continuation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A pair as it is fed and scored."""
+    """A context and its continuation as token ids, as they are fed to the model and scored."""
 
     asked: Continuation
     spanning: bool = False  # the context's tokens are not the first tokens of the whole: the cut is not where it seems

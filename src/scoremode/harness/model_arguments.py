@@ -78,7 +78,7 @@ def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
 
 
 def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of engines. The harness has made numbers of what looks like one: a name of digits is text again."""
+    """The engine's options. The harness turns what looks like a number into one; a name of digits is text again."""
     known = all_options()
     found = {}
     for name, value in named.items():

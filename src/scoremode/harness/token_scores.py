@@ -63,7 +63,7 @@ class TokenScoreFolder:
             raise RunError(f"{path} exists and is not an empty folder", fix="give another out")
 
     def describe(self, model: Mapping[str, Any]) -> None:
-        """Keep what the scores come from."""
+        """Writes a file that says which model the scores come from."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(model, indent=1, ensure_ascii=False, default=str)
         write_atomically(self.path / MODEL, text.encode() + b"\n")

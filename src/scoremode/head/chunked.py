@@ -85,7 +85,9 @@ def diverge_in_chunks(
     budget: int = 0,
     one_pass: bool = True,
 ) -> tuple[DivergencePartials, Tensor]:
-    """Partials of a slice of two heads, and the targets' logits of q. See ``kernels.Diverge``."""
+    """Partial sums over one slice of the vocabulary, for two heads p and q, and q's logits of the targets.
+
+    See ``kernels.Diverge``."""
 
     def diverge(rows: slice) -> tuple[DivergencePartials, Tensor]:
         x_p, x_q = head_p.logits(hidden_p[rows]), head_q.logits(hidden_q[rows])

@@ -81,7 +81,7 @@ def _halved(tiles: Tiles) -> Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How a vocabulary is divided: ``long`` spans, then short ones. In columns, this depends only on its width."""
+    """How a vocabulary is divided: ``long`` long spans, then short ones. It depends only on the number of ids."""
 
     tiles: int
     long: int

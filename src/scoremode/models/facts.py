@@ -208,7 +208,7 @@ def check_layers(name: str, config: Mapping[str, Any], tensors: Iterable[str]) -
     if layers is None:
         return []
     if layers < 1:
-        raise ModelError(f"the config of {name} says {layers} layers", fix="download the model again")
+        raise ModelError(f"the config of {name} gives {layers} as the number of layers", fix="download the model again")
     stored = _layers_of_text(tensors)
     predicting = config.get("num_nextn_predict_layers")  # stored after the other layers; predict several tokens ahead
     most = layers + (predicting if isinstance(predicting, int) and predicting > 0 else 0)

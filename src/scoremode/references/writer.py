@@ -69,7 +69,7 @@ class StatesWriter:
         shard_bytes: int = SHARD_BYTES,
         remote: RemoteWriter | None = None,
     ) -> None:
-        """``remote`` takes complete shards; without it, space for all of them is allocated here at once."""
+        """Complete shards are moved to ``remote``. Without it, disk space for all shards is allocated at once."""
         if dtype not in RAW_DTYPES:
             raise InputError(f"a reference cannot keep {dtype} states", fix=f"give --dtype {' or '.join(RAW_DTYPES)}")
         assert 0 <= targets <= MOST_ROWS, "targets out of range"

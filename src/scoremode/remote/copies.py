@@ -103,7 +103,10 @@ def local_files(uri: str, endings: tuple[str, ...]) -> list[str]:
         places = _texts_at(where, endings)
         if not places:
             what = "no file matches the pattern" if any(sign in uri for sign in SIGNS) else "there is no text in"
-            raise CorpusError(f"{what} {where}", fix=f"check it; files of a folder end in {' '.join(endings)}")
+            raise CorpusError(
+                f"{what} {where}",
+                fix=f"check the address; only files that end in {' '.join(endings)} are read from a folder",
+            )
         return [str(copy_of_file(place)) for place in places]
     except (InputError, StorageError) as error:
         raise CorpusError(error.message, fix=error.fix) from None

@@ -179,7 +179,7 @@ def reason_of(error: BaseException) -> Reason:
 
 
 def refusal(place: Place, doing: str, error: BaseException) -> StorageError:
-    """The one line for an operation that failed for good, as in ``doing`` "be read"."""
+    """The error for an operation that failed for good. ``doing`` completes "cannot …", as in "be read"."""
     if isinstance(error, StorageError):
         return error
     reason = reason_of(error)

@@ -123,7 +123,7 @@ def located(given: str | os.PathLike[str] | Place) -> Path | Place:
 
 
 def stored_at(given: str | os.PathLike[str] | Place) -> Path | Place:
-    """Where a run or a reference lies. An http address is none: it may be the name of a model."""
+    """The location of a run or a reference. An http address does not count as one: it may be the name of a model."""
     return located(given) if not isinstance(given, str) or may_be_stored(given) else Path(given)
 
 

@@ -81,7 +81,7 @@ def written(value: Any, stderr: Any = None, *, percent: bool = False) -> tuple[s
 
 
 def _rounded(number: float, percent: bool) -> str:
-    """To three or four digits, for numbers without an error."""
+    """Rounds a number that has no standard error to three or four digits."""
     size = abs(number)
     if size == 0:
         text = "0"

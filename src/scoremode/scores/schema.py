@@ -39,7 +39,7 @@ class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
     share_of: int | None = None  # count the rows with this value, instead of averaging the values
 
     def values(self, column: Array) -> Array:
-        """What is averaged."""
+        """The values that are averaged."""
         return column if self.share_of is None else column == self.share_of
 
 

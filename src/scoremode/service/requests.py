@@ -79,7 +79,7 @@ def check(asked: Asked, limits: Limits, room: ModelLimits) -> None:
     for index, window in enumerate(asked.windows):
         _check_window(window, index, limits, room)
     if asked.against is not None and not DIGEST.fullmatch(asked.against.digest):
-        raise InputError("against is not a digest", fix="give 64 characters from 0-9 and a-f")
+        raise InputError("the field 'against' is not a digest", fix="give 64 characters from 0-9 and a-f")
 
 
 def _check_window(window: Window, index: int, limits: Limits, room: ModelLimits) -> None:
@@ -209,7 +209,7 @@ def _window(index: int, given: WindowForm) -> Window:
 
 
 def answers_in_json(found: Sequence[Answers]) -> dict[str, Any]:
-    """Every column of every window. Probability zero is null, because JSON has no infinity."""
+    """Every column of every window. Where a probability is zero, its logarithm is null: JSON has no infinity."""
     return {"windows": [{name: _finite(getattr(own, name).tolist()) for name in own.columns} for own in found]}
 
 

@@ -96,7 +96,7 @@ class GroupSums:
         return found
 
     def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints | None) -> None:
-        """Add a term per target; ``denominator`` is None if the sums that share theirs have added it."""
+        """Adds a term per target. ``denominator`` is None if another sum, which shares it, has already added it."""
         self._numerator.add(groups, numerator.astype(np.float64, copy=False))
         if denominator is not None:
             self._denominator.add(groups, denominator.astype(np.float64, copy=False))

@@ -307,6 +307,6 @@ def _notes(text: str, stored: Encoding, tokenizer: TextTokenizer, lone: int) -> 
 
 
 def _places(ids: Ids, ends: Ints) -> Ints:
-    """One number for a token and where it ends."""
+    """Combines the id of a token and the position of its end into one number."""
     found: Ints = ends.astype(np.int64) << 32 | ids.astype(np.int64)
     return found

@@ -108,7 +108,7 @@ def spelled_out(*groups: type) -> Callable[[F], F]:
 
 
 def check_question(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a question; any other is refused, with the nearest name."""
+    """Checks the arguments of a question. One that is unknown is refused, and the error suggests the nearest name."""
     for name in given:
         if name not in QUESTION:
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, QUESTION))

@@ -141,7 +141,7 @@ def processor_name() -> str:
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def rows_to_keep(asked: Question, journal: Journal) -> Iterator[Rows]:
-    """The columns of a run, block by block: the scores, and where each target stands."""
+    """Yields the columns of a run block by block: the scores, and the position of each target."""
     words, groups = Words(asked.subject.tokenizer), grouping(asked.plan)
     for block in asked.plan.blocks():
         scores, kl = journal.rows_and_kl(block.begin, block.end)

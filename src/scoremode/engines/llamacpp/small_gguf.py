@@ -27,7 +27,7 @@ Matrix = NDArray[np.float32]
 
 
 def write_small_gguf(folder: Path, file: Path) -> Path:
-    """The checkpoint in a folder as a file without a tokenizer."""
+    """Writes the checkpoint in a folder as a GGUF file without a tokenizer."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(file, "llama")

@@ -154,7 +154,7 @@ def is_service(address: str) -> bool | None:
 
 
 def _about(link: Link) -> dict[str, Any]:
-    """The answer at the address of services; empty if the server is not one."""
+    """What the server says at the address that only scoring services have; empty if it is not a scoring service."""
     reply = link.get(SERVICE, final=ANYTHING - {BUSY})
     if reply.good and reply.wrong not in ("", NOT_JSON):  # JSON, and yet not to be used
         raise _not_a_service(link, reply.wrong)

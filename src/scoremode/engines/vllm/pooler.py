@@ -256,7 +256,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return {"stored_head": " ".join(map(str, facts))}
 
     def _answer_with_kl(self, hidden: Tensor, targets: Tensor, kind: Kind, stored: Any) -> Tensor:
-        """Lines, each followed by KL(baseline‖this model) in float64, from the baseline's states for the same rows."""
+        """One line of scores per row, each followed by KL(baseline‖this model) in float64."""
         baseline = self._baseline_of(kind)
         x, head, shard, share = self._projected(hidden, kind.gather, kind.vocabulary)
         head_p = baseline.head(hidden.device, shard.first_id, x.shape[1] if head is None else head.vocabulary)

@@ -131,7 +131,7 @@ class _PageData:
         return self._orders[run.plan_digest]
 
     def scores_of(self, run: Run) -> int:
-        """The number of a run's columns; null stands for a column that was not measured."""
+        """Adds a run's columns to the page once, and returns their index. A column that was not measured is null."""
         if id(run) in self._runs:
             return self._runs[id(run)]
         _, order = self.text_of(run)

@@ -336,7 +336,7 @@ def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int
 def check_result(value: Any, prompt: str, target: str) -> None:
     """ValueError, TypeError, KeyError or OverflowError unless it is a possible result for this prompt and target."""
     if set(value) != FIELDS:
-        raise ValueError("other fields than a result has")
+        raise ValueError("its fields are not those of a result")
     for token in value["tokens"]:
         ranked = token["rank"] is None or token["rank"] >= 1
         if set(token) != TOKEN_FIELDS or type(token["id"]) is not int or not ranked:
