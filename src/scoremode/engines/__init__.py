@@ -1,1 +1,1 @@
-"""Plan ─▶ Answers: the contract, the registry, and one folder per engine."""
+"""Engines turn a plan into answers: their interface, their registry, and one folder per engine."""

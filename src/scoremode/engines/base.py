@@ -37,7 +37,7 @@ class EngineFacts:
 
     @property
     def known_vocabulary(self) -> int:
-        """The vocabulary, for what needs whole distributions."""
+        """The size of the vocabulary, for callers that need whole distributions; EngineError if it is not known."""
         if self.vocabulary is None:
             raise EngineError(f"the {self.engine} engine does not know how many ids the model has", fix="use another")
         return self.vocabulary
@@ -94,7 +94,7 @@ class StoredDistributions(ABC):
 
 
 def require_one_vocabulary(baseline: int, candidate: int | None) -> None:
-    """Refuse different sizes. Never cut to the smaller: the rest would be probability that is left out."""
+    """Refuse vocabularies of different sizes. Cutting the larger one would leave out some of its probability."""
     if baseline != candidate:
         raise ModelError(
             f"the baseline has {baseline} ids and the candidate {candidate}", fix="compare models with one vocabulary"
@@ -125,37 +125,38 @@ class Engine(ABC):
         """Answers of every window that is not ``done``, with its index, in any order.
 
         Which windows share a batch must follow from ``source`` alone, never from ``done``, so that an interrupted run
-        ends in the same numbers as one that was not. What ``want`` asks for and the engine cannot give is an
-        EngineError; its capabilities say so before it is opened.
+        ends in the same numbers as one that was not. If ``want`` asks for something that the engine cannot give, it
+        raises EngineError; its capabilities tell this before it is opened.
         """
 
     def stored_head(self) -> StoredHead:
-        """The head, for a reference."""
+        """The head of the model, to be stored in a reference."""
         raise EngineError(f"the {self.facts.engine} engine cannot give its head", fix="use --engine transformers")
 
     def batches(self, source: WindowSource) -> list[Ints] | None:
-        """Windows that must be computed together to get the same bits; None: each alone, or with those of its prompt.
+        """Batches of windows that must be computed together to get the same bits.
 
-        A function of ``source`` alone. Replicas are given whole batches, and the sources that they see say which
-        windows share one: ``plan.windows.prescribed_batches``.
+        None: a window may be computed alone, or with windows that share its prompt. The result depends on ``source``
+        alone. Replicas are given whole batches, and their sources say which windows share one:
+        ``plan.windows.prescribed_batches``.
         """
         return None
 
     def account(self) -> dict[str, Any]:
-        """Events while the last question was scored, for the manifest; its ``notes`` are printed as well."""
+        """Facts for the manifest about how the last question was scored; those under ``notes`` are printed as well."""
         return {}
 
     def computes(self, source: WindowSource, done: Bools) -> Bools:
-        """Windows that are computed when these are done: more than are missing where batches are computed whole."""
+        """The windows that will be computed if some are ``done``: also done ones where batches are computed whole."""
         return ~done
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        """Score what is not ``done`` against its own states, in another way than usual.
+        """Compute the windows that are not ``done`` in an unusual way, and measure their KL from the usual states.
 
-        Another way is another order of additions, as another batch makes it: never fewer bits. An engine says what it
-        did, leaves out rows that it may have computed in the usual way, and is unchanged afterwards.
+        An unusual way adds numbers in another order, as another batch does; it never uses fewer bits. The engine says
+        what it changed, leaves out rows that it may have computed in the usual way, and is unchanged afterwards.
         """
         return NoiseFloor(None, f"the {self.facts.engine} engine knows one way to compute")
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
-        """Give back what the engine holds."""
+        """Release the memory and processes that the engine holds."""

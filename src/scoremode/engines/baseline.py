@@ -38,9 +38,9 @@ NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, a
 class LiveBaseline:
     """A baseline that runs at the same time as the candidate: windows are scored when the candidate asks for them.
 
-    Both engines cut a plan into the same batches, so little is kept waiting: what the baseline is ahead, and what was
-    asked for last, because a candidate that runs out of memory asks again. With ``keeps_answers``, the baseline's own
-    scores are kept on the way until ``take_answers``: so it has them without a pass of its own.
+    Both engines cut a plan into the same batches, so few states are held: those that the candidate has not asked for
+    yet, and the last that it asked for, because a candidate that runs out of memory asks again. With
+    ``keeps_answers``, the baseline's own scores are kept until ``take_answers``, so they need no second pass.
     """
 
     place = None
@@ -61,7 +61,7 @@ class LiveBaseline:
         return found
 
     def want(self, wanted: Bools) -> None:
-        """The windows that will be asked for; no others are computed or kept."""
+        """Announce the windows that will be asked for; no others are computed or kept."""
         self._wanted, self._coming = wanted, None
         self._held.clear()
         self._given.clear()
@@ -112,7 +112,7 @@ class StoredBaseline:
 
 
 def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
-    """The head in a reference, or some ids of it."""
+    """The head in a reference, or its rows for some ids."""
     bias = stored.head_bias()
     return StoredHead(
         weight=stored.head_weight()[ids],
@@ -126,7 +126,7 @@ def head_of(stored: Reference, ids: slice = slice(None)) -> StoredHead:
 
 
 def states_in(answers: Answers) -> Raw:
-    """The hidden states of an answer for which they were wanted."""
+    """The hidden states in an answer; EngineError if the engine left them out."""
     if answers.states is None:
         raise EngineError("the engine gave no hidden states", fix="this is a fault of the engine")
     return answers.states
@@ -141,7 +141,7 @@ def states_dtype(engine: Engine, head: StoredHead) -> str:
 
 
 class HeldBaseline:
-    """A few windows' states in memory."""
+    """A baseline that holds the states of a few windows in memory."""
 
     place = None
 
@@ -165,13 +165,13 @@ def noise_floor(engine: Engine, plan: Plan, stored: StoredBaseline | None = None
 
 
 def noise_facts(floor: NoiseFloor) -> dict[str, Any]:
-    """As a manifest keeps it: numbers, or null if none were measured, and the words that belong to them."""
+    """A noise floor as a manifest keeps it: its KL values, or null if none were measured, and its words."""
     return {"noise_kl": None if floor.kl is None else floor.kl.tolist(), "noise_perturbed": floor.words}
 
 
 # ── a file of base logits ────────────────────────────────────────────────────────────────────────────────────────────
 class FileBaseline(StoredDistributions):
-    """The distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
+    """Distributions in a file; window i of the plan is chunk i of the file, unless ``chunks`` are given."""
 
     def __init__(self, file: KldFile, chunks: Ints | None = None) -> None:
         self.file, self.vocabulary, self.chunks = file, file.layout.vocabulary, chunks
@@ -183,10 +183,10 @@ class FileBaseline(StoredDistributions):
 
 
 class BaseLogitsEngine(Engine):
-    """Scores as a file has them: log-probabilities and first choices. Ranks and entropies are not exact there."""
+    """Reads log-probabilities and first choices from a file of base logits. Ranks and entropies would not be exact."""
 
     def __init__(self, file: KldFile, notes: tuple[str, ...] = ()) -> None:
-        """``notes`` are what a reader must know of the file, besides what is found in its records."""
+        """``notes`` tell a reader about the file, in addition to the notes that its records give rise to."""
         self.file, self._notes = file, notes
         self.facts = EngineFacts(
             engine="base-logits",
@@ -210,7 +210,7 @@ class BaseLogitsEngine(Engine):
 
 
 class BaseLogitsPlugin(EnginePlugin):
-    """A file of base logits. No model has this engine, and nobody can ask for it by name."""
+    """The engine of a file of base logits. It opens no model, and ``--engine`` cannot choose it."""
 
     contract = 1
     name = "base-logits"

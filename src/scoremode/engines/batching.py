@@ -11,9 +11,9 @@ PADDING_SHARE = 1 / 16  # of a batch's tokens, at most
 
 
 def batches_by_length(source: WindowSource, budget: int) -> list[Ints]:
-    """Window indices batch by batch, at most ``budget`` padded tokens each (but always one window).
+    """Window indices batch by batch; a batch has at most ``budget`` padded tokens, or a single window.
 
-    A function of the source and the budget alone: an interrupted run meets the same batches again. Windows that share
+    Depends on the source and the budget alone: an interrupted run gets the same batches again. Windows that share
     a prompt stay together, in batches of their own, however many there are: the engine feeds their prompt once and
     keeps to its budget for the rest.
     """
@@ -43,7 +43,7 @@ def _by_length(windows: Ints, lengths: Ints, budget: int) -> list[Ints]:
 
 
 def prompt_groups(source: WindowSource) -> list[Ints]:
-    """Window indices for an engine that feeds one window at a time: windows that share a prompt stay together."""
+    """Groups of window indices, one per prompt, for an engine that feeds one window at a time."""
     if source.prefix_group is None:
         return list(np.arange(len(source), dtype=np.int64)[:, None])
     return _by_group(source.prefix_group)
@@ -56,7 +56,7 @@ def _by_group(groups: Ints) -> list[Ints]:
 
 
 def in_groups(source: WindowSource, done: Bools) -> tuple[Ints, Bools]:
-    """Windows to score in plan order, those of one group next to each other; and which windows share their prefix."""
+    """The windows to score, ordered so that those of one group are neighbours; and which windows share a prefix."""
     order, group = np.flatnonzero(~done), source.prefix_group
     if group is None:
         return order, np.zeros(len(source), np.bool_)
@@ -65,7 +65,7 @@ def in_groups(source: WindowSource, done: Bools) -> tuple[Ints, Bools]:
 
 
 def common_prefix(sequences: list[Ids]) -> int:
-    """How many tokens all of them begin with."""
+    """The number of tokens that all sequences have in common at their beginning."""
     length = min(map(len, sequences))
     first = sequences[0][:length]
     for other in sequences[1:]:

@@ -1,4 +1,4 @@
-"""Between files and devices: hidden states, heads and columns, and whole distributions in 16 bits.
+"""Moves hidden states, heads, columns and 16-bit distributions between files and devices.
 
 An engine that has logits uses logits.py. One that has hidden states passes its answers through ``with_distributions``.
 """
@@ -30,7 +30,7 @@ IndexedWindow = tuple[int, Window]
 
 
 def to_raw(x: Tensor) -> Raw:
-    """The numbers bit for bit; bfloat16 as uint16."""
+    """A tensor as a NumPy array with the same bits; bfloat16 becomes uint16."""
     x = x.detach().cpu().contiguous()
     raw: Raw = x.view(torch.uint16).numpy() if x.dtype == torch.bfloat16 else x.numpy()
     return raw
@@ -52,7 +52,7 @@ def store_head(head: Head) -> StoredHead:
 
 
 def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
-    """Columns of several windows as one Answers each: the only copy from the device, a few numbers per target."""
+    """Splits columns into one Answers per window: the only copy from the device, a few numbers per target."""
     found = {
         column.name: getattr(columns, column.name).to(getattr(torch, column.dtype)).cpu().numpy()
         for column in BUILT_IN.scores
@@ -64,7 +64,7 @@ def split_columns(columns: Columns, ends: Ints) -> list[Answers]:
 
 
 def loaded_head(stored: StoredHead, device: torch.device) -> Head:
-    """A stored head on a device."""
+    """Loads a stored head onto a device."""
     weight = from_raw(stored.weight, stored.dtype)
     if device.type == "cpu":
         weight = weight.float()  # exact, once: half-precision products on a CPU are slow and rounded
@@ -87,7 +87,7 @@ class StatesOnDevice:
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
 
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
-        """KL from rows of the baseline and the candidate's columns; ids from ``width`` on are left out."""
+        """The KL from the baseline's rows, and the candidate's own columns; ids from ``width`` on are left out."""
         return diverge_logits(kept, self.head.within(width), logits[:, :width], targets)
 
 
@@ -103,20 +103,20 @@ class RecordsOnDevice:
         return torch.cat([to_device(self.baseline.records(i, window), self.device) for i, window in windows])
 
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
-        """As above. The divergence itself is about all ids that the records have."""
+        """The KL from the baseline's records over all ids, and the candidate's columns for ids below ``width``."""
         kl = kl_from_records(kept, logits)
         return Divergence(kl, reduce_logits(logits[:, :width], targets))
 
 
 def to_device(records: Raw, device: torch.device) -> Tensor:
-    """Records (n, words) of uint16 as int16 with the same bits. They may lie in a mapped file, so they are copied."""
+    """Copies uint16 records (n, words), which may lie in a mapped file, to a device as int16 with the same bits."""
     return torch.from_numpy(np.array(records, "<u2").view(np.int16)).to(device)
 
 
 def load_baseline(
     baseline: Baseline | StoredDistributions, device: torch.device, vocabulary: int
 ) -> StatesOnDevice | RecordsOnDevice:
-    """Either kind of baseline on a device; a vocabulary of another size is refused."""
+    """Puts a baseline of either kind on a device; refuses one with a vocabulary of another size."""
     if isinstance(baseline, StoredDistributions):
         return RecordsOnDevice(baseline, device, vocabulary)
     return StatesOnDevice(baseline, device, vocabulary)
@@ -125,7 +125,7 @@ def load_baseline(
 def divergence_of_logits(
     against: StatesOnDevice | RecordsOnDevice, windows: list[IndexedWindow], logits: Tensor, targets: Tensor
 ) -> Divergence:
-    """KL from a baseline of either kind and the candidate's columns, from the candidate's logits (n, vocabulary).
+    """The KL from a baseline, and the candidate's columns, both from the candidate's logits (n, vocabulary).
 
     The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
     float64. May overwrite the logits.
@@ -134,14 +134,14 @@ def divergence_of_logits(
 
 
 def records_of_logits(logits: Tensor) -> Raw:
-    """Records (n, words) of uint16 for logits (n, vocabulary): only 16-bit words leave the device."""
+    """Encodes logits (n, vocabulary) as uint16 records (n, words): only these leave the device."""
     return encode_records(logits).cpu().numpy().view(np.uint16)
 
 
 # ── engines with hidden states ───────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class LogitsOfStates:
-    """How an engine's hidden states, which it gives bit for bit, become logits again."""
+    """Computes logits from the hidden states that an engine gave bit for bit."""
 
     logits_of: LogitsOf
     dtype: str  # of the states
@@ -150,14 +150,14 @@ class LogitsOfStates:
 
     @staticmethod
     def by(stored: StoredHead, dtype: str, device: torch.device) -> LogitsOfStates:
-        """By a head that was stored."""
+        """Uses a stored head to compute the logits."""
         return LogitsOfStates(loaded_head(stored, device).logits, dtype, device, stored.vocabulary)
 
     def records(self, states: Raw) -> Raw:
         return np.concatenate([records_of_logits(self._logits(states[rows])) for rows in self._blocks(states)])
 
     def kl(self, states: Raw, records: Raw) -> Floats:
-        """KL from the distributions in ``records``, (n,)."""
+        """The KL (n,) from the distributions in ``records`` to those of the states."""
         parts = [
             kl_from_records(to_device(records[rows], self.device), self._logits(states[rows])).cpu().numpy()
             for rows in self._blocks(states)
@@ -166,7 +166,7 @@ class LogitsOfStates:
         return found
 
     def _blocks(self, states: Raw) -> Iterator[slice]:
-        """A few rows at a time, so that their logits stay within the budget."""
+        """Slices of a few rows each, so that their logits stay within the memory budget."""
         step = rows_within(0, self.vocabulary, self.device.type)
         yield from (slice(i, i + step) for i in range(0, len(states), step))
 
@@ -179,9 +179,9 @@ class LogitsOfStates:
 def with_distributions(
     answered: Iterator[tuple[int, Answers]], source: WindowSource, want: Want, made: LogitsOfStates
 ) -> Iterator[tuple[int, Answers]]:
-    """Answers that have hidden states, with the records, or the KL from stored distributions, that are wanted.
+    """Adds the wanted records, or the KL from stored distributions, to answers that have hidden states.
 
-    One window at a time, so that the distributions of a whole batch are never in memory at once.
+    Works on one window at a time, so that the distributions of a whole batch are never in memory at once.
     """
     against = want.against
     if against is not None and not isinstance(against, StoredDistributions):

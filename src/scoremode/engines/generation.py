@@ -1,4 +1,4 @@
-"""Text that a model writes itself: for tasks whose answers are generated. Nothing here is a score."""
+"""The interface of models that write text, for tasks whose answers are generated. Nothing here is a score."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scoremode.values import Ids
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a text is written."""
+    """How a model chooses the tokens that it writes, and when it stops."""
 
     max_tokens: int
     stop: tuple[str, ...] = ()  # the text may end where one of these stands; what follows it is cut by the caller
@@ -21,11 +21,11 @@ class Sampling:
 
 
 class Generator(ABC):
-    """A model that is open for writing, and for nothing else."""
+    """A model that was opened to write text, and for nothing else."""
 
     @abstractmethod
     def generate(self, prompts: Sequence[Ids], sampling: Sampling) -> Iterator[tuple[int, Ids]]:
-        """The ids that follow each prompt, with the prompt's index, in any order, each exactly once."""
+        """For each prompt, exactly once and in any order: its index, and the ids that the model writes after it."""
 
     def close(self) -> None:  # noqa: B027 - some have nothing to give back
-        """Give back what the generator holds."""
+        """Release the memory and processes that the generator holds."""

@@ -20,7 +20,7 @@ from scoremode.values import Raw
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """A few numbers per row, still on the device: nothing waits for them until they are read."""
+    """The results of a few rows, still on the device: nothing waits for the device until they are read."""
 
     columns: Columns
     kl: Tensor | None = None
@@ -36,7 +36,7 @@ class LogitsReducer:
         self.against = None if want.against is None else load_baseline(want.against, device, vocabulary)
 
     def reduce(self, indexed: IndexedWindow, rows: slice, logits: Tensor) -> list[Reduced]:
-        """Reduce the logits (n, vocabulary) of some rows of a window, which may be overwritten."""
+        """Reduce the logits (n, vocabulary) of some rows of a window. May overwrite the logits."""
         targets = torch.from_numpy(indexed[1].targets[rows].astype(np.int64)).to(self.device)
         kept = None if self.against is None else self.against.rows([indexed])[rows]
         step = rows_within(0, self.vocabulary, self.device.type)
@@ -44,7 +44,7 @@ class LogitsReducer:
         return [self._block(logits[b].float(), targets[b], None if kept is None else kept[b]) for b in blocks]
 
     def _block(self, logits: Tensor, targets: Tensor, kept: Tensor | None) -> Reduced:
-        """``kept``: the baseline's hidden states or records of these rows."""
+        """Reduce a block of rows; ``kept`` are the baseline's hidden states or records for them."""
         records = records_of_logits(logits) if self.want.records else None
         if self.against is None or kept is None:
             return Reduced(reduce_logits(logits[:, : self.width], targets), None, records)
@@ -52,7 +52,7 @@ class LogitsReducer:
         return Reduced(found.q, found.kl, records)
 
     def answers(self, parts: list[Reduced], targets_per_row: int) -> Answers:
-        """The answers of one window, from the parts of its rows in their order."""
+        """The answers of one window, joined from the parts of its rows."""
         if not parts:
             columns = empty_columns(self.device, targets_per_row)
         else:
@@ -67,10 +67,10 @@ class LogitsReducer:
 
 
 def judge_probe(logits: Tensor, earlier: Tensor, slack: float) -> tuple[str, ...]:
-    """Notes on a model from the logits of a probe; an error if it cannot be scored.
+    """Notes on a model, from its logits on a probe; an error if it is not causal and so cannot be scored.
 
-    ``earlier`` are those of all rows but the last one after another last token, which must not change them by more than
-    ``slack`` of the largest logit.
+    ``earlier`` are the logits of all rows but the last, computed with a different last token. That may change them by
+    at most ``slack`` of the largest logit.
     """
     moved = (earlier - logits[:-1]).abs()
     if moved.numel() and float(moved.max() / logits.abs().max().clamp_min(1.0)) > slack:

@@ -50,7 +50,7 @@ class TooManyError(InputError):
 
 
 class PackedStates(msgspec.Struct):
-    """A baseline: the digest of its head, which was sent before, and its states for the rows of all windows."""
+    """A baseline in a message: the digest of its head, which was sent before, and its states for all windows' rows."""
 
     digest: str
     dtype: StatesDtype
@@ -58,7 +58,7 @@ class PackedStates(msgspec.Struct):
 
 
 class SentQuestion(msgspec.Struct, tag="score"):
-    """Windows to score, as they travel."""
+    """A request to score windows, as it is sent."""
 
     windows: PackedWindows
     shared: tuple[bool, ...]
@@ -84,7 +84,7 @@ class BaselineStates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """Windows to score, all in one request."""
+    """A request to score windows, before it is packed or after it is unpacked."""
 
     windows: tuple[Window, ...]
     vocabulary: int = 0  # ids from this one upwards get no probability; 0: all ids count
@@ -100,7 +100,7 @@ class Asked:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, most: int | None = None) -> Asked:
-        """A request that anybody may have written: its arrays fit each other, and nothing more is known of it.
+        """Reads a request that anybody may have written: only that its arrays fit each other is checked.
 
         More than ``most`` windows are refused before any is made: millions of them would take all memory.
         """
@@ -122,19 +122,19 @@ class Asked:
 
 
 def answer_message(instance: str, answers: Sequence[Answers], schema: Schema) -> bytes:
-    """The answers to all windows of a request."""
+    """Packs the answers to all windows of a request as a message."""
     return to_message(SentAnswers(instance, PackedAnswers.of(list(enumerate(answers)), schema)))
 
 
 def read_answers(data: bytes, asked: Asked, schema: Schema) -> tuple[str, list[Answers]]:
-    """The instance that answered, and the answers to each window."""
+    """The instance of the server that answered, and its answers to each window."""
     sent = from_message(data, SentAnswers)
     sent.answers.check(asked.windows, schema, with_kl=asked.against is not None)
     return sent.instance, [answers for _, answers in sent.answers.answers(schema)]
 
 
 def own_tokens(ids: Ids) -> Window:
-    """Every token but the first, each predicted from the row before it."""
+    """A window that scores every token but the first, each from the row before it."""
     return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
 
 
@@ -163,7 +163,7 @@ class HeadHeader(msgspec.Struct, tag="head"):
 
 
 def head_parts(head: StoredHead) -> Parts:
-    """A head as bytes, in pieces: the start of every message, the header's length, the header in JSON, the arrays."""
+    """A head as pieces of bytes: the start of every message, the header's length and JSON header; then the arrays."""
     header = HeadHeader(
         vocabulary=head.vocabulary,
         width=head.weight.shape[1],
@@ -186,7 +186,7 @@ def digest_of(parts: Parts) -> str:
 
 
 def heads_folder() -> Path:
-    """The folder of this service, in its front end and its workers alike."""
+    """The folder in which this service keeps heads; its front end and its workers find the same one."""
     found = os.environ.get(FOLDER)
     if not found:
         raise OSError(f"{FOLDER} is not set")
@@ -195,7 +195,7 @@ def heads_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HeadFile:
-    """A head that was sent, checked, and read only where it is needed."""
+    """A file with a head that was sent: its header is checked, and its rows are read when they are needed."""
 
     path: Path
     header: HeadHeader
@@ -203,7 +203,7 @@ class HeadFile:
 
     @staticmethod
     def open(path: Path) -> HeadFile:
-        """The head in a file; InputError if the file is anything else."""
+        """Opens the file of a head and checks it; InputError if it is anything else."""
         with path.open("rb") as file:
             start = file.read(START.size + LENGTH.size)
             require_version(start)
@@ -222,7 +222,7 @@ class HeadFile:
         return HeadFile(path, header, offset)
 
     def rows(self, first: int, count: int) -> StoredHead:
-        """Some ids of the head: (count, width) of the matrix, and their bias if there is one."""
+        """The head for ``count`` ids from ``first`` on: their rows of the matrix, and their bias if there is one."""
         header, bias = self.header, None
         if first < 0 or first + count > header.vocabulary:
             raise ValueError(f"ids {first} to {first + count} of a head of {header.vocabulary}")

@@ -48,7 +48,7 @@ def option(help: str, **details: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class KnownOption:
-    """One option as command line, docs and checks see it."""
+    """One option with its name, type and details, for the command line, the docs and checks."""
 
     name: str
     kind: Kind
@@ -59,7 +59,7 @@ class KnownOption:
         return self.details.flag or "--" + self.name.replace("_", "-")
 
     def checked(self, value: Any) -> Any:
-        """The value as the engine gets it, or a refusal that says what is wrong."""
+        """The value as the engine gets it; OptionError if it is not allowed."""
         d = self.details
         if self.kind == "Pairs":
             return tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
@@ -87,7 +87,7 @@ class KnownOption:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """No options. Engines that have some subclass this."""
+    """The base of all options: it has none. An engine with options subclasses it."""
 
     @classmethod
     def known(cls) -> dict[str, KnownOption]:
@@ -101,7 +101,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Options by name; None is left to the engine. Names that are not known are an error."""
+        """Makes options from values by name. None leaves the choice to the engine; an unknown name is an error."""
         known = cls.known()
         for name in given:
             if name not in known:
@@ -109,12 +109,12 @@ class Options:
         return cls(**{name: known[name].checked(value) for name, value in given.items() if value is not None})
 
     def given(self) -> dict[str, Any]:
-        """Options that were chosen, by name. False is what every switch is without being chosen."""
+        """The options that were chosen, by name. A switch that is False counts as not chosen."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
     def identity(self) -> dict[str, Any]:
-        """The chosen options that may change a score: a part of what makes a stored run this run."""
+        """The chosen options that may change a score: a part of a run's identity."""
         known = self.known()
         return {
             known[name].details.identity_name or name: value

@@ -35,7 +35,7 @@ CONTRACT = 1
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine. A question that needs more is refused before a weight is loaded."""
+    """The abilities of an engine. A question that needs more of them is refused before any weights are loaded."""
 
     rank: bool = False
     entropy: bool = False
@@ -74,14 +74,14 @@ class Work:
 
 
 def require_docstrings(library: str) -> None:
-    """Refuse to start a library that reads its own docstrings where Python has removed them."""
+    """Refuse to start a library that reads its own docstrings if Python has removed them."""
     if sys.flags.optimize > 1:
         words = f"{library} does not start without docstrings, which python -OO removes"
         raise EngineError(words, fix="unset PYTHONOPTIMIZE, or set it to 1")
 
 
 def subject_of_checkpoint(model: str, options: Any, tokenizer: str | None) -> Subject:
-    """The subject of engines that load Hugging Face checkpoints. No weights are loaded."""
+    """The subject of a Hugging Face checkpoint, for engines that load checkpoints. No weights are loaded."""
     from scoremode.models.subject import checkpoint_subject
 
     return checkpoint_subject(
@@ -112,7 +112,7 @@ class EnginePlugin(ABC):
     address: str | None = None  # the one that was given
 
     def at(self, address: str) -> Self:
-        """This engine at an address, for ``--engine ADDRESS``. Nothing is asked of the address yet."""
+        """A copy of this engine for a server's address, for ``--engine ADDRESS``. The server is not contacted yet."""
         found = copy(self)
         found.address = address
         return found
@@ -131,35 +131,35 @@ class EnginePlugin(ABC):
         return None
 
     def claims(self, model: str) -> bool:
-        """Is this the name of a model for this engine and no other, as in ``dice:6``? Decided by the name alone."""
+        """Does a model's name, such as ``dice:6``, belong to this engine alone? Nothing is loaded to decide it."""
         return False
 
     @abstractmethod
     def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
-        """The model as far as it is known before the engine is opened. A model that does not exist is a ModelError."""
+        """The model as far as it is known before the engine is opened; ModelError if it does not exist."""
 
     def settings(self, subject: Subject, options: Any) -> dict[str, Any]:
-        """The settings that would be used, decided before the engine is opened: stored runs are found without weights.
+        """The settings that the engine would use, decided before it is opened: stored runs are found without weights.
 
-        Options that cannot work are refused here. Everything that may change a score belongs into the result.
+        Options that cannot work are refused here. The result must have every setting that may change a score.
         """
         identity: dict[str, Any] = options.identity()
         return identity
 
     @abstractmethod
     def open(self, subject: Subject, options: Any, work: Work) -> Engine:
-        """Start the engine: here weights are loaded."""
+        """Load the weights and start the engine."""
 
     def open_generator(self, subject: Subject, options: Any, work: Work) -> Generator:
-        """Open the model for writing, for tasks that need it. Engines that can say so: ``capabilities.generates``."""
+        """Open the model to write text, for tasks that need it. Only if ``capabilities.generates`` is true."""
         raise NotImplementedError(f"the {self.name} engine does not generate")
 
     def ranks(self, options: Any) -> int:
-        """Processes that one engine runs its model in: tensor times pipeline parallel size."""
+        """The number of processes in which the engine runs its model: tensor times pipeline parallel size."""
         return 1
 
     def on_gpus(self, options: Any) -> bool:
-        """Does each of them need a GPU of its own?"""
+        """Does each of the engine's ranks need a GPU of its own?"""
         return False
 
     def over_nodes(self, options: Any) -> bool:
@@ -167,7 +167,7 @@ class EnginePlugin(ABC):
         return False
 
     def as_replica(self, options: Any) -> Any:
-        """The options of one of several replicas, which sees only the GPUs that it is given."""
+        """The options for one of several replicas; a replica sees only the GPUs that it was given."""
         return options
 
     def limit(self, options: Any) -> tuple[str, int] | None:
@@ -175,11 +175,11 @@ class EnginePlugin(ABC):
         return None
 
     def about(self) -> list[tuple[str, str, bool]]:
-        """Facts for ``scoremode doctor``: a label, a value, and whether all is well."""
+        """Facts for ``scoremode doctor``, each as a label, a value, and whether it is good."""
         return []
 
     def self_test_model(self, checkpoint: Path) -> str | None:
-        """The small checkpoint of ``scoremode doctor`` as this engine opens it; None if it cannot be tested with it."""
+        """The model with which ``scoremode doctor`` tests this engine, given its small checkpoint; None: no test."""
         return str(checkpoint) if self.opens_checkpoints else None
 
     def self_test_options(self) -> dict[str, Any]:

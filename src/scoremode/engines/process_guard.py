@@ -1,7 +1,7 @@
-"""No process of an engine outlives this one: identities of processes, a guard, and hooks for an early end.
+"""Lets no process of an engine outlive this process: by a guard, and by hooks for an early end.
 
 Ray's own processes notice that their parent is gone, most within seconds, some within a minute. The guard is this file,
-run as a process of its own: its standard input ends when the driver does. So it imports nothing of scoremode.
+run as its own process: it sees the driver end when its standard input ends. So it imports nothing of scoremode.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _identity_without_proc(pid: int) -> str | None:
 
 
 def descendants(pid: int) -> list[str]:
-    """Identities of all processes that a process has started, and of those that they have started."""
+    """The identities of all children of a process, their children, and so on."""
     parents: dict[int, int] = {}
     for found in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -63,7 +63,7 @@ def descendants(pid: int) -> list[str]:
 
 
 def start(folder: str, before: set[str]) -> subprocess.Popen[bytes] | None:
-    """Guards what this process has started since ``before``; None where processes cannot be listed."""
+    """Starts a guard of all descendants that are not in ``before``; None if there are none or they cannot be listed."""
     guarded = [one for one in descendants(os.getpid()) if one not in before]
     if not guarded:
         return None
@@ -74,7 +74,7 @@ def start(folder: str, before: set[str]) -> subprocess.Popen[bytes] | None:
 
 
 def stop(guard: subprocess.Popen[bytes]) -> None:
-    """Makes the guard end the processes now, and waits for it."""
+    """Makes the guard end its processes now, and waits for the guard."""
     if guard.stdin is not None:
         guard.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -82,7 +82,7 @@ def stop(guard: subprocess.Popen[bytes]) -> None:
 
 
 def main(folder: str, guarded: list[str]) -> None:
-    """Waits until the driver is gone, kills what is still running a little later, and removes the folder."""
+    """Waits until the driver has ended, then kills guarded processes that do not end soon, and removes the folder."""
     sys.stdin.buffer.read()
     until = time.monotonic() + SECONDS
     left = {int(one.partition(":")[0]): one for one in guarded}

@@ -1,4 +1,4 @@
-"""Engines by name: every folder of this package that declares a PLUGIN, and what other packages bring.
+"""Finds engines by name: the folders of this package, which declare a PLUGIN, and the plug-ins of other packages.
 
 Nothing is opened here, and nothing heavy is imported: a question that no engine can answer is refused at once.
 """
@@ -27,7 +27,7 @@ GROUP = "scoremode.engines"
 
 @cache
 def registry() -> Plugins:
-    """Every engine that can be named here, and plug-ins that cannot be used."""
+    """All engines that can be used here, by name, and the plug-ins that were refused."""
     # an engine of our own is a folder here whose ``__init__`` declares it
     folders = sorted(module.name for module in pkgutil.iter_modules(engines.__path__) if module.ispkg)
     found = [import_module(f"{engines.__name__}.{name}").PLUGIN() for name in folders]
@@ -55,7 +55,7 @@ def known_engines() -> dict[str, EnginePlugin]:
 
 
 def find_engine(name: str) -> EnginePlugin:
-    """The engine of that name, or at that address."""
+    """The engine with a name, or at an address; OptionError if there is none."""
     if name in known_engines():
         return known_engines()[name]
     for plugin in known_engines().values():
@@ -68,12 +68,12 @@ def find_engine(name: str) -> EnginePlugin:
 
 
 def _owner(model: str) -> EnginePlugin | None:
-    """The engine that the model's name belongs to."""
+    """The engine that claims the model's name as its own; None if no engine does."""
     return next((plugin for plugin in known_engines().values() if plugin.claims(model)), None)
 
 
 def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
-    """The engine that was asked for, else the one that the model's name belongs to, else the default."""
+    """The wanted engine, else the one that claims the model's name, else the default; an error if it does not fit."""
     owner = _owner(model)
     natural = owner or next(plugin for plugin in known_engines().values() if plugin.is_default)
     chosen = natural if wanted is None else find_engine(wanted)
@@ -88,9 +88,9 @@ def choose_engine(wanted: str | None, model: str) -> EnginePlugin:
 
 
 def engine_for(wanted: str | None, model: str) -> EnginePlugin:
-    """For one of several models: the engine that was asked for if it can score it, else the one that it belongs to.
+    """The engine for one of several models: the wanted one if it can score the model, else the one that claims it.
 
-    So ``--engine`` chooses among engines for checkpoints, and a file that only one engine opens goes to that one.
+    So ``--engine`` chooses among engines for checkpoints, and a file that only one engine opens goes to that engine.
     """
     try:
         return choose_engine(wanted, model)
@@ -102,13 +102,13 @@ def engine_for(wanted: str | None, model: str) -> EnginePlugin:
 
 
 def share_options(plugin: EnginePlugin, all_used: Sequence[EnginePlugin], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for one of several engines: those that it has. One that none of them has is left to be refused."""
+    """The given options that one of several engines has, and those that none has, so that they are refused later."""
     used = {name for name in given if any(name in other.options.known() for other in all_used)}
     return {name: value for name, value in given.items() if name in plugin.options.known() or name not in used}
 
 
 def read_options(plugin: EnginePlugin, given: Mapping[str, Any]) -> Any:
-    """Converts options to the engine's dataclass. The error for one that it lacks names the engines that have it."""
+    """Converts options to the engine's dataclass. If the engine lacks one, the error names the engines that have it."""
     chosen = {name: value for name, value in given.items() if value is not None}
     known = plugin.options.known()
     for name, value in chosen.items():
@@ -129,7 +129,7 @@ def _not_an_option(plugin: EnginePlugin, name: str) -> OptionError:
 
 
 def all_options() -> dict[str, tuple[list[str], KnownOption]]:
-    """Every option of every engine: the engines that have it, and what the first of them says of it."""
+    """All options of all engines by name: the engines that have it, and the option as the first of them declares it."""
     found: dict[str, tuple[list[str], KnownOption]] = {}
     for engine, plugin in known_engines().items():
         for name, option in plugin.options.known().items():
@@ -139,7 +139,7 @@ def all_options() -> dict[str, tuple[list[str], KnownOption]]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An engine, its options and what it will score; nothing is opened yet."""
+    """An engine, its options and the model that it will score; nothing is opened yet."""
 
     plugin: EnginePlugin
     options: Options
@@ -153,7 +153,7 @@ class Chosen:
 def choose(
     model: str, engine: str | None = None, given: Mapping[str, Any] | None = None, tokenizer: str | None = None
 ) -> Chosen:
-    """The engine for a model, with options by name. Everything that can be refused without opening it is refused."""
+    """Chooses the engine for a model and reads its options; refuses here what can be refused before it is opened."""
     plugin = choose_engine(engine, model)
     options = read_options(plugin, given or {})
     return Chosen(plugin, options, plugin.subject(model, options, tokenizer))

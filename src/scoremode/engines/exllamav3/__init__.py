@@ -43,7 +43,7 @@ def kernel_switches() -> dict[str, str]:
 
 
 class ExllamaPlugin(EnginePlugin):
-    """A folder whose config says exl3; with ``--engine exllamav3`` also unquantized checkpoints."""
+    """The engine for folders whose config says exl3, and with ``--engine exllamav3`` for unquantized checkpoints."""
 
     contract = 1
     name = "exllamav3"

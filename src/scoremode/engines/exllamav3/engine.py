@@ -71,7 +71,7 @@ class ExllamaEngine(Engine):
         return logits[:, : self.vocabulary]
 
     def _rows(self, window: Window) -> Tensor:
-        """The logits of the rows asked for, in float16 as the kernels give them."""
+        """The logits of the rows that a window asks for, in float16 as the kernels give them."""
         last = len(window.ids) - int(window.rows[0])
         logits = self._logits(window.ids, last)
         if len(window.rows) == last:
@@ -79,7 +79,7 @@ class ExllamaEngine(Engine):
         return logits[torch.from_numpy(window.rows - window.rows[0]).long().to(logits.device)]
 
     def _self_test(self) -> tuple[str, ...]:
-        """The last rows alone against all rows; and another last token must not change any earlier row."""
+        """Check that the last rows alone get the same logits as with all rows, and that no row sees later tokens."""
         ids = (np.arange(PROBE_TOKENS) * 7 + 3) % self.vocabulary
         whole = self._logits(ids).float()
         if whole.shape != (PROBE_TOKENS, self.vocabulary):

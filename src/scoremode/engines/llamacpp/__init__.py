@@ -17,7 +17,7 @@ USUAL_CONTEXT = 2048  # tokens that a context is opened for if the length of win
 
 
 class LlamaCppPlugin(EnginePlugin):
-    """``model.gguf``, or a folder with one."""
+    """The engine for a GGUF file, or a folder with one."""
 
     contract = 1
     name = "llamacpp"

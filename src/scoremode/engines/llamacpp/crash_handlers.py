@@ -35,7 +35,7 @@ _redirecting = threading.RLock()
 
 
 def install(functions: Any) -> tuple[Any, ...]:
-    """Installs handlers for every way in which llama.cpp ends a process; returns what must outlive the library."""
+    """Installs a handler for every way in which llama.cpp ends a process; returns the handlers, to keep them alive."""
     aborted = ctypes.CFUNCTYPE(None, c_char_p)(_aborted)
     functions.ggml_set_abort_callback(ctypes.cast(aborted, c_void_p))
     if os.environ.get("SCOREMODE_DEBUG"):
@@ -81,10 +81,10 @@ def _end(words: str) -> NoReturn:
 
 @contextlib.contextmanager
 def raw_lines_into(complaints: deque[str]) -> Iterator[None]:
-    """Keeps ggml from printing: a few of its complaints go to standard error, past its log.
+    """Catches the few complaints that ggml prints on standard error instead of its log.
 
-    They are added to ``complaints`` only if nothing was logged. Descriptors belong to the whole process: what another
-    thread prints meanwhile, such as a progress bar, is not seen.
+    They are added to ``complaints`` only if nothing was logged. Descriptors belong to the whole process: anything that
+    another thread prints meanwhile, such as a progress bar, is lost.
     """
     with _redirecting, tempfile.TemporaryFile(prefix="scoremode-") as file:
         try:

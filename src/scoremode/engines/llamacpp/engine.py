@@ -103,7 +103,7 @@ class LlamaCppEngine(Engine):
         return context
 
     def _self_test(self) -> tuple[str, ...]:
-        """Our rows against logits read one by one; and another last token must not change any earlier row."""
+        """Check that logits read together equal those read row by row, and that no row depends on later tokens."""
         count = min(PROBE_TOKENS, self._at_once)  # more in one decode would end the process
         ids = (np.arange(count, dtype=np.int32) * 7 + 3) % self.vocabulary
         rows = np.arange(count, dtype=np.int32)
@@ -119,7 +119,7 @@ class LlamaCppEngine(Engine):
 
     # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _decode(self, ids: Ids, at: int, rows: Ids) -> Tensor:
-        """Feed tokens from position ``at`` on; the logits (rows, vocabulary) stay valid until the next decode."""
+        """Feed tokens from position ``at`` on; return logits (rows, vocabulary), valid until the next decode."""
         call, count = self._llama.call, len(ids)
         if not self._context:
             raise EngineError("this engine is closed", fix="open it again")
@@ -150,7 +150,7 @@ class LlamaCppEngine(Engine):
         )
 
     def _logits(self, window: Window, begin: int) -> Iterator[tuple[slice, Tensor]]:
-        """The logits of a window's rows, one decode at a time; tokens before ``begin`` are in the cache already."""
+        """Yields the logits of a window's rows, decode by decode; the cache already has the tokens before ``begin``."""
         step = self._at_once
         for first in range(begin, len(window.ids), step):
             part = window.ids[first : first + step]
@@ -177,7 +177,7 @@ class LlamaCppEngine(Engine):
                     yield index, self._answers((index, window), shared, reducer)
 
     def _feed_shared(self, windows: list[IndexedWindow]) -> int:
-        """Feed the tokens before any asked row that all windows begin with, once; the number of them."""
+        """Feed once the tokens that all windows begin with, up to the first requested row; return how many were fed."""
         if len(windows) == 1 or not self._rewinds:
             return 0
         most = min(int(w.rows[0]) for _, w in windows)
@@ -189,7 +189,7 @@ class LlamaCppEngine(Engine):
         return shared
 
     def _never_alone(self, shared: int, shortest: int) -> int:
-        """Fewer tokens to share, where else a single one would be computed alone.
+        """The number of tokens to share: slightly fewer where otherwise a single token would be computed alone.
 
         llama.cpp has other kernels for one token than for two or more, and a score must not depend on the windows
         beside it: with a cache in float16, the difference was up to 0.07 nats. So on x86, shared prompts give the bits
@@ -211,7 +211,7 @@ class LlamaCppEngine(Engine):
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

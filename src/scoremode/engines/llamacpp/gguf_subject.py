@@ -79,7 +79,7 @@ def _require_sound(facts: GgufFacts) -> None:
 
 
 class LlamaTokenizer:
-    """Text to ids by llama.cpp. Special tokens that stand in a text are read as such, as Hugging Face does."""
+    """Tokenizes with llama.cpp. The name of a special token in a text becomes that token, as with Hugging Face."""
 
     def __init__(self, path: Path, template: str | None = None) -> None:
         self._llama: Library = library()
@@ -114,7 +114,7 @@ class LlamaTokenizer:
         )
 
     def _require_bytes(self, names: set[str]) -> None:
-        """A character without a token is spelled in bytes, and llama.cpp ends the process if one of them is missing."""
+        """Refuse a vocabulary that lacks the token of a byte: llama.cpp would end the process where it needs it."""
         missing = [b for b in range(256) if f"<0x{b:02X}>" not in names and (b > 127 or chr(b) not in names)]
         if missing:
             raise ModelError(
@@ -146,7 +146,7 @@ class LlamaTokenizer:
         return owned_characters(ids, starts, ends, len(text))
 
     def _characters(self, text: str, ids: Ids, *, special: bool) -> tuple[Ints, Ints]:
-        """The characters that each token covers, from the bytes it stands for. Refused if those are not the text."""
+        """Where each token begins and ends in the text, in characters; an error if the tokens do not spell the text."""
         raw = text.encode()
         begin, end = self._bytes_covered(raw, ids, special=special)
         if text.isascii():
@@ -179,7 +179,7 @@ class LlamaTokenizer:
         return lead, tail
 
     def _matched(self, raw: bytes, ids: Ids) -> Ints:
-        """Bytes of the text that each token stands for, where llama.cpp put a space before the text or a part of it."""
+        """How many bytes of the text each token covers, where llama.cpp put spaces before the text or parts of it."""
         lengths, at = np.zeros(len(ids), np.int64), 0
         for i, token in enumerate(ids.tolist()):
             piece = self._shown[token]
@@ -199,7 +199,7 @@ class LlamaTokenizer:
 
     @cached_property
     def _shown(self) -> list[bytes]:
-        """The bytes of every id, special tokens by their names."""
+        """The bytes that each id stands for; for a special token, those of its name."""
         return [self._piece(i, special=True) for i in range(self._llama.call.llama_vocab_n_tokens(self._vocab))]
 
     @cached_property

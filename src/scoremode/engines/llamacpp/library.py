@@ -109,7 +109,7 @@ CONTEXT_DEFAULTS: Mapping[str, Any] = {
 
 
 def _signatures(model: type, context: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Result and arguments of every function that is used."""
+    """The result type and argument types of every function that is used."""
     p = c_void_p
     return {
         "llama_backend_init": (None, ()),
@@ -157,7 +157,7 @@ ERROR_LEVEL, CONTINUED_LEVEL = 4, 5  # of ggml's log
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """llama.cpp, loaded and checked."""
+    """The library of llama.cpp, loaded and checked."""
 
     package: str  # the distribution that brought it
     version: str
@@ -171,7 +171,7 @@ class Library:
         return str(self.call.llama_print_system_info().decode("utf-8", "replace")).strip().rstrip("|").strip()
 
     def load(self, path: Path, parameters: Any) -> Any:
-        """The model in a file, or its vocabulary alone; ModelError if llama.cpp refuses it."""
+        """Loads the model in a file, or its vocabulary alone; ModelError if llama.cpp refuses it."""
         self.complaints.clear()
         with crash_handlers.raw_lines_into(self.complaints):
             found = self.call.llama_model_load_from_file(os.fsencode(path), parameters)
@@ -184,19 +184,19 @@ class Library:
         return found
 
     def complaint(self) -> str:
-        """The last errors in its own words, on one line."""
+        """The last errors that llama.cpp logged, in its own words and on one line."""
         return " / ".join(line.strip() for line in self.complaints if line.strip())[-300:]
 
 
 def freed_with(owner: object) -> ExitStack:
-    """A stack of what llama.cpp holds for an object: freed once, at the latest before Python takes itself apart."""
+    """A stack for callbacks that free the memory of an object in llama.cpp: they run once, at the latest at exit."""
     stack = ExitStack()
     weakref.finalize(owner, stack.close)
     return stack
 
 
 def installed() -> tuple[str, str] | None:
-    """The distribution that brings llama.cpp here, and its version. Nothing is loaded."""
+    """The installed package that brings llama.cpp, and its version; None if there is none. Nothing is loaded."""
     for distribution in (OWN_BUILD, PREBUILT):
         try:
             return distribution, version(distribution)
@@ -248,7 +248,7 @@ def _prebuilt() -> tuple[Any, type, type]:
 
 
 def _own_build() -> tuple[Any, type, type]:
-    """The package has the structs of the llama.cpp that it was compiled with."""
+    """The functions of llama-cpp-python, and its structs, which belong to the llama.cpp that it was compiled with."""
     own = importlib.import_module("llama_cpp.llama_cpp")
 
     return ctypes.CDLL(own._lib._name), own.llama_model_params, own.llama_context_params
@@ -270,5 +270,5 @@ def check_layout(functions: Any, name: str) -> None:
 
 
 def _is(read: Any, expected: Any) -> bool:
-    """Equal; a null pointer may come as None or as a pointer object that is false."""
+    """Are the two equal? A null pointer may be read as None or as a pointer object that is false."""
     return not read if expected is None else bool(read == expected)

@@ -1,4 +1,4 @@
-"""The options of the llama.cpp engine, by the names that llama.cpp has for them, with their defaults."""
+"""The options of the llama.cpp engine, with llama.cpp's own names, and their defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppOptions(Options):
-    """The options of the llama.cpp engine. The defaults are llama.cpp's own, but for flash attention."""
+    """The options of the llama.cpp engine. The defaults are llama.cpp's own, except for flash attention."""
 
     threads: int | None = option(
         "threads of llama.cpp (default: all cores)", metavar="N", above=0, at_most=MOST_THREADS

@@ -1,4 +1,4 @@
-"""A Hugging Face Llama as a GGUF file in float32, for the self-test: Transformers judges what llama.cpp scores."""
+"""Writes a Hugging Face Llama as a float32 GGUF file, for the self-test that compares llama.cpp with Transformers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_small_gguf(folder: Path, file: Path) -> Path:
 
 
 def add_llama_keys(writer: Any, config: dict[str, Any], **changes: int) -> None:
-    """The sizes of a model; ``changes`` are other values for them."""
+    """Writes the sizes of a model into the header; ``changes`` replaces some of them."""
     numbers = {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -64,7 +64,7 @@ def add_llama_keys(writer: Any, config: dict[str, Any], **changes: int) -> None:
 
 
 def llama_tensors(folder: Path, config: dict[str, Any]) -> list[tuple[str, Matrix]]:
-    """Tensors by llama.cpp's names; rows of queries and keys in the order that its rotation wants."""
+    """The tensors with llama.cpp's names for them; the rows of queries and keys are in the order of its rotation."""
     from safetensors.numpy import load_file
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}

@@ -4,7 +4,7 @@ plan ──windows──▶ engine.py ──threads──▶ link.py ──HTTP�
                      ▲  checks.py: is it still the same?     │
                      └──────────── served.py: what it says ◀──┘
 
-A scoring service has a form of its own, with many windows a request.
+A scoring service is asked in a form of its own, with many windows per request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INSTALL = "pip install '.[server]'"
 
 
 class ServerPlugin(EnginePlugin):
-    """``--engine http://HOST:PORT``."""
+    """The engine for ``--engine http://HOST:PORT``."""
 
     contract = 1
     name = "server"
@@ -47,7 +47,7 @@ class ServerPlugin(EnginePlugin):
         return None if find_spec("httpx") else f"httpx is not installed: {INSTALL}"
 
     def able(self) -> Capabilities:
-        """A scoring service gives nearly everything. Without a key a server may not say: then it is seen later."""
+        """The abilities of the server. One that does not say what it is without a key may be a scoring service."""
         if self.address is None or self.problem():
             return self.capabilities
         from scoremode.engines.server.served import is_service

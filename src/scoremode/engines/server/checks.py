@@ -49,7 +49,7 @@ class ProbeResult:
 
 
 def probe_ids(tokenizer: TextTokenizer, longest: int | None) -> tuple[int, ...]:
-    """Tokens that repeat, as many as fit."""
+    """The tokens of the probe: a text that repeats, cut to what fits into a prompt."""
     ids = tokenizer.encode(TEXT, special=True).ids.tolist()
     length = LENGTH if longest is None else min(LENGTH, longest)
     if min(len(ids), length) < SHORTEST:
@@ -61,7 +61,7 @@ def probe_ids(tokenizer: TextTokenizer, longest: int | None) -> tuple[int, ...]:
 
 
 def probe(link: Link, form: Form, model: str, ids: Sequence[int]) -> ProbeResult:
-    """Check a server; EngineError if its answers are not what they must be."""
+    """Make the first check of a server; EngineError if it does not pass."""
 
     def scores(prompt: Sequence[int]) -> Floats:
         return score(link, form, model, prompt).logprob
@@ -94,14 +94,14 @@ def _require_same(link: Link, one: Floats, other: Floats) -> None:
 
 
 def distance(one: Floats, other: Floats) -> float:
-    """Mean of |d|; where both are minus infinity they agree."""
+    """The mean absolute difference of two sequences of scores; equal infinities differ by 0."""
     with np.errstate(invalid="ignore"):
         d = np.where(one == other, 0.0, np.abs(one - other))
     return float(d.mean()) if len(d) else 0.0
 
 
 def _largest(link: Link, form: Form, model: str, ids: Sequence[int]) -> list[list[float]] | None:
-    """For each token the probabilities of the most likely ones, as many as the server gives."""
+    """The probabilities of the likeliest tokens at each position, as many as the server gives; None: it gives none."""
     for most in (MOST, 5, 1):
         try:
             found = ask(link, form, model, ids, most, largest=64 << 20).largest
@@ -144,7 +144,7 @@ def _notes(form: Form, mass: tuple[float, float] | None) -> list[str]:
 # ── the same server ──────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class Description:
-    """A server at one time: what it says of itself, its scores of a fixed prompt, and which process it is."""
+    """A server at one moment: its facts about itself, its scores of a fixed prompt, and which process it is."""
 
     facts: Mapping[str, Any]
     scores: Floats
@@ -152,7 +152,7 @@ class Description:
 
 
 class SameServer:
-    """Compares a server with what it was when the run began."""
+    """Compares a server with its description at the start of the run."""
 
     def __init__(self, root: str, first: Description, describe: Callable[[], Description]) -> None:
         self.root, self.first, self.describe = root, first, describe
@@ -160,7 +160,7 @@ class SameServer:
         self._lock = threading.Lock()
 
     def check(self) -> str | None:
-        """Ask the server for its facts and scores, and compare. Returns the instance that was found to be equal."""
+        """Ask the server for its facts and scores again; an error if they changed. Returns the answering instance."""
         now = self.describe()
         for name, before in self.first.facts.items():
             if now.facts.get(name) != before:
@@ -172,7 +172,7 @@ class SameServer:
         return now.instance
 
     def confirm(self, instance: str) -> None:
-        """Require that the instance that gave an answer is the first one, or one just like it."""
+        """Require that the instance that gave an answer is the first one, or one with the same facts and scores."""
         with self._lock:
             for _ in range(TRIES):
                 if instance in self._known:

@@ -1,7 +1,7 @@
 """Scores through a server that is already running, many requests at a time.
 
-A usual server gets one request a window. A scoring service gets many windows a request, and gives every column and
-divergences from a baseline.
+Most servers get one request per window. A scoring service gets many windows per request, and also gives all columns
+and divergences from a baseline.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RequestEngine(Engine):
         self._asking = subject.connect(1)  # for questions about the server itself
 
     def _common_facts(self, form: str) -> dict[str, Any]:
-        """The facts that every kind of server has."""
+        """The facts that engines for every kind of server have in common."""
         subject, served = self.subject, self.subject.served
         return {
             "engine": "server",
@@ -78,9 +78,9 @@ class RequestEngine(Engine):
 class ServerEngine(RequestEngine):
     """A model behind an address.
 
-    An answer is kept only if the server was found unchanged at a time after it came. What is looked at: the name and
-    fingerprint in every answer, new connections (a server that was started again cannot have the old ones), and, at
-    every one of these and now and then, what the server says of itself and its scores of the probe.
+    An answer is kept only if the server was found unchanged after it came. Every answer must have the same model name
+    and fingerprint. After every new connection (a server that was started again cannot have the old ones), and from
+    time to time, the server's description of itself and its scores of the probe are compared with the first ones.
     """
 
     def __init__(self, subject: ServedSubject, concurrency: int | None) -> None:
@@ -171,7 +171,7 @@ class ServerEngine(RequestEngine):
 
 
 def _prompt(window: Window) -> Ids:
-    """The tokens to send: those that are fed, and the target of the last row, which a window need not feed."""
+    """The tokens to send for a window: those that it feeds, and the last row's target if it is not among them."""
     rows, targets = window.rows, window.targets
     prompt = window.ids
     if len(rows) and int(rows[-1]) == len(window.ids) - 1:
@@ -185,7 +185,7 @@ def _prompt(window: Window) -> Ids:
 
 # ── a scoring service ────────────────────────────────────────────────────────────────────────────────────────────────
 class RequestBatch(NamedTuple):
-    """Windows that go in one request."""
+    """The windows of one request, and their indices in the plan."""
 
     indices: tuple[int, ...]
     asked: Asked
@@ -251,9 +251,9 @@ class ServiceEngine(RequestEngine):
     def _batches(
         self, source: WindowSource, done: Bools, baseline: Baseline | None, digest: str
     ) -> Iterator[RequestBatch]:
-        """Requests for what is not done, each about as large as one forward pass of the service.
+        """Requests for the windows that are not done, each about as large as one forward pass of the service.
 
-        They are made one by one as they are sent, in the order of the plan; windows that begin alike are together.
+        A request is made when it is about to be sent. They follow the plan, but windows that begin alike are together.
         """
         order, shared = in_groups(source, done)
         limits = self.service.limits
@@ -320,7 +320,7 @@ class ServiceEngine(RequestEngine):
 
 
 def same_service(link: Link, first: ServiceFacts) -> SameServer:
-    """Every answer names the instance that gave it. One that is new must say and score what the first one did."""
+    """Makes the check that every instance named in an answer has the facts and scores of the first one."""
 
     def describe() -> Description:
         now = find_service(link)
@@ -333,7 +333,7 @@ def same_service(link: Link, first: ServiceFacts) -> SameServer:
 
 # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def in_threads(count: int, work: Callable[[T], R], items: Iterable[T]) -> Iterator[list[tuple[T, R]]]:
-    """Apply a function to items in threads. Yields all that is finished, again and again, in any order.
+    """Apply a function to items in threads. Yields lists of finished items with their results, in any order.
 
     At most twice ``count`` items are taken ahead. The threads end with the process, so that Ctrl-C waits for no server.
     """

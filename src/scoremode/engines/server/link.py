@@ -1,10 +1,10 @@
-"""HTTP to one server: bounded answers in a bounded time, and failures that pass are waited for.
+"""HTTP to one server: answers are bounded in size and time, and a request is tried again after a failure that may pass.
 
 An answer is not trusted: it is cut off where it is too long, must be strict JSON, and is shown only in harmless
 characters and without the key. Redirects are not followed, so the key goes to no other host.
 
 httpx limits the time of each read and write. A server that sends one byte a second, or ``100 Continue`` without end,
-keeps within that for ever. So every read and write also gets no more than what is left of the request's own time.
+never exceeds that limit. So every read and write also gets no more than what is left of the request's own time.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ LOG = logging.getLogger("scoremode")
 
 
 class StoppedError(Exception):
-    """Nobody waits for this answer any more."""
+    """The link was closed, so nobody waits for this answer any more."""
 
 
 class FailedError(Exception):
-    """One try failed in a way that may pass."""
+    """One try failed, and a later one may succeed."""
 
     def __init__(self, reason: str, wait: float | None = None, *, connects: bool = True) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class FailedError(Exception):
 
 
 class UnreadableError(FailedError):
-    """The answer is not what was asked for, such as JSON."""
+    """The answer cannot be read as what was asked for, such as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Reply:
 
 
 class Link:
-    """Requests to one server, through a pool of connections. May be used from several threads."""
+    """Sends requests to one server, through a pool of connections. May be used from several threads."""
 
     def __init__(self, root: str, key: str | None, *, timeout: float, patience: float, connections: int = 1) -> None:
         self.root, self.timeout, self.patience, self._key = root, timeout, patience, key
@@ -131,10 +131,11 @@ class Link:
         final: frozenset[int] = frozenset(),
         binary: bool = False,
     ) -> Reply:
-        """The answer to a request, tried again for as long as our patience lasts.
+        """The answer to a request, which is tried again until ``patience`` seconds have passed.
 
         A mapping is sent as JSON, parts as a message of scoremode. ``first_contact``: a server that cannot be reached
-        is an error at once. ``final``: statuses that are answers. ``binary``: a good answer is bytes instead of JSON.
+        is an error at once. ``final``: statuses that are returned at once, even those of errors. ``binary``: a good
+        answer is bytes instead of JSON.
         """
         kind, parts = (CONTENT_TYPE, body) if isinstance(body, list) else ("application/json", [])
         if isinstance(body, Mapping):
@@ -189,7 +190,7 @@ class Link:
     def _read_json(
         self, status: int, headers: Mapping[str, str], data: bytes, path: str, final: frozenset[int]
     ) -> Reply:
-        """The reply in an answer; FailedError if another try may get a better one."""
+        """Reads a JSON answer; FailedError if another try may get a better one."""
         value, words, wrong = None, "", ""
         try:
             value = parse_received(data)
@@ -220,7 +221,7 @@ class Link:
         return Reply(status, value, words, wrong=wrong)
 
     def _harmless(self, text: str) -> str:
-        """Words of a server: one line, harmless to a terminal, and never with the key."""
+        """Makes a server's words safe to show: on one line, harmless to a terminal, and without the key."""
         if self._key is not None:
             text = text.replace(self._key, "(not shown)")
         text = " ".join(one_line(text).split())
@@ -230,9 +231,9 @@ class Link:
     def _exchange(
         self, method: str, url: str, parts: Parts, content_type: str, largest: int
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """The status, the headers and the whole body of the answer.
+        """Sends a request once; returns the status, the headers and the whole body of the answer.
 
-        FailedError if the same may work later, EngineError if the body has more than ``largest`` bytes.
+        FailedError if the same request may work later, EngineError if the body has more than ``largest`` bytes.
         """
         if self._stop.is_set():
             raise StoppedError
@@ -272,7 +273,7 @@ class Link:
                 self._sockets.append(found)
 
     def _limit(self, stream: Any) -> None:
-        """Every read and write of a connection ends when the time of the request is over."""
+        """Makes every read and write of a connection end when the time of the request is over."""
         read, write = stream.read, stream.write
 
         def read_in_time(max_bytes: int, timeout: float | None = None) -> Any:
@@ -302,7 +303,7 @@ class Link:
 
 
 def _message(value: Any) -> str:
-    """The message of an error, where the server sends one in a usual place."""
+    """The error message in a server's answer, if it is in one of the usual places; else an empty text."""
     if isinstance(value, dict):
         inner = value.get("error", value)
         for place in (inner, value):
@@ -313,7 +314,7 @@ def _message(value: Any) -> str:
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds that a server asks us to wait, given as a number or as a date; None if it asks for no wait at all."""
+    """Seconds that a server asks us to wait, given as a number or as a date; None if it does not ask for a wait."""
     if text is None:
         return None
     if text.strip().isdecimal() and len(text.strip()) < 10:
@@ -334,7 +335,7 @@ def _pieces(parts: Parts) -> Iterator[bytes]:
 
 
 def _read(response: httpx.Response, url: str, largest: int) -> bytes:
-    """The body as it came. It is never unpacked: a few bytes may unpack to more than all memory."""
+    """The body of an answer. A compressed one is refused: a few bytes may unpack to more than all memory."""
     packed = response.headers.get("content-encoding", "identity").strip().lower()
     if packed != "identity":
         raise UnreadableError(f"compressed ({packed[:20]}), which was not asked for")
@@ -350,7 +351,7 @@ def _read(response: httpx.Response, url: str, largest: int) -> bytes:
 
 
 def _client(**settings: Any) -> httpx.Client:
-    """A client without cookies, which a server could make unsendable."""
+    """An HTTP client without cookies: a server could set one that cannot be sent."""
     trusted = _trusted()
     try:
         client = httpx.Client(follow_redirects=False, verify=trusted, **settings)

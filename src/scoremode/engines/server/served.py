@@ -6,7 +6,7 @@ echo              {"prompt": ids, "echo": true, …}         lists of the tokens
 Position 0 has no context and no score. Everything is checked: as many positions as tokens, the ids that were sent,
 numbers that can be log-probabilities. A server writes -9999 for minus infinity, because JSON has no infinity.
 
-A scoring service says more than other servers: everything that decides its numbers but the weights.
+A scoring service says more of itself than other servers: all facts that decide its numbers, except for the weights.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class ServerFacts:
     system_fingerprint: str | None  # of version, configuration and parallelism
 
     def facts(self) -> dict[str, Any]:
-        """The facts that the server gave."""
+        """The facts that are known, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
-    """The served model of that name. Its fingerprint comes with the first scores."""
+    """Asks a server for its facts about a model, without the fingerprint: that comes with the first scores."""
     reply = link.get(MODELS, first_contact=first_contact)
     listed = reply.fields.get("data")
     entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
@@ -78,7 +78,7 @@ def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
 
 
 def _has_name(entry: Any) -> bool:
-    """Is this a model that can be named, in a request and on a terminal?"""
+    """Does this entry have a model name that is safe to send in a request and to show on a terminal?"""
     name = entry.get("id") if isinstance(entry, dict) else None
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and harmless(name) == name
 
@@ -120,13 +120,13 @@ class ServiceFacts:
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones
 
     def identity(self) -> dict[str, Any]:
-        """The facts that decide its numbers, without the weights."""
+        """The facts, apart from the weights, that decide the numbers of this service."""
         names = ("dtype", "device", "head", "vocabulary", "max_model_len", "versions", "settings")
         return {name: getattr(self, name) for name in names}
 
 
 def find_service(link: Link) -> ServiceFacts | None:
-    """The service behind a link; None if the server is another one."""
+    """The facts of the scoring service behind a link; None if it is another kind of server."""
     said = _about(link)
     version = said.get("messages")
     if version is None:
@@ -144,7 +144,7 @@ def find_service(link: Link) -> ServiceFacts | None:
 
 
 def is_service(address: str) -> bool | None:
-    """Is there a service at an address? None if it does not say without a key, or does not answer."""
+    """Is there a scoring service at an address? None if the server wants a key to say so, or does not answer."""
     try:
         link = Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
         with contextlib.closing(link):
@@ -154,7 +154,7 @@ def is_service(address: str) -> bool | None:
 
 
 def _about(link: Link) -> dict[str, Any]:
-    """What the server says at the address that only scoring services have; empty if it is not a scoring service."""
+    """The server's answer at the path that only scoring services have; empty if it is not a scoring service."""
     reply = link.get(SERVICE, final=ANYTHING - {BUSY})
     if reply.good and reply.wrong not in ("", NOT_JSON):  # JSON, and yet not to be used
         raise _not_a_service(link, reply.wrong)
@@ -202,7 +202,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way of asking: ``prompt_logprobs``, or ``echo`` with ``logprobs``, where the prompt comes back."""
+    """One way to ask for a prompt's scores: ``prompt_logprobs``, or ``echo`` with ``logprobs``."""
 
     name: str
     echo: bool
@@ -210,7 +210,7 @@ class Form:
     names_ids: bool = True  # does every answer repeat the ids that it is about?
 
     def body(self, model: str, ids: Sequence[int], most: int = 0) -> dict[str, Any]:
-        """The request; ``most``: also the log-probabilities of that many most likely tokens."""
+        """The body of a request; ``most`` asks for the log-probabilities of so many likeliest tokens as well."""
         asked = {"model": model, "prompt": list(ids), "max_tokens": self.generated, "temperature": 0}
         if not self.echo:
             return {**asked, "prompt_logprobs": most}
@@ -218,7 +218,7 @@ class Form:
         return {**asked, "echo": True, "logprobs": max(1, most), **more}
 
     def read(self, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
-        """The scores in an answer, whose numbers are finite; WrongAnswerError if it is anything else."""
+        """Reads the scores in an answer, whose numbers are finite; WrongAnswerError if it does not fit the question."""
         choices = value.get("choices") if isinstance(value, dict) else None
         if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
             raise WrongAnswerError("it has no single choice")
@@ -262,11 +262,11 @@ FORMS = (
     Form("echo, tokens as text", echo=True, generated=0, names_ids=False),
     Form("echo, tokens as text", echo=True, generated=1, names_ids=False),
 )
-"""The best first."""
+"""All forms, the best one first."""
 
 
 def _prompt_logprobs(choice: dict[str, Any], ids: Sequence[int], most: int) -> Numbers:
-    """A dictionary for each token, with its own id in it."""
+    """Reads an answer with one dictionary per token, in which the token's own id must be a key."""
     listed = choice.get("prompt_logprobs")
     if not isinstance(listed, list):
         raise WrongAnswerError("it has no prompt_logprobs")
@@ -287,11 +287,11 @@ def _require_positions(listed: list[Any], found: int, wanted: int) -> None:
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class RefusedError(Exception):
-    """The server does not take a request: its status, and what it says."""
+    """The server refuses a request; the message has its status and its words."""
 
 
 def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, **how: Any) -> PromptScores:
-    """The scores of one prompt; RefusedError or WrongAnswerError if the answer has none."""
+    """Asks for the scores of one prompt; RefusedError or WrongAnswerError if the answer has none."""
     reply = link.post(COMPLETIONS, form.body(model, ids, most), **how)
     if not reply.good:
         raise RefusedError(f"{reply.status}: {reply.words}")
@@ -302,7 +302,7 @@ def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, *
 
 
 def score(link: Link, form: Form, model: str, ids: Sequence[int]) -> PromptScores:
-    """The scores of one prompt; an error of one line where the server refuses it or answers something else."""
+    """Asks for the scores of one prompt; EngineError if the server refuses it or answers something else."""
     try:
         return ask(link, form, model, ids, largest=SMALL + BYTES_PER_TOKEN * len(ids))
     except RefusedError as refused:
@@ -333,7 +333,7 @@ def not_logprobs(link: Link, why: str) -> EngineError:
 
 
 def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
-    """The first form that this server understands, and its first scores."""
+    """The first form that this server understands, and the scores that it gave in it."""
     reasons = []
     for form in FORMS:
         try:
@@ -344,7 +344,7 @@ def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
 
 
 def _unfit(link: Link, why: str) -> EngineError:
-    """A server that cannot score a prompt: named where it is known, with what to do instead."""
+    """The error for a server that cannot score prompts; it names the kind of server if that is known."""
     if "default_generation_settings" in link.get("/props", final=ANYTHING).fields:
         name = "a llama-server"
     elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):

@@ -24,7 +24,7 @@ HOST = r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f.]*:[0-9A-Fa-f
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions(Options):
-    """How a server is asked. None of this decides what it answers, so none of it is part of a run's identity."""
+    """How requests are sent to a server. This does not change the answers, so it is no part of a run's identity."""
 
     api_key_env: str | None = option(
         "environment variable that holds the server's API key; the key itself is never typed or kept",
@@ -58,7 +58,7 @@ class ServerOptions(Options):
 
 
 def root_of(address: str) -> str:
-    """The address without the version of the API, checked.
+    """Checks an address and removes the version of the API from its end.
 
     >>> root_of("http://localhost:8000/v1/"), root_of("https://gate.example/team")
     ('http://localhost:8000', 'https://gate.example/team')
@@ -83,7 +83,7 @@ def root_of(address: str) -> str:
 
 
 def read_key(variable: str | None) -> str | None:
-    """The key in an environment variable. Neither is ever shown: some type the key where its name belongs."""
+    """The key in an environment variable. Neither the key nor the name is shown: some type the key as the name."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip() if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable) else ""

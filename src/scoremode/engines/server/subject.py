@@ -65,13 +65,13 @@ class ServedSubject(Subject):
         return connect(self.root, self.options, connections)
 
     def notes_with(self, notes: Iterable[str]) -> tuple[str, ...]:
-        """Notes on the server, and one on its tokenizer if there is something to say."""
+        """Adds to notes on the server one on its tokenizer, if there is something to say."""
         assert isinstance(self.tokenizer, ComparedTokenizer | ServedTokenizer)
         return tuple(note for note in (*notes, self.tokenizer.note()) if note)
 
 
 def connect(root: str, options: ServerOptions, connections: int) -> Link:
-    """A link to a server. The key is read here, so that it is in no value that is kept or shown."""
+    """Makes a link to a server. The key is read only here, so that no value that is kept or shown contains it."""
     return Link(
         root,
         read_key(options.api_key_env),
@@ -124,7 +124,7 @@ def _tokenizer(model: str, named: str | None, service: TokenService) -> Compared
 
 
 def _on_hub(name: str) -> str | Path | None:
-    """The tokenizer of a model on the hub: the folder that it was fetched into, else its name; None if it has none."""
+    """Where to load a model's tokenizer from: a folder in the hub's cache, or its name on the hub; None: nowhere."""
     if name.count("/") != 1 or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return None
     from huggingface_hub import HfApi, try_to_load_from_cache
@@ -170,7 +170,7 @@ class TokenService:
         self.exists = found is not None and len(found.tokens) > 0  # some servers have another service of that name
 
     def ask(self, text: str, *, special: bool, names: bool = False) -> tuple[Ids, list[str]]:
-        """The ids of a text, and with ``names`` their names."""
+        """The ids of a text by the server's tokenizer, and with ``names`` also the tokens' names."""
         found, reply = self._tokenized(text, special=special, names=names)
         if found is None:
             raise EngineError(
@@ -189,7 +189,7 @@ class TokenService:
         return found if is_whole else None, reply
 
     def listed(self, token: int) -> str | None:
-        """The text of a token, from the list of all of them; None if the server has none, or not this one."""
+        """A token's text from the server's list of all tokens; None if it has no list, or the token is not in it."""
         if not self._lists_tokens:
             return None
         return self._all_texts[token] if token < len(self._all_texts) else None
@@ -216,7 +216,7 @@ class TokenService:
 
 
 class ComparedTokenizer:
-    """A local tokenizer. The texts that it encodes are encoded by the server too, and must give the same ids."""
+    """A local tokenizer. The server encodes many of the same texts too, and must give the same ids."""
 
     def __init__(self, local: TextTokenizer, service: TokenService) -> None:
         self.local, self.service = local, service
@@ -274,9 +274,9 @@ class ComparedTokenizer:
 
 
 class ServedTokenizer:
-    """The server's own tokenizer. Where tokens stand in a text follows from their names, which must spell the text.
+    """The server's own tokenizer. It finds tokens in a text by their names, which must spell the text.
 
-    A server does not say how many ids it has: ``facts.size`` covers those of a probe.
+    A server does not say how many ids it has: ``facts.size`` is just large enough for the ids of a probe.
     """
 
     def __init__(self, service: TokenService) -> None:
@@ -324,9 +324,9 @@ class ServedTokenizer:
         return self.service.text_of(ids)
 
     def token_text(self, token: int) -> str:
-        """From the server's list, else from the token's name; else its text after another token.
+        """The text of a token: from the server's list, else from its name, else as it is decoded after another token.
 
-        Alone, a token of many tokenizers would lose its leading space.
+        Many tokenizers would remove the leading space of a token that is decoded alone.
         """
         listed = self.service.listed(token)
         if listed is not None:
@@ -348,7 +348,7 @@ class ServedTokenizer:
 
 
 def _front(full: Ids, plain: Ids) -> int | None:
-    """How many special tokens stand in front of a text; None if the text's own tokens changed."""
+    """The number of special tokens in ``full`` before the ``plain`` tokens of a text; None if those are not in it."""
     known, codes = np.unique(np.concatenate([full, plain]), return_inverse=True)
     if len(known) > sys.maxunicode:
         return None  # no tokenizer has as many

@@ -16,7 +16,7 @@ PREFIX = "table:"
 
 
 class TablePlugin(EnginePlugin):
-    """``table:NAME``."""
+    """The engine for models named ``table:NAME``."""
 
     contract = 1
     name = "table"

@@ -34,13 +34,13 @@ NEVER = -3.0e4  # a log-probability whose exponential is 0 even in float64
 
 
 def require_table(name: str) -> None:
-    """Refuse a table that is not known."""
+    """Refuse the name of a table that does not exist."""
     if name not in TABLES:
         raise ModelError(f"there is no table '{name}'", fix=did_you_mean(name, TABLES))
 
 
 class TableEngine(Engine):
-    """``logits[p]`` are the logits after token p; a single line is used for every token.
+    """Scores with a table: ``logits[p]`` are the logits after token p, or there is one line for all tokens.
 
     >>> engine = TableEngine(np.zeros((1, 1000)))
     >>> engine.facts.vocabulary
@@ -69,7 +69,7 @@ class TableEngine(Engine):
 
     @staticmethod
     def named(name: str) -> TableEngine:
-        """``uniform`` or ``successor`` (always the previous id + 1), over bytes."""
+        """The table ``uniform``, or ``successor`` (the next id is always the previous id + 1), over bytes."""
         require_table(name)
         if name == "uniform":
             return TableEngine(np.zeros((1, 256)))
@@ -95,7 +95,7 @@ class TableEngine(Engine):
             yield index, answers
 
     def _score_blocks(self, plan: Plan, done: Bools) -> Iterator[tuple[int, Answers]]:
-        """Many windows of a plan in one call; each answer is a part of the block's columns."""
+        """Scores many windows of a plan at once, as a block; each answer is a part of the block's columns."""
         offsets, last = plan.target_offsets, 0
         for block in plan.blocks():
             first, last = last, int(np.searchsorted(offsets, block.end, side="right")) - 1
@@ -129,11 +129,11 @@ class TableEngine(Engine):
         return NoiseFloor(None, "the table engine computes in closed form")
 
     def _lines(self, window: Window) -> Ids:
-        """The line of the table for each row."""
+        """The number of the table's line for each row of a window."""
         return window.ids[window.rows] if len(self.logprobs) > 1 else np.zeros(len(window.rows), np.int32)
 
     def _answers(self, lines: Ids, targets: Ids) -> Answers:
-        """Everything about a line, and about a target on it, is computed once and looked up."""
+        """The answers for targets at given lines of the table, looked up in arrays that are computed once per line."""
         self._learn(np.unique(lines))
         return Answers(
             logprob=self.logprobs[lines[:, None], targets],
@@ -144,7 +144,7 @@ class TableEngine(Engine):
         )
 
     def _learn(self, lines: Ids) -> None:
-        """Compute what is looked up, for lines that are new."""
+        """Compute the ranks, entropies and first choices of lines that were not used before."""
         new = lines[~self._known[lines]]
         if not len(new):
             return

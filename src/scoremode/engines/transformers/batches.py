@@ -39,7 +39,7 @@ PADDING = 3  # tokens after a window while the noise floor is measured
 
 
 def cost_of_a_pass(weights: int, kind: str) -> int:
-    """A forward pass of a model takes some time, whatever it computes: about as many tokens as it could compute then.
+    """The fixed cost of a forward pass, as the number of tokens that could be computed in the same time.
 
     >>> cost_of_a_pass(260_000, "cpu"), cost_of_a_pass(135_000_000, "cpu"), cost_of_a_pass(8 * 10**9, "cuda")
     (384, 8, 512)
@@ -48,7 +48,7 @@ def cost_of_a_pass(weights: int, kind: str) -> int:
 
 
 def pack(source: WindowSource, batches: list[Ints], budget: int, cost: int) -> list[Ints]:
-    """Put small groups together: the groups of ``batches`` whose prompts have almost the same length."""
+    """Join small groups of windows that share a prompt into one batch if their prompts are almost equally long."""
     if source.prefix_group is None:
         return batches
     groups = [batch for batch in batches if is_group(source.prefix_group[batch])]
@@ -59,12 +59,12 @@ def pack(source: WindowSource, batches: list[Ints], budget: int, cost: int) -> l
 
 
 def is_group(numbers: Ints) -> bool:
-    """Do several windows of a batch share their prompt by its plan?"""
+    """Do at least two windows of a batch have the same prompt number in the plan?"""
     return len(np.unique(numbers)) < len(numbers)
 
 
 def _filled(groups: list[Ints], shared: dict[int, int], lengths: Ints, budget: int, cost: int) -> list[list[Ints]]:
-    """Groups batch by batch, those with the longest prompts first."""
+    """Distributes groups, which are sorted by falling length of their prompts, over batches."""
     found: list[list[Ints]] = []
     windows = longest = longest_prompt = 0
     for group in groups:
@@ -85,9 +85,9 @@ def _filled(groups: list[Ints], shared: dict[int, int], lengths: Ints, budget: i
 
 
 def passes(rest: Sequence[int], most: int, cost: int) -> list[Ints]:
-    """Which windows are continued in one pass, by the number of tokens that each has left; ``most`` windows at a time.
+    """Splits windows into passes of at most ``most`` windows, by the number of tokens that each has left (``rest``).
 
-    Another pass is worth it where it saves more padding than it costs.
+    A window gets another pass if that saves more padding than the pass costs.
 
     >>> [part.tolist() for part in passes([2, 40, 3, 38], 8, 32)]
     [[1, 3], [2, 0]]
@@ -110,7 +110,7 @@ def passes(rest: Sequence[int], most: int, cost: int) -> list[Ints]:
 
 
 def selected(cache: Any, places: Any) -> Any:
-    """Keys and values of some entries of a cache, for a pass that appends to them; the cache itself stays as it is."""
+    """A copy of some entries of a cache, to which a pass can append; the cache itself stays as it is."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     replaced_not_changed = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
@@ -124,7 +124,7 @@ def selected(cache: Any, places: Any) -> Any:
 
 
 def fed(window: Window) -> Ids:
-    """The tokens up to the last row that is asked for."""
+    """The tokens of a window up to the last row that is asked for: only these are fed."""
     return window.ids[: rows_needed(window)]
 
 
@@ -144,14 +144,14 @@ class OtherBatches:
 
     @staticmethod
     def of(usual: list[Ints], padding: int) -> OtherBatches:
-        """``usual`` is the usual split of all windows into batches."""
+        """Derives the other batches from ``usual``, the usual split of all windows into batches."""
         sizes = np.repeat([len(batch) for batch in usual], [len(batch) for batch in usual])
         was_alone = np.zeros(len(sizes), np.bool_)
         was_alone[np.concatenate(usual)] = sizes == 1
         return OtherBatches(was_alone, padding)
 
     def batch(self, windows: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
-        """The token ids that are fed for one window: padding is added, and a copy of the window if it was alone."""
+        """The sequences to feed for one window: with padding, and twice if the window usually has its own batch."""
         ((index, _),) = windows
         longer = [np.concatenate([ids, np.zeros(self.padding, ids.dtype)]) for ids in fed]
         return longer * 2 if self.was_alone[index] else longer

@@ -1,4 +1,4 @@
-"""The options of the engine, and the device, precision, batches and libraries that follow: decided before loading."""
+"""The options of the engine, and the choice of device, precision, batches and libraries before anything is loaded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def choose_device(wanted: str | None) -> str:
 
 
 def _cuda_devices() -> int:
-    """CUDA devices that torch can use. Its build for CPUs has none, and is not imported to say so."""
+    """The number of CUDA devices that torch can use: 0, without an import, if torch is a build for CPUs."""
     if "torch" not in sys.modules and version("torch").endswith("+cpu"):
         return 0
     import torch

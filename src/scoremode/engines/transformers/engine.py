@@ -64,7 +64,7 @@ class TransformersEngine(Engine):
     """Scores windows with a model loaded by Transformers."""
 
     def __init__(self, model: Any, facts: ModelFacts | None = None, options: TransformersOptions | None = None) -> None:
-        """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way in."""
+        """Wrap a loaded causal LM. ``TransformersEngine.load`` is the usual way to make an engine."""
         import transformers
 
         options = options or TransformersOptions()
@@ -115,7 +115,7 @@ class TransformersEngine(Engine):
     @full_float32()
     @torch.inference_mode()
     def _choose_head(self, wanted: str, kernel: str | None) -> tuple[Head | None, int]:
-        """The head's matrix, if it reproduces the model's logits on a test input; otherwise None."""
+        """The head if its matrix reproduces the model's logits on a test input, else None; and the vocabulary size."""
         if wanted not in ("exact", "as-served"):
             raise OptionError(f"--head {wanted} is not known", fix="give exact or as-served")
         served = self._served_logits
@@ -142,7 +142,7 @@ class TransformersEngine(Engine):
         return None, expected.shape[1]
 
     def _require_causal(self, ids: Tensor, hidden: Tensor) -> None:
-        """Changing the last token must not change any earlier row; otherwise the model would see its targets."""
+        """Refuse a model whose earlier rows change with the last token: it would see its targets."""
         other = ids.clone()
         other[0, -1] = (other[0, -1] + 1) % self._embedding_rows()
         if not _agree(self._hidden(other)[0, :-1].float(), hidden[:-1].float(), self.model.dtype):
@@ -163,7 +163,7 @@ class TransformersEngine(Engine):
 
     # ── the body ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _hidden(self, ids: Tensor, cache: Any = None) -> Tensor:
-        """Final hidden states (batch, tokens, d). No mask: padding is on the right, where no causal row looks."""
+        """Final hidden states (batch, tokens, d). No mask is needed: padding is on the right, where no row looks."""
         if cache is None:
             output = self.body(input_ids=ids, use_cache=False)
         else:
@@ -186,7 +186,7 @@ class TransformersEngine(Engine):
         yield from found
 
     def _check_divergence(self) -> None:
-        """Check the kernel's divergences as well before the first one is asked for; most questions never do."""
+        """Check the kernel's divergences before the first one is computed; most questions ask for none."""
         if self.head is None or self._divergence_is_checked:
             return
         with torch.inference_mode():
@@ -203,7 +203,7 @@ class TransformersEngine(Engine):
         return found
 
     def noise_floor(self, baseline: Baseline, source: WindowSource, done: Bools) -> NoiseFloor:
-        """A window that had its own batch shares it with a copy of itself; all others are scored alone."""
+        """Score windows alone, or together with a copy of themselves if they usually have their own batch."""
         longest, context = int(source.lengths[~done].max()), self.facts.context_length
         room = context is None or longest + PADDING <= context
         self._other_batches = OtherBatches.of(self._batches(source), PADDING if room else 0)
@@ -264,7 +264,7 @@ class TransformersEngine(Engine):
                     yield index, made
 
     def _rows_of(self, source: WindowSource, batch: Ints) -> RowsOf:
-        """How the rows of a batch are computed: by what its windows share."""
+        """Chooses the method that computes the rows of a batch, by what its windows share."""
         if source.prefix_group is None or len(batch) == 1:
             return self._rows_together
         if not batches.is_group(source.prefix_group[batch]):
@@ -294,7 +294,7 @@ class TransformersEngine(Engine):
         return [found for part in halves for found in self._within_memory(rows_of, part, finish)]
 
     def _rows_together(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
-        """Windows in one forward pass, each cut after the last requested row."""
+        """Compute windows in one forward pass, each cut after its last requested row."""
         tokens = [fed(w) for _, w in windows]
         if self._other_batches is not None:
             tokens = self._other_batches.batch(windows, tokens)
@@ -302,21 +302,21 @@ class TransformersEngine(Engine):
         yield windows, torch.cat([hidden[i, _index(w.rows, hidden)] for i, (_, w) in enumerate(windows)])
 
     def _rows_in_parts(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
-        """Windows of a group that cannot share a prefix: as many at a time as the batch budget allows."""
+        """Compute windows that cannot share a prefix, as many at a time as the batch budget allows."""
         longest = max(rows_needed(w) for _, w in windows)
         size = max(1, self.batch_tokens // longest)
         for begin in range(0, len(windows), size):
             yield from self._rows_together(windows[begin : begin + size])
 
     def _rows_perhaps_alike(self, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
-        """Windows of different questions, which may begin alike, as after the same examples."""
+        """Compute windows of different questions; a long common beginning, such as the same examples, is fed once."""
         tokens = [fed(w) for _, w in windows]
         alike = common_prefix(tokens) >= max(2, batches.WORTH_SHARING * max(map(len, tokens)))
         one_group = np.zeros(1 + max(index for index, _ in windows), np.int64)
         yield from self._rows_shared(one_group, windows) if alike else self._rows_together(windows)
 
     def _rows_shared(self, groups: Ints, windows: list[IndexedWindow]) -> Iterator[tuple[list[IndexedWindow], Tensor]]:
-        """Windows of groups: what a group has in common is fed once, and its keys and values are used for all of it."""
+        """Compute groups of windows: a group's prefix is fed once, and its keys and values serve all its windows."""
         from transformers import DynamicCache
 
         members: dict[int, list[Ids]] = {}
@@ -355,7 +355,7 @@ class TransformersEngine(Engine):
 
     # ── from hidden states to answers ────────────────────────────────────────────────────────────────────────────────
     def _answers(self, rows: Tensor, windows: list[IndexedWindow], width: int) -> list[Answers]:
-        """``width``: ids from this one upwards get no probability."""
+        """The answers of windows from their rows; ids from ``width`` on get no probability."""
         if len({w.targets.shape[1] for _, w in windows}) > 1:
             parts = torch.split(rows, [len(w.rows) for _, w in windows])
             return [a for part, one in zip(parts, windows, strict=True) for a in self._answers(part, [one], width)]
@@ -406,7 +406,7 @@ def find_head(model: Any) -> Head | None:
 
 
 def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
-    """Equal up to the rounding of the model's own dtype."""
+    """Are two tensors equal, up to the rounding of the model's own dtype?"""
     if ours.shape != theirs.shape:
         return False
     size = theirs.abs().max().clamp_min(1.0)

@@ -1,4 +1,4 @@
-"""Transformers as a writer: ``model.generate``, for prompts of similar length together."""
+"""Writes text with ``model.generate`` of Transformers, for prompts of similar length together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOKS_BACK = 4  # tokens more than a stop has itself: it may begin and end insid
 
 
 class TransformersGenerator(Generator):
-    """Writes with a causal LM that is loaded."""
+    """Writes text with a loaded causal LM."""
 
     def __init__(self, model: Any, tokenizer: Any, batch_tokens: int | None = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
@@ -68,7 +68,7 @@ class TransformersGenerator(Generator):
         return [self._without_padding(row) for row in written[:, longest:].cpu().numpy().astype(np.int32)]
 
     def _without_padding(self, row: Ids) -> Ids:
-        """Up to the first end of text: a batch goes on until its last text ends, and fills up the others."""
+        """The tokens up to the first end of text: after it, a batch fills up a text until its longest one has ended."""
         ends = self.model.generation_config.eos_token_id
         at = np.flatnonzero(np.isin(row, [] if ends is None else ends))
         return row[: at[0] + 1] if len(at) else row
@@ -80,7 +80,7 @@ class TransformersGenerator(Generator):
 
 
 class Stops:
-    """Ends each text at its first stop: decided on the last tokens, as text."""
+    """Tells Transformers which texts to end: those whose last tokens, as text, contain a stop."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], prompt: int) -> None:
         self.tokenizer, self.stops, self.prompt = tokenizer, tuple(stops), prompt

@@ -24,7 +24,7 @@ DROPPED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")  # in every class th
 
 
 def load_model(facts: ModelFacts, options: TransformersOptions) -> tuple[Any, list[str]]:
-    """The model on its device, with its adapter, and notes on tensors left out.
+    """Loads the model onto its device, with its adapter; also returns notes on tensors that were left out.
 
     A missing tensor, which would be filled at random, is an error.
     """
@@ -100,7 +100,7 @@ def _dropped(model: Any, facts: ModelFacts) -> list[str]:
 
 # ── PEFT adapters: small sets of weights in their own folder, added to a model after it is loaded ─────────────────────
 def with_adapter(subject: Subject, folder: str) -> Subject:
-    """The subject with an adapter: a different model, so it has a different fingerprint. No weights are loaded."""
+    """The subject with an adapter added: another model, with another fingerprint. No weights are loaded."""
     path = Path(folder).expanduser()
     if find_spec("peft") is None:
         raise ModelError("--adapter needs the package 'peft'", fix="pip install '.[peft]'")
@@ -119,7 +119,7 @@ def with_adapter(subject: Subject, folder: str) -> Subject:
 
 
 def _with_layers_of(folder: str, model: Any) -> Any:
-    """The model with the adapter's layers in it. They are not merged: merging would round the weights."""
+    """Adds the layers of an adapter to a model. They are not merged: merging would round the weights."""
     from peft import PeftModel
 
     try:

@@ -34,7 +34,7 @@ RANKS = ("tensor_parallel_size", "pipeline_parallel_size")  # their product is t
 
 
 class VllmPlugin(EnginePlugin):
-    """Stock vLLM in score mode."""
+    """The engine that runs stock vLLM in score mode."""
 
     contract = 1
     name = "vllm"

@@ -194,7 +194,7 @@ class VllmEngine(Engine):
         return self._head
 
     def _one(self, ids: Ids, request: Request) -> Words:
-        """The answer to a request that is alone in flight."""
+        """Send one request and wait for its answer; no other request may be in flight."""
         name = self._submit(ids, request)
         outputs: list[Any] = []
         while not outputs:
@@ -213,7 +213,7 @@ class VllmEngine(Engine):
                     raise
 
     def _begin_smaller(self) -> bool:
-        """After running out of memory: half the tokens per batch, down to a minimum."""
+        """After running out of memory, restart vLLM with half the tokens per batch; False if that is not possible."""
         tokens = self._batch_tokens // 2
         if not self.log.ran_out_of_memory() or tokens < SMALLEST_BATCH:
             return False
@@ -365,7 +365,7 @@ class ShortenedWindows:
         return replace(whole, ids=whole.ids[:end], rows=whole.rows[:kept], targets=whole.targets[:kept])
 
     def _end(self, whole: Window) -> int:
-        """Where to cut: half of the requested rows remain, and the last step is never full."""
+        """Where to cut a window: half of its requested rows remain, and its last step is not full."""
         if len(whole.rows) == 0:
             return 0
         first = int(whole.rows[0]) + 1

@@ -73,7 +73,7 @@ class Logprob:
 
 
 class SamplingParams:
-    """``score_mode=True``; nothing is generated. Options that control sampling are accepted: they change no score.
+    """Like vLLM's SamplingParams, with ``score_mode=True``. Options that control sampling are accepted, without effect.
 
     >>> SamplingParams(score_mode=True, temperature=0.7)
     SamplingParams(score_mode=True)
@@ -103,7 +103,7 @@ class SamplingParams:
 
 
 class PromptLogprobs(Sequence["dict[int, Logprob] | None"]):
-    """Entry i belongs to token i; entry 0 is None. Stored as columns: an entry is created when it is accessed."""
+    """A list whose entry i has the scores of token i; entry 0 is None. An entry is created when it is accessed."""
 
     def __init__(self, targets: Ids, answers: Answers) -> None:
         self.targets, self.answers = targets, answers
@@ -214,7 +214,7 @@ def refuse_arguments(given: dict[str, Any]) -> None:
 
 
 def check_params(params: SamplingParams | Sequence[SamplingParams] | None, prompts: int) -> None:
-    """Require one for all prompts or one per prompt, all of them in score mode."""
+    """Require one SamplingParams for all prompts or one per prompt, all of them in score mode."""
     listed = list(params) if isinstance(params, Sequence) else [params]
     if isinstance(params, Sequence) and len(listed) != prompts:
         raise InputError(f"{prompts} prompts and {len(listed)} sampling_params", fix="give one, or one per prompt")
@@ -223,7 +223,7 @@ def check_params(params: SamplingParams | Sequence[SamplingParams] | None, promp
 
 
 def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
-    """A prompt as a dictionary of what is scored; an error if it contains anything that would be ignored.
+    """Reads a prompt as a dictionary; an error if it contains anything that score mode would ignore.
 
     >>> read_prompt("some text", 0)
     {'prompt': 'some text'}
@@ -242,7 +242,7 @@ def read_prompt(prompt: Any, index: int) -> dict[str, Any]:
 
 
 def token_ids(given: Any, index: int) -> Ids:
-    """Ids as an array; an error if they are not ids, because NumPy would convert almost anything."""
+    """Converts token ids to an array; an error if they are not integers: NumPy would convert almost anything."""
     ids = np.asarray(given)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InputError(f"prompt {index} has ids that are not integers", fix="give a list of token ids")

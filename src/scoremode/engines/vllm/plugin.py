@@ -33,7 +33,7 @@ def asked_for() -> bool:
 def register() -> None:
     """Make ``runner="pooling", convert="embed"`` build a model that scores instead of one that embeds.
 
-    Also make this process end with the scoremode process.
+    Also makes this process end when the scoremode process ends.
 
     vLLM looks up ``as_embedding_model`` in its module at each call, so replacing that one attribute is enough. The
     replacement checks the switch at each call, so a process can score and later embed.

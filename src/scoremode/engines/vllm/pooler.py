@@ -84,7 +84,7 @@ class Part:
 
     @property
     def kind(self) -> Kind:
-        """Parts of one kind are scored together."""
+        """The kind of this part; parts of one kind are scored together."""
         q = self.request
         return Kind(self.targets.shape[1], q.vocabulary, q.gather, q.self_test, q.extra, q.reference, q.states_dtype)
 
@@ -97,14 +97,14 @@ class Part:
 
 
 class IdsWhenNeeded(PoolingParamsUpdate):  # type: ignore[misc]  # vLLM is untyped here
-    """vLLM copies prompt ids at every step for every prompt that needs them: only those without a ``Request`` do."""
+    """Makes vLLM copy the ids of prompts at every step only where they are needed: without a ``Request``."""
 
     def apply(self, params: Any) -> None:
         params.requires_token_ids = not (params.extra_kwargs or {}).get(KEY)
 
 
 class ScorePooler(Pooler):  # type: ignore[misc]
-    """Answers ``Request``s; if a prompt has none, its own tokens are scored."""
+    """Answers the ``Request`` that a prompt carries; if it carries none, scores its own tokens."""
 
     def __init__(self, model: Any, settings: Settings) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return [keep(s.hidden_states_cache, p, own) for s, p, own in zip(states, parts, lines, strict=True)]
 
     def _score(self, hidden_states: Tensor, parts: list[Part]) -> Tensor:
-        """Lines for the rows of parts of one kind, concatenated: int32 (rows, words)."""
+        """Scores parts of one kind: returns the lines of their rows, concatenated, int32 (rows, words)."""
         kind = parts[0].kind
         rows = np.concatenate([p.index for p in parts])
         index = to_device(rows, hidden_states.device)
@@ -165,7 +165,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
                 torch.accelerator.empty_cache()
 
     def _words(self, kind: Kind, hidden_states: Tensor) -> int:
-        """Words per line of this kind, also for a step without requested rows, whose lines are joined to others."""
+        """The number of words per line of this kind; needed even if a step has no requested rows."""
         if kind.self_test:
             return 2 * line_words(kind.k) + 3 + KERNEL_WORDS
         if kind.extra == "states":
@@ -232,10 +232,10 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return finish(whole, at_target)
 
     def _projected(self, hidden: Tensor, gather: bool, vocabulary: int) -> tuple[Tensor, Head | None, Shard, Share]:
-        """Rows and the head that a kernel multiplies them with; or, without a head, the model's own logits.
+        """The rows and the head that a kernel multiplies them with; or, if head is None, the model's own logits.
 
-        ``vocabulary`` is the size of the tokenizer's vocabulary, where the ids after it are padding. The ``Share`` lets
-        all ranks know the targets' logits.
+        ``vocabulary`` is the size of the tokenizer's vocabulary, if the ids after it are padding. The ``Share`` gives
+        the targets' logits to all ranks.
         """
         found = None if gather or self._kernel_of(hidden) is None else self._tap.matrix(hidden)
         if found is not None:
@@ -301,7 +301,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
         return whole
 
     def _self_test(self, hidden: Tensor, targets: Tensor, gather: bool, vocabulary: int) -> Tensor:
-        """Our line; that of ``compute_logits`` as served, in float64; largest |logit|; exact?; vocabulary; kernel."""
+        """Per row: our line; the line of ``compute_logits`` in float64; largest |logit|; exact?; vocabulary; kernel."""
         ours = self._answer(hidden, targets, gather, vocabulary)
         served = self._tap.served_logits(hidden)
         if served is None:  # only one rank gets the gathered logits, and only its answer is read
@@ -318,7 +318,7 @@ class ScorePooler(Pooler):  # type: ignore[misc]
 
 
 def read_parts(metadata: Any) -> Iterator[Part]:
-    """The part of each request in this batch, in the order of the hidden states."""
+    """The rows of each request that are in this batch, in the order of the hidden states."""
     cursor = metadata.get_pooling_cursor()
     counts, ends = cursor.num_scheduled_tokens_cpu.tolist(), cursor.seq_lens_cpu.tolist()
     lengths = cursor.prompt_lens_cpu.tolist()
@@ -367,7 +367,7 @@ def bits(floats: Tensor) -> Tensor:
 
 
 def to_words(columns: Columns) -> Tensor:
-    """Columns as lines of int32 words: ``scores.packing.read_lines`` reads them."""
+    """Packs columns as lines of int32 words, which ``scores.packing.read_lines`` reads."""
     found = []
     for column in BUILT_IN.scores:
         values: Tensor = getattr(columns, column.name)
@@ -389,7 +389,7 @@ def as_words(x: Tensor) -> Tensor:
 
 
 def as_score_model(model_class: type) -> type:
-    """The class with its head and a pooler that scores. vLLM's own adapter for embeddings removes the head."""
+    """A subclass of a model's class with a pooler that scores. It keeps the head, which vLLM's own adapter removes."""
     if getattr(model_class, "scores_tokens", False):
         return model_class
     if getattr(model_class, "is_pooling_model", False):

@@ -64,7 +64,7 @@ def _innermost(error: BaseException) -> str:
 
 
 class VllmLog:
-    """One engine's log file; ``SCOREMODE_VLLM_LOG=-`` leaves everything on standard error instead."""
+    """The log file of one engine; with ``SCOREMODE_VLLM_LOG=-`` all output stays on standard error instead."""
 
     def __init__(self) -> None:
         wanted = os.environ.get("SCOREMODE_VLLM_LOG")
@@ -147,7 +147,7 @@ class Interruption(BaseException):
 
 
 class Processes:
-    """vLLM's child processes and all their descendants; no other process that this process may have started."""
+    """The child processes that vLLM started, and their descendants, but no other children of this process."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -157,14 +157,14 @@ class Processes:
         _running.add(self)
 
     def started(self, llm: Any) -> None:
-        """vLLM has started: use its own list of its processes."""
+        """Take over vLLM's own list of its processes, once it has started."""
         manager = getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_manager", None)
         listed = getattr(manager, "processes", None)
         self._children = self._named() if listed is None else list(listed)
         self.all()
 
     def children(self) -> list[BaseProcess]:
-        """The direct children of this process."""
+        """The processes of vLLM that are direct children of this process."""
         return self._named() if self._children is None else self._children
 
     def _named(self) -> list[BaseProcess]:
@@ -172,7 +172,7 @@ class Processes:
         return [child for child in alive if child.pid not in self._others and child.name.startswith(NAMES)]
 
     def all(self) -> list[Any]:
-        """Children and their descendants, as psutil knows them.
+        """The running children and their descendants, as psutil processes.
 
         A worker whose engine process was killed is no longer a descendant, but it is remembered from before.
         """
@@ -187,7 +187,7 @@ class Processes:
         return [process for process in self._known.values() if _lives(process)]
 
     def kill(self) -> None:
-        """Kill them now."""
+        """Kill all of these processes now."""
         if os.getpid() != self._pid:  # a forked process has no such children
             return
         import psutil
@@ -197,7 +197,7 @@ class Processes:
                 process.kill()
 
     def wait(self, seconds: float) -> list[Any]:
-        """Wait for them to end; return those that are still running."""
+        """Wait for these processes to end; return those that are still running."""
         deadline = time.monotonic() + seconds
         for child in self.children():
             with contextlib.suppress(ValueError):  # closed by vLLM
@@ -225,7 +225,7 @@ class Processes:
 
     @contextlib.contextmanager
     def killed_by_signals(self) -> Iterator[None]:
-        """While vLLM starts: a signal that ends this process first kills vLLM's processes.
+        """While vLLM starts, makes a signal that ends this process kill vLLM's processes first.
 
         During the start they do not react to signals, and vLLM's own clean-up would wait for them. The previous
         handlers then decide what happens to this process. But vLLM swallows a KeyboardInterrupt that is raised while it
@@ -259,7 +259,7 @@ _running: weakref.WeakSet[Processes] = weakref.WeakSet()
 
 
 def _lives(process: Any) -> bool:
-    """Is it running? A zombie is not: its parent, another process, may take long to reap it."""
+    """Is a process running? A zombie counts as ended: its parent, another process, may take long to reap it."""
     import psutil
 
     try:
@@ -276,7 +276,7 @@ def kill_all() -> None:
 
 
 def end(llm: Any, processes: Processes, log: VllmLog) -> None:
-    """Shut vLLM down: at once after an interruption; its log is of use only if something went wrong."""
+    """Shut vLLM down, at once after an interruption. Deletes its log unless there was an error."""
     why = sys.exc_info()[0]
     if why is not None and issubclass(why, KeyboardInterrupt):
         processes.kill()

@@ -79,7 +79,7 @@ def request_for_test(vocabulary: int, longest: int, *, gather: bool) -> tuple[Id
 
 
 def require_agreement(tried: list[Verdict], version: str) -> Verdict:
-    """The last verdict if our scores agree with ``compute_logits``; else an error that names all of them."""
+    """The last verdict if it says that our scores agree with ``compute_logits``; else an error with all differences."""
     if tried[-1].agrees:
         return tried[-1]
     gaps = ", ".join(f"{verdict.error:.3g} nats (allowed: {verdict.allowed:.3g})" for verdict in tried)
@@ -90,7 +90,7 @@ def require_agreement(tried: list[Verdict], version: str) -> Verdict:
 
 
 def judge_answers(words: Words, dtype: str) -> Verdict:
-    """Read the answer to a self-test request: our scores and the model's own, line by line."""
+    """The verdict on the answer to a self-test request, which has our scores and the model's own in each line."""
     line = line_words(TEST_TARGETS)
     if words.dtype != np.int32 or words.ndim != 2 or words.shape[1] != 2 * line + 3 + KERNEL_WORDS:
         raise EngineError(
@@ -128,7 +128,7 @@ def dtype_of(config: Any) -> str:
 
 
 def unread_cache_note(config: Any) -> list[str]:
-    """A line if prefill does not read the K/V cache that it fills: then scores hardly show what its rounding does.
+    """A note if prefill does not read the K/V cache that it fills: scores then hardly show the cache's rounding.
 
     In vLLM up to 0.32, TurboQuant, UltraQuant and dense MLA attend to the first chunk's keys and values as they were
     computed. Only later chunks and generated tokens read the cache.

@@ -37,9 +37,9 @@ def start(
     *,
     tokenizer: bool = True,
 ) -> tuple[Any, Processes]:
-    """``vllm.LLM`` and the processes that it started: in score mode with ``options``, else for writing texts.
+    """Starts ``vllm.LLM``, in score mode if there are ``options``, else to write text; also returns its processes.
 
-    If vLLM refuses to start, the error has one line. None of its processes is left then, or after an interruption.
+    If vLLM refuses to start, the error has one line. After that, or an interruption, none of its processes is left.
     """
     processes = Processes()
     process_guard.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
@@ -160,7 +160,7 @@ def _config_of(model: str, trust_remote_code: bool) -> Any:
 
 
 def _needs_bfloat16_on_cpu(config: Any) -> bool:
-    """vLLM's kernel for packed int4 weights does not support float32; with AMX, nor does that for int8 activations."""
+    """Is bfloat16 needed? vLLM's kernels for int4 weights and, with AMX, int8 activations do not support float32."""
     import torch
 
     quantization = getattr(config, "quantization_config", None)
@@ -185,7 +185,7 @@ def device_defaults(on_cpu: bool, options: LaunchArguments) -> dict[str, str]:
 
 
 def _forget_model_classes() -> None:
-    """vLLM caches model classes by path alone: a class made for scoring must not be used to embed, or vice versa."""
+    """Clear vLLM's cache of model classes: it would use a class made for scoring to embed, or vice versa."""
     with contextlib.suppress(ImportError):
         from vllm.model_executor.model_loader import utils
 
@@ -193,7 +193,7 @@ def _forget_model_classes() -> None:
 
 
 class VllmGenerator(Generator):
-    """Writes with stock vLLM, which is opened for nothing else, and closed before anything is scored again."""
+    """Writes text with stock vLLM, which is opened only for this, and closed before anything is scored again."""
 
     def __init__(self, folder: Path, options: VllmOptions, work: Work) -> None:
         given = LaunchArguments.of(options, work)

@@ -24,7 +24,7 @@ logger = logging.getLogger("vllm.scoremode")
 
 
 class PinnedBuffers:
-    """Two buffers, used in turn, from which states go to a device while it still computes the layers.
+    """Two pinned buffers, used in turn, from which states are copied to a device while it still computes the layers.
 
     A copy from other memory would wait for the layers, and pinning new memory for each batch would take as long.
     """
@@ -35,7 +35,7 @@ class PinnedBuffers:
         self._turn = 0
 
     def rows(self, count: int, width: int, dtype: str, device: torch.device) -> Raw:
-        """Room for raw states (count, width), to be filled and then sent."""
+        """An array (count, width) for raw states, to be filled and then given to ``send``."""
         raw = RAW_DTYPES[dtype]
         if device.type != "cuda":
             return np.empty((count, width), raw)
@@ -49,7 +49,7 @@ class PinnedBuffers:
         return room
 
     def send(self, rows: Raw, dtype: str, device: torch.device) -> Tensor:
-        """The filled rows on the device."""
+        """Copies the filled rows to the device."""
         found = from_raw(rows, dtype).to(device, non_blocking=True)
         if device.type == "cuda":
             self._sent[self._turn] = torch.cuda.current_stream(device).record_event()
@@ -69,10 +69,10 @@ class WorkerBaseline(ABC):
 
     @abstractmethod
     def _head_rows(self, first_id: int, width: int) -> StoredHead:
-        """The ids ``first_id … first_id + width`` of the head, as they are stored."""
+        """The stored head for ``width`` ids from ``first_id`` on."""
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        """Those ids of the head; None if it cannot be loaded. Cached, because the ids are always the same."""
+        """The head for ``width`` ids from ``first_id`` on, cached for the same ids; None if it cannot be loaded."""
         if self._head is None or (self._head.first_id, self._head.vocabulary) != (first_id, width):
             self._head = None
             stored = self._head_rows(first_id, width)
@@ -88,7 +88,7 @@ class WorkerBaseline(ABC):
 
 
 class StoredStates(WorkerBaseline):
-    """A reference in a folder: rows by their numbers."""
+    """A reference in a folder, whose rows are read by their numbers."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -121,7 +121,7 @@ class SentStates(WorkerBaseline):
         return self._buffers.send(rows, self._dtype, device)
 
     def head(self, device: torch.device, first_id: int, width: int) -> Head | None:
-        """None if it cannot be read, or if the device has no memory: a client's head must not end the server."""
+        """The head; None if it cannot be read or does not fit into memory: a client's head must not end the server."""
         try:
             return super().head(device, first_id, width)
         except (OSError, ValueError, MemoryError, RuntimeError) as error:

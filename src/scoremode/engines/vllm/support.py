@@ -136,7 +136,7 @@ def installed_version() -> str:
 
 
 def is_for_gpus() -> bool:
-    """Is the installed build one for GPUs? The one for CPUs has another name, or says so in its version."""
+    """Is the installed build of vLLM for GPUs? A build for CPUs has another name, or "cpu" in its version."""
     try:
         return "cpu" not in version(DISTRIBUTIONS[0])
     except PackageNotFoundError:
@@ -155,7 +155,7 @@ def check_version(found: str, allow_untested: bool) -> None:
 
 
 def check_plugin() -> None:
-    """Workers find the pooler only through the entry point, so a checkout that is not installed cannot score."""
+    """Refuse to run if scoremode is not installed: vLLM's workers find the pooler only through its entry point."""
     if not any(point.name == PLUGIN_NAME for point in entry_points(group=PLUGIN_GROUP)):
         raise ModelError(
             "vLLM does not see scoremode's plugin", fix="install scoremode with pip (pip install -e . does)"
@@ -163,7 +163,7 @@ def check_plugin() -> None:
 
 
 def plugin_state() -> tuple[str, bool]:
-    """The state of vLLM as far as known without importing it, in one line, and whether it is good."""
+    """Can vLLM be used with our plugin? The answer in words and as a bool; vLLM is not imported."""
     try:
         found = installed_version()
         check_version(found, False)
@@ -202,7 +202,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def has_int4_kernel() -> bool:
-    """Does vLLM's CPU build have ``cpu_gemm_wna16`` here? Only builds for x86 with AVX-512 do."""
+    """Does vLLM's CPU build have the kernel ``cpu_gemm_wna16`` here? Only on x86 with AVX-512."""
     import torch
 
     return platform.machine().lower() in ("x86_64", "amd64") and bool(torch.cpu._is_avx512_supported())
@@ -239,7 +239,7 @@ def schemes_of(quantization: Any) -> list[Mapping[str, Any]] | None:
 
 
 def is_integer(numbers: Any, bits: int) -> bool:
-    """Are these weights or activations integers of so many bits?"""
+    """Does a scheme store its weights or activations as integers of so many bits?"""
     return isinstance(numbers, Mapping) and numbers.get("num_bits") == bits and numbers.get("type") == "int"
 
 
@@ -271,7 +271,7 @@ def environment(changes: Mapping[str, str], defaults: Mapping[str, str]) -> Iter
 
 
 def plugin_filter() -> dict[str, str]:
-    """If ``VLLM_PLUGINS`` is set, it is an allow-list: add scoremode to it."""
+    """``VLLM_PLUGINS`` with scoremode added, if it is set: it is the list of the allowed plugins."""
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is None or PLUGIN_NAME in allowed.split(","):
         return {}
@@ -279,7 +279,7 @@ def plugin_filter() -> dict[str, str]:
 
 
 def copied_to_ray(switch: str) -> dict[str, str]:
-    """Workers that Ray starts, perhaps on other machines, get only variables that vLLM copies: name ours among them."""
+    """The variable that makes vLLM copy our switch to workers that Ray starts, perhaps on other machines."""
     named = [name for name in os.environ.get(RAY_COPIES, "").split(",") if name]
     return {RAY_COPIES: ",".join(dict.fromkeys([*named, switch]))}
 

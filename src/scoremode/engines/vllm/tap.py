@@ -26,7 +26,7 @@ from scoremode.head.partials import Partials
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of the vocabulary this rank projects, and how."""
+    """The part of the vocabulary whose logits this rank computes."""
 
     first_id: int
     width: int  # real ids; the padding after them is removed
@@ -41,7 +41,7 @@ class Shard:
 
 
 class _Reached(Exception):  # noqa: N818  # not an error
-    """Ends ``compute_logits`` just before the head's matrix is applied, and carries its input."""
+    """Raised to end ``compute_logits`` just before it applies the head's matrix; carries the matrix and its input."""
 
     def __init__(self, hidden: Tensor, head: Head | None, shard: Shard) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _Reached(Exception):  # noqa: N818  # not an error
 
 
 class Tap:
-    """A model's head, a few rows at a time.
+    """Gives access to a model's head: logits of a few rows at a time, or its matrix.
 
     ``exact`` requests logits in float32. A quantized head cannot give them: in that case, or without ``exact``, the
     logits are those of the serving kernel.
@@ -66,7 +66,7 @@ class Tap:
             processor._get_logits = partial(self._project, processor, processor._get_logits)
 
     def logits(self, hidden: Tensor, gather: bool) -> tuple[Tensor, Shard]:
-        """float32 logits of these rows (n, shard.width), and which ids they belong to."""
+        """The float32 logits (n, shard.width) of these rows, and the shard that says which ids they belong to."""
         self._mode, self._shard = ("gather" if gather else "shard"), None
         try:
             x = self._model.compute_logits(hidden)
@@ -82,9 +82,9 @@ class Tap:
         return x.float(), self._shard
 
     def matrix(self, hidden: Tensor) -> tuple[Tensor, Head, Shard] | None:
-        """The head as a matrix, and the rows it is applied to (a model may norm them first); None if there is none.
+        """The rows that the head is applied to (a model may norm them first), and its matrix; None if it has none.
 
-        What a model does to logits afterwards, in its own code, is not seen here: ``ScorePooler`` checks for that.
+        Changes that a model's own code makes to the logits later are not seen here: ``ScorePooler`` checks for them.
         """
         self._mode = "matrix"
         try:
@@ -103,7 +103,7 @@ class Tap:
     def _project(
         self, processor: Any, stock: Any, hidden: Tensor, lm_head: Any, bias: Tensor | None, *rest: Any
     ) -> Tensor | None:
-        """Replaces ``LogitsProcessor._get_logits`` of one processor."""
+        """Takes the place of ``LogitsProcessor._get_logits`` on one processor."""
         if self._mode == "stock":
             served: Tensor | None = stock(hidden, lm_head, bias, *rest)
             return served
@@ -150,7 +150,7 @@ def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) ->
 
 # ── between ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
 def pack_divergence(d: DivergencePartials) -> Tensor:
-    """All fields in float64, which is exact for ids and counts, viewed as float32; gathering only copies the bits."""
+    """Packs all fields as float64, which is exact for ids and counts, viewed as float32: gathering only copies bits."""
     columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
     return torch.cat([*columns, d.q.before.double()], dim=1).view(torch.float32)
 
@@ -175,14 +175,14 @@ def unpack_partials(words: Tensor) -> Partials:
 
 
 def across_ranks(own: Tensor) -> list[Tensor]:
-    """The same (n, c) tensor of every tensor-parallel rank, in rank order: a few numbers per row, never logits."""
+    """Gathers an (n, c) tensor from every tensor-parallel rank, in rank order: a few numbers per row, never logits."""
     group = get_tp_group()
     gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
     return list(torch.split(gathered, len(own)))
 
 
 def largest_of_ranks(at_target: Tensor) -> Tensor:
-    """The targets' logits on every rank; each is known only to the rank that has its id."""
+    """Gives every rank the logits of all targets: before, each is known only to the rank that has the target's id."""
     return torch.stack(across_ranks(at_target)).amax(0)
 
 

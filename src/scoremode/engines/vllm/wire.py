@@ -22,7 +22,7 @@ KERNEL_WORDS = 96  # room for the name of the head's kernel and a note, as JSON,
 
 
 def pack_words(facts: dict[str, str]) -> list[int]:
-    """A small dictionary as int32 words, cut to ``KERNEL_WORDS`` if a note is too long."""
+    """Packs a small dictionary as ``KERNEL_WORDS`` int32 words; texts that are too long are cut."""
     room = 4 * KERNEL_WORDS
     text = json.dumps(facts)
     while len(text) > room:
@@ -66,13 +66,13 @@ class Request:
 
     @staticmethod
     def own_tokens(ids: npt.NDArray[Any]) -> Request:
-        """Every token but the first, each predicted from the row before it: the default for a prompt."""
+        """The default request of a prompt: to score every token but the first, each from the row before it."""
         targets = np.asarray(ids[1:], np.int32)
         return Request(rows=np.arange(len(targets), dtype=np.int32), targets=targets[:, None])
 
 
 def states_words(d: int, itemsize: int) -> int:
-    """Words per hidden state; a state that does not fill its last word is padded."""
+    """The int32 words per hidden state; a state that does not fill its last word is padded."""
     return -(-d * itemsize // 4)
 
 
@@ -88,7 +88,7 @@ class Extra:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A window in flight: what was requested, and the answers so far (always its last lines)."""
+    """A window in flight: the rows that are requested now, and the answers so far, always those of its last rows."""
 
     index: int
     window: Window  # what is requested now: the whole window, or only the first rows, which the prefix cache skipped
@@ -117,7 +117,7 @@ class Job:
         return Job(self.index, front, cached, self.vocabulary, self.extra, self.lines)
 
     def request(self, gather: bool) -> Request:
-        """The request for vLLM. The window's place in the plan says where its rows begin in a reference."""
+        """The request to send to vLLM. The window's index in the plan tells where its rows begin in a reference."""
         return Request(
             self.window.rows,
             self.window.targets,
@@ -130,7 +130,7 @@ class Job:
 
     @property
     def targets(self) -> int:
-        """Targets per row."""
+        """The number of targets per row."""
         return int(self.window.targets.shape[1])
 
     def answers(self) -> tuple[Answers, Words]:
