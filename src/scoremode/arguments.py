@@ -18,7 +18,7 @@ ALMOST_URI = re.compile(rf"[^/\\]*:[/\\]|({'|'.join((*STORES, *SERVERS))}):", re
 
 
 def require_text(name: str, value: Any) -> None:
-    """Refuse what is not a string.
+    """Refuse a value that is not a string.
 
     >>> require_text("method", 5)
     Traceback (most recent call last):
@@ -30,7 +30,7 @@ def require_text(name: str, value: Any) -> None:
 
 
 def whole_number(name: str, value: Any) -> int | None:
-    """A whole number that a computer can count to, or None if none was given. NumPy's numbers become Python's."""
+    """The value as a Python int, or None if none was given; refuses other types and numbers of 2**63 or more."""
     if value is None:
         return None
     if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -42,13 +42,13 @@ def whole_number(name: str, value: Any) -> int | None:
 
 
 def require_flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse a value that is neither True nor False."""
     if not isinstance(value, bool):
         raise OptionError(f"{name} is {_shown(value)}, which is neither True nor False", fix="give one of them")
 
 
 def path_text(name: str, value: Any) -> str:
-    """A path or a name as a string, or a refusal."""
+    """Returns a path or a name as a string; refuses a value that is neither."""
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
         what = f"{name} is {_shown(value)}, which is neither a name nor a path"

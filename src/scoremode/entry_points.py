@@ -34,7 +34,7 @@ class Plugins:
 
 
 def load(group: str, taken: Iterable[str], accept: Callable[[str, Any], Any]) -> Plugins:
-    """The plug-ins of a group. ``taken`` are built-in names; ``accept`` checks and may convert a loaded object.
+    """Loads the plug-ins of a group. ``taken`` are built-in names; ``accept`` checks and may convert a loaded object.
 
     ``accept`` raises ValueError with the reason if it refuses the object.
     """

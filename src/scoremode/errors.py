@@ -29,13 +29,13 @@ _aliases: dict[str, str] = {}  # copies, and what the user calls what they are c
 
 
 def alias_path(copy: str, name: str) -> None:
-    """From now on, messages say ``name`` where they would say ``copy``: a path in the cache that no user knows."""
+    """From now on, messages say ``name`` instead of ``copy``, a path in the cache that users do not know."""
     if copy != name:
         _aliases[copy] = name
 
 
 def with_aliases(text: str) -> str:
-    """A message in the user's own names."""
+    """A message in which paths of the cache are replaced by the names that the user gave."""
     for copy, name in _aliases.items():
         if copy in text:
             text = text.replace(copy, name)
@@ -66,7 +66,7 @@ class CorpusError(InputError):
 
 
 class MethodError(InputError):
-    """Unknown method, or a setting that the method does not allow."""
+    """The method is unknown, or does not allow a setting."""
 
 
 class ModelError(InputError):
@@ -74,7 +74,7 @@ class ModelError(InputError):
 
 
 class OptionError(InputError):
-    """A flag that does not apply here."""
+    """A flag or argument does not apply here."""
 
 
 class UnknownArgumentError(OptionError, TypeError):
@@ -90,11 +90,11 @@ class EngineError(ScoremodeError):
 
 
 class RunError(ScoremodeError):
-    """A run folder that is damaged, foreign or cannot be written."""
+    """A run folder is damaged, was not made by scoremode, or cannot be written."""
 
 
 class StorageError(ScoremodeError):
-    """Something behind a URI that cannot be read or written."""
+    """A file or folder behind a URI cannot be read or written."""
 
 
 def one_line(text: str) -> str:
@@ -107,7 +107,7 @@ def one_line(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Text with nothing in it that a terminal would obey, and no line ends: it may come from anybody's file."""
+    """Untrusted text without control characters, which a terminal would obey, and without line ends."""
     if text.isprintable():
         return text
     return "".join(c if unicodedata.category(c) not in UNPRINTABLE else "�" for c in text)
@@ -126,7 +126,7 @@ def readable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text whose control characters are escaped as in JSON, but for line ends and tabs: what is printed anywhere.
+    """Text that is safe to print: control characters except line ends and tabs are escaped as in JSON.
 
     >>> escaped("red\\x1b[31m 😀\\n") == "red\\\\u001b[31m 😀\\n"
     True
@@ -152,7 +152,7 @@ def print_line(line: str) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'gptq'?`` when something near is known, else the whole list."""
+    """``did you mean 'gptq'?`` if a known word is similar, else a list of all known words."""
     names = sorted(known)
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"

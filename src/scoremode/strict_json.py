@@ -62,7 +62,7 @@ def _is_usable(value: Any) -> bool:
 
 
 def _value(text: str, decoder: json.JSONDecoder) -> Any:
-    """As ``decoder.decode``: the scanner alone takes half the time, which counts in files of a million rows."""
+    """Parses as ``decoder.decode`` does, but by the scanner alone, in half the time: files may have a million rows."""
     if text.startswith("{"):
         try:
             value, end = decoder.scan_once(text, 0)  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def _deeper_than(levels: int, value: Any) -> bool:
 
 
 def read_object(path: Path, *, constants: bool = False) -> dict[str, Any]:
-    """The object in a file; ValueError if it is anything else, OSError if it cannot be read."""
+    """Reads the JSON object in a file; ValueError if it is anything else, OSError if it cannot be read."""
     if not path.is_file():
         raise ValueError("not a file")
     if path.stat().st_size > LARGEST:

@@ -47,13 +47,13 @@ between releases.
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array, no longer writable: values here are shared between threads, engines and caches."""
+    """Makes an array read-only and returns it: values here are shared between threads, engines and caches."""
     array.setflags(write=False)
     return array
 
 
 class MappedFile(mmap.mmap):
-    """A file in memory, read only: the system reads its pages when they are used, and may drop them."""
+    """A file mapped into memory, read-only: the system reads its pages when they are used, and may drop them."""
 
 
 def mapped_array(file: IO[bytes], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -62,7 +62,7 @@ def mapped_array(file: IO[bytes], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def mapped_column(blocks: Iterator[npt.NDArray[Any]], rows: int) -> npt.NDArray[Any]:
-    """A long column as a read-only array over a temporary file, which is deleted with the array."""
+    """Writes a long column to a temporary file and maps it as a read-only array; the file is deleted with the array."""
     first = next(blocks)
     with tempfile.TemporaryFile(prefix="scoremode-") as file:
         for block in chain([first], blocks):
@@ -85,14 +85,14 @@ def release_pages(array: npt.NDArray[Any] | None) -> None:
 
 
 def release_read_blocks(arrays: tuple[npt.NDArray[Any] | None, ...], number: int) -> None:
-    """Call this after each block that was read from mapped arrays: now and then, their pages are released."""
+    """Releases the pages of mapped arrays now and then, if it is called after each block that was read from them."""
     if number % BLOCKS_BETWEEN_RELEASES == BLOCKS_BETWEEN_RELEASES - 1:
         for array in arrays:
             release_pages(array)
 
 
 def in_parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """A long column part by part; a mapped one is not in memory as a whole.
+    """Yields a long column part by part; a mapped one is never in memory as a whole.
 
     >>> [part.tolist() for part in in_parts(np.arange(3))]
     [[0, 1, 2]]
@@ -131,7 +131,7 @@ class Estimate:
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> Estimate:
-        """An estimate as a manifest keeps it: no value means that it was infinite."""
+        """Makes an Estimate from a manifest's JSON, where a value of None means infinity."""
         value = math.inf if stored["value"] is None else stored["value"]
         names = ("stderr", "n", "groups", "freedom", "low", "high")
         return Estimate(value, *(stored[name] for name in names))

@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; the exit code."""
+    """Runs a command line and returns the exit code."""
     logs.install()
     try:
         code = _run(list(arguments))
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _end_with(error: BaseException) -> int:
-    """Say what happened; the exit code."""
+    """Prints what happened and returns the exit code."""
     stopped = signals.tell_if_stopped()
     if stopped is not None:
         return stopped
@@ -124,7 +124,7 @@ def _complain(line: str, code: int = BAD_INPUT) -> int:
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
-    """What happened and what to do, in one line, and the exit code."""
+    """One line that says what happened and what to do, and the exit code."""
     what = f"{type(error).__name__}: {error}".split("\n")[0][:300]
     match error:
         case KeyboardInterrupt():
@@ -147,7 +147,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust, as tokenizers, has panicked: its class is not an Exception and cannot be imported."""
+    """Did a Rust library, such as tokenizers, panic? PanicException is no Exception, and it cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 

@@ -152,7 +152,7 @@ class TasksVerb(Verb):
 
 
 def _checked_report(parsed: argparse.Namespace) -> Any:
-    """The file of ``--report``, checked before an hour of scoring; None if none was asked for."""
+    """The file that ``--report`` names, checked before anything is scored; None without ``--report``."""
     from scoremode.verbs.outputs import check_report
 
     return None if parsed.report is None else check_report(parsed.report, "--report", made_later=parsed.out)
@@ -167,14 +167,14 @@ def _write_report(parsed: argparse.Namespace, output: Any, page: str) -> None:
 
 
 def _command_line() -> str:
-    """What was typed, without secrets."""
+    """The command line as the user typed it, without secrets."""
     from scoremode.disk.manifests import command_without_secrets
 
     return " ".join(["scoremode", *map(shlex.quote, command_without_secrets(sys.argv[1:]))])
 
 
 def _verdict(checked: list[str | None]) -> int:
-    """Print which rules hold; the exit code."""
+    """Prints which rules hold, and returns the exit code."""
     failures = [why for why in checked if why]
     for why in failures:
         logger.error(why)

@@ -22,7 +22,7 @@ Flags = Mapping[str, str]
 
 
 def integer(text: str) -> int:
-    """A whole number in plain digits, for argparse: not ``1e3``, ``' 5'`` or ``1_000``."""
+    """Reads a whole number in plain digits, for argparse; refuses ``1e3``, ``' 5'`` and ``1_000``."""
     if not re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a whole number, as in 512")
     if len(text) > 18:
@@ -31,7 +31,7 @@ def integer(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A number that is not negative, for argparse."""
+    """Reads a whole number that is not negative, for argparse."""
     value = integer(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
@@ -39,7 +39,7 @@ def count(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    """The number; NaN if the text is not one."""
+    """The number that a text stands for; NaN if it is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -47,7 +47,7 @@ def _number(text: str) -> float:
 
 
 def amount(text: str) -> float:
-    """A finite number that is not negative, for argparse."""
+    """Reads a finite number that is not negative, for argparse."""
     value = _number(text)
     if not math.isfinite(value) or value < 0:
         raise argparse.ArgumentTypeError(f"'{_cut(text)}' is not a number, as in 1 or 0.5")
@@ -55,7 +55,7 @@ def amount(text: str) -> float:
 
 
 def number_within(option: KnownOption) -> Callable[[str], float]:
-    """A reader of numbers within an option's bounds, for argparse."""
+    """Makes a function for argparse that reads a number and checks it against the option's bounds."""
 
     def read(text: str) -> float:
         low, high, value = option.details.above, option.details.at_most, _number(text)
@@ -131,21 +131,21 @@ def add_worst(parser: Any) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser, *, several: bool = False, replicas: bool = True) -> None:
-    """A model, the question that it is asked, and its engine."""
+    """Add the flags for a model, for the question that it is asked, and for its engine."""
     add(parser, MODEL)
     add_question(parser, several=several)
     add_engine(parser, replicas=replicas)
 
 
 def add_question(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Flags of a question; with ``several``, a corpus or a method that is given again is another question."""
+    """Add the flags of a question; with ``several``, --corpus and --method may be repeated to ask several questions."""
     for title, flags in (("text", TEXT), ("method", METHOD)):
         more = AGAIN if several else {}
         add(parser.add_argument_group(title), {name: about + more.get(name, "") for name, about in flags.items()})
 
 
 def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> None:
-    """``--engine``, every option of every engine, as the engines declare them, and how the work is spread."""
+    """Add ``--engine``, the options that all engines declare, and the flags for replicas."""
     from scoremode.engines.registry import all_options
 
     shared = parser.add_argument_group("engine")
@@ -183,7 +183,7 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
 
 
 def _engine_arg(text: str) -> tuple[str, Any]:
-    """``name=value``, the value is read as JSON if it is JSON."""
+    """Reads ``name=value``; the value is parsed if it is JSON, else it is text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise OptionError(f"--engine-arg {text} is not NAME=VALUE", fix="as in --engine-arg max_num_seqs=64")
@@ -194,7 +194,7 @@ def _engine_arg(text: str) -> tuple[str, Any]:
 
 
 def question(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The question of a command that asks one."""
+    """The question of a command that asks exactly one."""
     found = questions(parsed)
     if len(found) > 1:
         flag = "--corpus" if len(parsed.corpus or ()) > 1 else "--method"
@@ -206,7 +206,7 @@ def question(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    """One question for each corpus and each method, in the order given; what was not given is left out."""
+    """One question for each corpus and each method, in the order given; arguments that were not given are left out."""
     shared = {name: getattr(parsed, name) for name in QUESTION if name not in ("corpus", "method")}
     corpora, methods = parsed.corpus or [None], parsed.method or [None]
     for flag, values in (("--corpus", corpora), ("--method", methods)):
@@ -218,7 +218,7 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The options of engines that were given, and what was said of replicas."""
+    """The options of engines and of replicas that the user gave."""
     from scoremode.cluster.spread import SPREAD
     from scoremode.engines.registry import all_options
 

@@ -44,7 +44,7 @@ class LmEvalVerb(Verb):
 
 
 def run_lm_eval(words: Sequence[str]) -> int:
-    """Run the harness with these words, as they are."""
+    """Runs the harness with these command-line words, unchanged."""
     if not words or words[0] in ("-h", "--help"):
         print(LM_EVAL_HELP, end="")
         streams.check()

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code."""
+    """Runs a command line and returns the exit code."""
     from scoremode.cli import commands
 
     return commands.run(sys.argv[1:] if arguments is None else arguments)
 
 
 def entry() -> NoReturn:
-    """The console script."""
+    """Runs the console script ``scoremode``, then ends the process."""
     # Python's ``signal`` imports enum, functools and collections: a moment in which Ctrl-C would be a traceback
     if TYPE_CHECKING:
         from signal import SIGINT, default_int_handler, getsignal, signal
@@ -49,7 +49,7 @@ def entry() -> NoReturn:
 
 
 def _end_at_once(number: int, _: object) -> NoReturn:
-    """Ctrl-C before anything was begun."""
+    """Handles a Ctrl-C that comes before any work was begun: ends the process at once."""
     try:
         os.write(2, b"scoremode: interrupted; nothing was begun yet\n")
     finally:

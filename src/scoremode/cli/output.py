@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show(parsed: argparse.Namespace, facts: Callable[[], Any], parts: Callable[[], list[Any]]) -> None:
-    """Print the facts if ``--json`` was given, else the parts of a table."""
+    """Prints the facts as JSON if ``--json`` was given, else the parts as tables and text."""
     if parsed.json:
         print_json(facts())
     else:
@@ -40,7 +40,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_list(values: Iterable[dict[str, Any]]) -> None:
-    """Print a list as ``print_json`` does; only one of its objects is in memory at a time."""
+    """Prints a list as ``print_json`` does, but holds only one of its objects in memory at a time."""
     opened = False
     for value in values:
         sys.stdout.write(",\n " if opened else "[\n ")
@@ -59,7 +59,7 @@ def print_parts(parts: Iterable[Any]) -> None:
 
 @contextmanager
 def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
-    """A callback that shows progress, or None if standard error is not a terminal or --quiet was given."""
+    """Yields a callback that shows progress, or None if standard error is not a terminal or --quiet was given."""
     if sys.stderr is None or not sys.stderr.isatty() or is_quiet():
         yield None
         return
@@ -90,7 +90,7 @@ def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
 
 
 class _Line:
-    """One line: the phase, and how much of it is done if that is known."""
+    """The progress line: the current phase and, if known, how much of it is done."""
 
     def __init__(self, bar: Any, label: str, unit: str) -> None:
         self._bar, self._unit = bar, unit
@@ -98,16 +98,16 @@ class _Line:
         self._began: tuple[float, int] | None = None
 
     def phase(self, words: str) -> None:
-        """Something else is being waited for now."""
+        """Begins another phase, named by ``words``: progress and speed start anew."""
         self._began = None
         self._bar.reset(self._task, total=None, description=words, speed="", detail="")
 
     def label(self, words: str) -> None:
-        """Other words for what is under way: what is done, the speed and the time stay."""
+        """Renames the current phase; its progress, speed and time stay."""
         self._bar.update(self._task, description=words)
 
     def detail(self, words: str) -> None:
-        """More about the same: what each of several engines does."""
+        """Shows details of the current phase, such as what each of several engines does."""
         self._bar.update(self._task, detail=words)
 
     def __call__(self, done: int, total: int) -> None:

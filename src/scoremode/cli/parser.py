@@ -28,7 +28,7 @@ LONGEST = 400  # characters of a complaint: an argument may be a whole book
 
 
 class Verb:
-    """A command of the command line: its words in the help, its flags, and its work."""
+    """A command of the command line: its help text, its flags, and the work it does."""
 
     summary: str  # docstrings are gone under python -OO
     epilog: str | None = None
@@ -38,12 +38,12 @@ class Verb:
         raise NotImplementedError
 
     def run(self, parsed: argparse.Namespace) -> int | None:
-        """Do the work and print the result; the exit code, if it is not 0."""
+        """Does the work and prints the result; returns the exit code if it is not 0."""
         raise NotImplementedError
 
 
 class Once(argparse.Action):
-    """Store a value; a flag given a second time is refused, because one of the two would be dropped silently."""
+    """An argparse action that stores a value and refuses a flag given twice: one value would be dropped silently."""
 
     def __call__(
         self,
@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{harmless(line)}; see {self.prog} --help\n")
 
     def _plainly(self, message: str) -> str:
-        """argparse's own words, in ours."""
+        """Rewords a message of argparse in scoremode's style."""
         required = "the following arguments are required: "
         if message.startswith(required):
             names = message.removeprefix(required)
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def _parse(self, given: list[str], namespace: argparse.Namespace | None) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse does, but what is missing is said last: a mistyped flag is more likely to be the reason."""
+        """Parses as argparse does, but reports missing arguments last: a mistyped flag is the likelier reason."""
         required = [a for a in self._actions if a.required]
         for action in required:
             action.required = False
@@ -148,7 +148,7 @@ def _name_of(action: argparse.Action) -> str:
 
 
 def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> str:
-    """What to say about arguments that no flag took: the flag that was meant, or the verb that it belongs to."""
+    """The message about unknown arguments: which flag was probably meant, or which verb the flag belongs to."""
     flag = next((a.split("=")[0] for a in unknown if a.startswith("-") and a != "-"), None)
     if flag is None:
         several = "; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"
@@ -163,7 +163,7 @@ def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> st
 
 
 def _nearest(flag: str, known: Iterable[str]) -> list[str]:
-    """Flags that begin so, else those that are spelled nearly so."""
+    """Known flags that begin like this one; if there are none, the one with the most similar spelling."""
     flags = sorted(f for f in known if f.startswith("--"))
     word = "--" + flag.lower().replace("_", "-").lstrip("-")
     return [f for f in flags if f.startswith(word)] or difflib.get_close_matches(word, flags, n=1, cutoff=0.7)

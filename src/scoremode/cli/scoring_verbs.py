@@ -198,7 +198,7 @@ class ProbVerb(Verb):
 
 
 def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScore]]:
-    """The results of all pairs, SECTION at a time. What cannot be scored is refused before the engine is started."""
+    """Yields the results of all pairs, SECTION at a time. Unusable pairs are refused before the engine starts."""
     from scoremode.verbs.prob.many_pairs import EncodedChunks
     from scoremode.verbs.progress import part_of
 

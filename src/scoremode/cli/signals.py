@@ -25,7 +25,7 @@ SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to end. A kind of KeyboardInterrupt: libraries clean up for that one, too."""
+    """A signal asked this process to end. It is a KeyboardInterrupt because libraries clean up after those."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -33,7 +33,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def explain(error: KeyboardInterrupt) -> tuple[str, int]:
-    """The line and the exit code for an interruption."""
+    """The line to print and the exit code for an interruption."""
     number = error.number if isinstance(error, Stopped) else signal.SIGINT
     return f"{WORDS[signal.Signals(number)]}; {RESUME}", 128 + number
 
@@ -46,7 +46,7 @@ def _copy_of_standard_error() -> int:
 
 
 class Signals:
-    """Handlers of one process, from ``install`` on."""
+    """The signal handlers of this process; they are active once ``install`` was called."""
 
     def __init__(self) -> None:
         self.received: Stopped | None = None
@@ -57,9 +57,9 @@ class Signals:
         self._terminal = -1  # standard error; an engine that starts redirects descriptor 2
 
     def install(self, instead_of: Any = None) -> None:
-        """Handle signals that are not ignored: those that ``nohup`` or a shell's ``&`` ignore stay ignored.
+        """Handle all signals but those that are already ignored, by ``nohup`` or a shell's ``&``.
 
-        ``instead_of`` is a handler of ours for the first moments, which stood in for Python's own.
+        ``instead_of`` is the temporary handler that has replaced Python's own since the process began.
         """
         _installed.append(self)
         self._terminal = _copy_of_standard_error()
@@ -77,7 +77,7 @@ class Signals:
         sys.unraisablehook = self._unraisable
 
     def tell(self, error: KeyboardInterrupt) -> int:
-        """Print the line, once, without Python's own streams, which may be in any state; the exit code."""
+        """Prints the line, only once and not through Python's streams, which may be broken; returns the exit code."""
         line, code = explain(error)
         words = (SHOW_CURSOR if os.isatty(self._terminal) else b"") + f"scoremode: {line}\n".encode()
         try:
@@ -89,7 +89,7 @@ class Signals:
         return code
 
     def finish(self, code: int) -> None:
-        """All work is done, and this is its exit code: a signal from now on only makes the process end sooner."""
+        """Records that all work is done, with its exit code: from now on a signal only makes the process end sooner."""
         self._finished = code
 
     def _handle(self, number: int, _: object) -> None:
@@ -110,7 +110,7 @@ class Signals:
         self._end(numbers[0])
 
     def _end(self, number: int) -> NoReturn:
-        """End now: kill what we started, say so, and leave."""
+        """Ends the process at once: kills the processes that we started, and prints the line."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is at it
         if self._finished is not None:
@@ -121,9 +121,9 @@ class Signals:
         os._exit(self.tell(self.received or Stopped(number)))
 
     def _unraisable(self, unraisable: Any) -> None:
-        """An interruption that was raised inside a destructor or callback is lost to the main thread.
+        """Ends the process if an interruption was raised in a destructor or callback: the main thread never sees it.
 
-        An error there is a library's, of something that was never opened, and our line says what went wrong.
+        Other errors in destructors come from libraries and are hidden: our own line says what went wrong.
         """
         if self.received is not None and not isinstance(unraisable.exc_value, Exception):
             self._end(self.received.number)
@@ -131,7 +131,7 @@ class Signals:
             sys.__unraisablehook__(unraisable)
 
     def _forget(self) -> None:
-        """A forked process is not ours to explain: it gets the handlers that were there before."""
+        """Restores the earlier handlers in a forked process, whose signals are not ours to explain."""
         signal.set_wakeup_fd(-1)
         for number, before in self._before.items():
             signal.signal(number, before)
@@ -142,9 +142,9 @@ _installed: list[Signals] = []
 
 
 def tell_if_stopped() -> int | None:
-    """Where a signal is why this process ends: print the line; the exit code.
+    """If a signal is ending this process, prints the line that says so and returns the exit code; else None.
 
-    Libraries may have turned the exception into another one.
+    It asks which signal came, because libraries may have turned the exception into another one.
     """
     watch = _installed[-1] if _installed else None
     return watch.tell(watch.received) if watch is not None and watch.received is not None else None

@@ -20,7 +20,7 @@ ESCAPE = "scoremode-escape"  # what happens to characters that an encoding lacks
 
 
 class Results(io.TextIOWrapper):
-    """Standard output. Remembers the first failure, because argparse and others pass over it."""
+    """Standard output. Remembers its first failure, because argparse and other libraries ignore it."""
 
     failure: OSError | None = None
 
@@ -29,7 +29,7 @@ class Results(io.TextIOWrapper):
         return len(text)
 
     def write_styled(self, text: str) -> int:
-        """Write text whose control characters are ours."""
+        """Writes text without escaping it: its control characters are our own."""
         try:
             return super().write(text)
         except OSError as error:
@@ -72,7 +72,7 @@ def prepare() -> None:
 
 
 def check() -> None:
-    """Raise what kept standard output from being written, even if somebody passed over it."""
+    """Raises the error that kept standard output from being written, even if a library ignored it."""
     if sys.stdout is not None:
         sys.stdout.flush()
     failure = getattr(sys.stdout, "failure", None)
@@ -81,7 +81,7 @@ def check() -> None:
 
 
 def is_output_failure(error: OSError) -> bool:
-    """Did this error come from standard output? One that remembers nothing is believed to be what broke."""
+    """Did this error come from standard output? If that is not a ``Results``, a broken pipe counts as one."""
     failure = getattr(sys.stdout, "failure", error if isinstance(error, BrokenPipeError) else None)
     # the same may be raised again, when what is left is flushed, or by the code that caught it
     both_broken = isinstance(failure, BrokenPipeError) and isinstance(error, BrokenPipeError)
@@ -89,7 +89,7 @@ def is_output_failure(error: OSError) -> bool:
 
 
 def silence_output() -> None:
-    """What is still buffered cannot be written, and Python would complain of it once more at the end."""
+    """Discards what is still buffered: it cannot be written, and Python would complain again at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # not a real file, as under a test
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -105,7 +105,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _fill(descriptor: int) -> None:
-    """Nothing can be read from standard input; writing to standard output fails; standard error goes nowhere."""
+    """Opens /dev/null as a closed descriptor: input is empty, writing output fails, standard error is discarded."""
     opened = os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)
     if opened != descriptor:
         os.dup2(opened, descriptor)
@@ -114,7 +114,7 @@ def _fill(descriptor: int) -> None:
 
 
 def _wrap(kind: type[io.TextIOWrapper], stream: Any, descriptor: int) -> io.TextIOWrapper:
-    """The stream with another class; one of its own where Python found the descriptor closed."""
+    """Makes a stream of class ``kind`` from Python's, or a new one if Python found the descriptor closed."""
     if stream is None:
         return kind(io.FileIO(_unwritable(descriptor), "w"), "utf-8", ESCAPE, write_through=True)
     settings = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
@@ -128,5 +128,5 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def _unwritable(descriptor: int) -> int:
-    """Python looked at the descriptor when it started; another file may have taken its number since."""
+    """Opens /dev/null for a descriptor that was closed when Python started: another file may have its number now."""
     return os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)

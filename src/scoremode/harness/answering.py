@@ -36,7 +36,7 @@ TaskDocuments = Mapping[str, Sequence[TaskDocument]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelAnswers:
-    """What one model answered, and who it is."""
+    """The answers of one model, and which model it is."""
 
     answers: Mapping[str, list[list[Answer]]]  # by task; one list per document, in the order of its pairs
     facts: dict[str, Any]  # the model, the engine and its settings, as a manifest has them
@@ -47,7 +47,7 @@ class ModelAnswers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """The documents of one task as ids."""
+    """The documents of one task as token ids."""
 
     name: str
     asked: list[Continuation]  # of all documents, one after the other
@@ -59,7 +59,7 @@ class _Prepared:
 
     @property
     def fed(self) -> int:
-        """Tokens that a model is given."""
+        """How many tokens a model is given."""
         return sum(one.fed for one in self.asked)
 
 
@@ -71,7 +71,7 @@ def answer_documents(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> ModelAnswers:
-    """The model's answers to all documents. The engine is opened only if some of them are not kept yet."""
+    """The model's answers to all documents. The engine is opened only if some answers are not kept yet."""
     encoder = HarnessEncoder(held.subject.tokenizer, max_length=held.longest_window)
     prepared = [_prepared(encoder, name, documents) for name, documents in tasks.items()]
     # the ids of a document say the rest of what its answers depend on
@@ -132,7 +132,7 @@ def _notes(prepared: Sequence[_Prepared], facts: Mapping[str, Any]) -> Iterator[
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _done(p: _Prepared, kept: AnswerFile, *, fresh: bool) -> Bools:
-    """Which documents need not be asked."""
+    """Which documents need not be asked, because their answers are kept."""
     if fresh:
         return np.zeros(len(p.digests), dtype=np.bool_)
     counts = np.diff(p.begin).tolist()
@@ -147,7 +147,7 @@ def _found(kept: AnswerFile, p: _Prepared, index: int) -> list[Answer]:
 
 
 def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, progress: Progress | None) -> None:
-    """Ask the documents of one task that are not done. All are listed, so that a resumed run meets the same batches."""
+    """Asks the documents of a task that are not done. All are listed, so that a resumed run forms the same batches."""
     document = np.repeat(np.arange(len(p.digests)), np.diff(p.begin))
     waiting = [int(n) for n in np.diff(p.begin)]
     answers: list[Answer | None] = [None] * len(p.asked)

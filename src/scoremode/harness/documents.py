@@ -35,7 +35,7 @@ class TaskDocument:
 
     @property
     def contexts_differ(self) -> bool:
-        """Do the choices stand in the context, before one continuation?"""
+        """Do the choices differ in their contexts, and share one continuation?"""
         return len({context for context, _ in self.pairs}) > 1
 
 
@@ -69,7 +69,7 @@ def judges_itself(task: Any) -> bool:
 
 
 def _require_right_choices(task: Any, name: str, documents: Sequence[TaskDocument]) -> None:
-    """Splits whose labels are hidden would be 0 % right under every model."""
+    """Refuse a split whose labels are hidden: every model would score 0 % on it."""
     if documents and all(one.gold is None for one in documents) and not judges_itself(task):
         raise InputError(
             f"no document of the task {name} names one of its choices as right", fix="use a split that has labels"
@@ -111,14 +111,14 @@ def _gold(task: Any, doc: Any, choices: Sequence[str]) -> tuple[int, ...] | None
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskMetrics:
-    """What lm-eval makes of one model's answers to a task."""
+    """The metrics that lm-eval computes from one model's answers to a task."""
 
     per_document: Mapping[str, Floats]  # means over documents, larger is better: (n,) by name
     aggregates: Mapping[str, float]  # every metric that is one number, as lm-eval prints it
 
 
 def metrics_of(task: Any, documents: Sequence[TaskDocument], answers: Sequence[Sequence[Answer]]) -> TaskMetrics:
-    """The task's own metrics. ``answers[i]`` are those to document i, in the order of its pairs."""
+    """Computes the task's own metrics. ``answers[i]`` are the answers to document i, in the order of its pairs."""
     from lm_eval.api.metrics import mean
 
     for document, its in zip(documents, answers, strict=True):

@@ -53,7 +53,7 @@ class HarnessEncoder:
         add_bos: bool | None = None,
         prefix: int | None = None,
     ) -> None:
-        """``max_length``: tokens fed at most; None: no limit. ``add_bos`` None: as the tokenizer does by itself."""
+        """``max_length``: the most tokens that are fed; None: no limit. ``add_bos`` None: the tokenizer's own rule."""
         if max_length is not None and max_length < 1:
             raise OptionError(f"max_length {max_length} leaves no room for a token", fix="give 1 or more")
         facts = tokenizer.facts
@@ -81,7 +81,7 @@ class HarnessEncoder:
         return self._prefix
 
     def text(self, text: str, *, special: bool | None = None) -> Ids:
-        """The ids of a text. ``special`` None: with special tokens, unless the text begins with one already."""
+        """The ids of a text. ``special`` None adds special tokens unless the text begins with one already."""
         if not is_text(text):
             raise InputError("a text of the task is not UTF-8", fix="correct the task's data")
         if special is None:
@@ -99,7 +99,7 @@ class HarnessEncoder:
         return self.tokenizer.encode(text, special=special).ids
 
     def pair_of_task(self, pair: tuple[str, str], task: str | None, document: int | None) -> Encoded:
-        """As ``pair``; a refusal names the document."""
+        """Encodes as ``pair`` does; errors also name the document."""
         try:
             return self.pair(*pair)
         except InputError as error:
@@ -107,7 +107,7 @@ class HarnessEncoder:
             raise InputError(where + error.message, fix=error.fix) from None
 
     def pair(self, context: str, continuation: str) -> Encoded:
-        """A context and its continuation, ready to be scored."""
+        """Encodes a context and its continuation, ready to be scored."""
         stripped = context.rstrip()
         continuation = context[len(stripped) :] + continuation
         if context:
@@ -127,7 +127,7 @@ class HarnessEncoder:
         return self._cut(before, target, continuation, spanning=spanning)
 
     def ids(self, before: Ids, target: Ids) -> Encoded:
-        """A pair that is encoded already."""
+        """Makes an Encoded from a context and a continuation that are ids already."""
         if not len(before) or not len(target):
             raise InputError("a context or a continuation has no token", fix="give at least one of each")
         return self._cut(before.astype(np.int32), target.astype(np.int32), "given as ids", spanning=False)
@@ -138,13 +138,13 @@ class HarnessEncoder:
         return self._last[1]
 
     def _after_prefix(self, target: Ids) -> tuple[Ids, Ids]:
-        """A text without context stands after the prefix token, which is not doubled."""
+        """Splits a text without context into the prefix token and the rest; the prefix is added unless it is there."""
         if target[:1].tolist() == [self.prefix]:
             return target[:1], target[1:]
         return np.array([self.prefix], dtype=np.int32), target
 
     def _cut(self, before: Ids, target: Ids, continuation: str, *, spanning: bool) -> Encoded:
-        """As much of the context as fits, from the right. The last token is scored, not fed."""
+        """Joins both and cuts the context from the left until it fits. The last token is scored, not fed."""
         room = len(before) + len(target) - 1 if self.max_length is None else self.max_length
         if len(target) > room:
             raise InputError(
@@ -177,7 +177,7 @@ def _shortened(text: str, most: int = 40, *, end: bool = False) -> str:
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 def hugging_face_tokenizer(tokenizer: Any) -> Any:
-    """The tokenizer of Transformers behind one of ours, which the harness asks for its templates; None if none is."""
+    """The Transformers tokenizer inside one of ours, which the harness asks for chat templates; None without one."""
     return getattr(getattr(tokenizer, "local", tokenizer), "hf", None)
 
 
@@ -188,7 +188,7 @@ def render(
     open_turn: bool,
     more: Mapping[str, Any],
 ) -> str:
-    """The conversation with the beginning of an answer; without ``open_turn`` the last message is left open instead."""
+    """Renders a conversation up to the start of the answer; without ``open_turn``, it ends inside the last message."""
     if hugging_face is None:
         if more:
             raise OptionError(
@@ -216,7 +216,7 @@ def _with_transformers(hugging_face: Any, messages: list[dict[str, Any]], open_t
 
 
 def _opened(rendered: str, messages: list[dict[str, Any]], open_turn: bool) -> str:
-    """A conversation cut after its last message, where that is to be continued."""
+    """A rendered conversation; without ``open_turn`` it is cut after the last message, which is to be continued."""
     if open_turn or not messages:
         return rendered
     last = str(messages[-1]["content"]).strip()

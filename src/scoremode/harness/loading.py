@@ -46,7 +46,7 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class TaskSelection:
-    """Which tasks, and how they are asked."""
+    """Which tasks are asked, and how."""
 
     names: tuple[str, ...]
     num_fewshot: int | None = None  # None: what each task says
@@ -58,7 +58,7 @@ class TaskSelection:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTasks:
-    """Tasks and groups, in lm-eval's own objects."""
+    """Loaded tasks and groups, as lm-eval's own objects."""
 
     wanted: TaskSelection
     tasks: dict[str, Any]
@@ -73,7 +73,7 @@ class LoadedTasks:
 
 
 def load_tasks(wanted: TaskSelection, progress: Progress | None = None) -> LoadedTasks:
-    """The tasks with their data. No model is needed for that."""
+    """Loads the tasks and their data. No model is needed for that."""
     data = None if wanted.task_data is None else TaskData(wanted.task_data)
     lm_eval_version()  # refuses if it is not installed
     with quiet_harness():
@@ -98,7 +98,7 @@ def load_tasks(wanted: TaskSelection, progress: Progress | None = None) -> Loade
 
 
 def _top(names: Sequence[str], manager: Any, tasks: dict[str, Any], groups: dict[str, Any]) -> tuple[str, ...]:
-    """What was asked for: a tag stands for its tasks, a file for what it defines."""
+    """The tasks and groups that the user asked for: a tag stands for its tasks, a file for those that it defines."""
     found: list[str] = []
     for name in names:
         if name in tasks or name in groups:
@@ -112,7 +112,7 @@ def _top(names: Sequence[str], manager: Any, tasks: dict[str, Any], groups: dict
 
 
 def _set_shots(tasks: dict[str, Any], given: int | None) -> list[str]:
-    """The number of few-shot examples by lm-eval's rule: a task that says 0 keeps it."""
+    """Sets the number of few-shot examples by lm-eval's rule: a task that says 0 keeps 0. Returns notes on those."""
     notes = []
     for name, task in tasks.items():
         own = task.get_config("num_fewshot")
@@ -127,13 +127,13 @@ def _set_shots(tasks: dict[str, Any], given: int | None) -> list[str]:
 
 
 def shots_of(config: Any, given: int | None) -> int:
-    """How many examples a task will show."""
+    """How many few-shot examples a task will show."""
     own = config.num_fewshot
     return int(own or 0) if given is None or own == 0 else given
 
 
 def _require_supported(task: Any, name: str) -> None:
-    """Refuse what no log-likelihood answers."""
+    """Refuse a task that log-likelihoods cannot answer."""
     kind = task.OUTPUT_TYPE
     if kind in REFUSED:
         what, fix = REFUSED[kind]
@@ -152,7 +152,7 @@ def _own_download(data: TaskData | None, num_fewshot: int | None) -> Iterator[li
     """Inside the block, tasks are checked before their data are loaded, and local files are used if there are any.
 
     lm-eval loads the data while it makes a task, inside of groups and tags as well; this is the one place where all
-    of them pass. Gives the names of the tasks that were begun.
+    of them pass. Yields a list of the tasks whose loading has begun.
     """
     from lm_eval.api.task import ConfigurableTask
 
@@ -197,7 +197,7 @@ def reason_of(error: Exception) -> str:
 
 @contextlib.contextmanager
 def quiet_harness() -> Iterator[None]:
-    """No log lines of lm-eval, and no progress bars of datasets, inside the block."""
+    """Hides the log lines of lm-eval and the progress bars of datasets inside the block."""
     import datasets
 
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
@@ -216,7 +216,7 @@ def quiet_harness() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """Python's and NumPy's random numbers begin as in lm-eval inside the block; afterwards they go on as before."""
+    """Seeds Python's and NumPy's random numbers as lm-eval does, inside the block; afterwards they go on as before."""
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(SEEDS["python"])
     np.random.seed(SEEDS["numpy"])
@@ -229,7 +229,7 @@ def seeded() -> Iterator[None]:
 
 # ── names of tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
 def lm_eval_version() -> str:
-    """As installed; InputError if it is not."""
+    """The installed version of lm-eval; InputError if it is not installed."""
     try:
         return version("lm_eval")
     except PackageNotFoundError:
@@ -253,7 +253,7 @@ def task_manager(include: Sequence[Path] = (), progress: Progress | None = None)
 
 
 def known_names(manager: Any, wanted: Sequence[str]) -> list[str]:
-    """Names as lm-eval knows them, patterns such as ``mmlu_*`` replaced by what they match; files stay as they are."""
+    """Names that lm-eval knows: patterns such as ``mmlu_*`` become the names that match; files stay as they are."""
     found: list[str] = []
     for name in wanted:
         if name in manager.task_index or (name.endswith(".yaml") and Path(name).is_file()):
@@ -275,14 +275,14 @@ def known_names(manager: Any, wanted: Sequence[str]) -> list[str]:
 
 # ── the index ───────────────────────────────────────────────────────────────────────────────────────────────────────
 class TaskIndex(msgspec.Struct):
-    """Where lm-eval defines its tasks, groups and tags, as it is remembered in the cache folder."""
+    """Where lm-eval defines its tasks, groups and tags; kept in the cache folder."""
 
     stamp: str  # of lm-eval's files
     entries: dict[str, tuple[str, str | None, set[str]]]  # by name: its kind, its file, its tags
 
 
 def _own_entries(progress: Progress | None) -> dict[str, Any]:
-    """The entries of lm-eval's own index. Without a usable one in the cache they are read from its files."""
+    """The entries of lm-eval's own index: from the cache if they are still valid there, else from lm-eval's files."""
     import lm_eval.tasks
 
     root, path = Path(lm_eval.tasks.__file__).parent, cache_folder() / TASK_INDEX
@@ -303,7 +303,7 @@ def _own_entries(progress: Progress | None) -> dict[str, Any]:
 
 
 def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
-    """The remembered index; None if it is another one, or not as it was written."""
+    """The index in the cache; None if it is missing, outdated or damaged."""
     from lm_eval.tasks._index import Entry, Kind
 
     try:
@@ -319,7 +319,7 @@ def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
 
 
 def _stamp(root: Path) -> str:
-    """Everything about lm-eval's task files that is cheap to read: their names, sizes and times."""
+    """A digest of lm-eval's version and of its task files' names, sizes and times, which are cheap to read."""
     found = hashlib.sha256(f"{lm_eval_version()}|{root}".encode())
     for line in _files(str(root)):
         found.update(line.encode("utf-8", "surrogateescape"))

@@ -85,7 +85,7 @@ class ScoremodeLM(GeneratingModel):
 
     # ── what the harness asks for ────────────────────────────────────────────────────────────────────────────────────
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log-likelihood, is it the model's first choice throughout?) of each continuation."""
+        """(log-likelihood, is every token the model's first choice?) of each continuation."""
         self._refuse_thinking(requests)
         _refuse_empty(requests)
         answers: list[tuple[float, bool]] = []
@@ -120,26 +120,26 @@ class ScoremodeLM(GeneratingModel):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        """For code of the harness that brings its own ids."""
+        """Answers requests whose ids are given, for code of the harness that encodes by itself."""
         encoded = [self.encoder.ids(np.array(context), np.array(target)) for _, context, target in requests]
         with request_bar(len(requests), "loglikelihood", disable_tqdm) as bar:
             found = self._score([one.asked for one in encoded], np.arange(len(encoded)), bar)
         return [(likelihood.log_prob, self._greedy(likelihood)) for likelihood in found]
 
     def log_likelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        """One pair, by the rules of the harness."""
+        """(log-likelihood, is it greedy?) of one pair, by the rules of the harness."""
         (found,) = self._score([self.encoder.pair(context, continuation).asked], np.arange(1))
         return found.log_prob, self._greedy(found)
 
     # ── scoring ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def engine(self, longest: int) -> Engine:
-        """The engine; opened here if it is not open, or not for windows of this length."""
+        """The open engine; opened here if it is closed, or was opened for shorter windows."""
         engine = self.held.engine(Work(longest, shares_prompts=True))
         self._facts = engine.facts
         return engine
 
     def _score(self, asked: list[Continuation], groups: Ints, bar: Any = None) -> list[Likelihood]:
-        """In the order given. With a bar, each is one request for which greedy or not must be known."""
+        """The likelihoods, in the order given. With a bar, each is one request, and must tell whether it is greedy."""
         if not asked:
             return []
         engine = self.engine(max(one.fed for one in asked))
@@ -162,7 +162,7 @@ class ScoremodeLM(GeneratingModel):
         return bool(greedy)
 
     def _texts(self, requests: Sequence[Any]) -> Iterator[list[tuple[Any, list[Continuation]]]]:
-        """Texts in windows, as many at a time as make a chunk."""
+        """Yields requests with the windows of their texts, about a chunk of windows at a time."""
         part: list[tuple[Any, list[Continuation]]] = []
         count = 0
         for request in requests:
@@ -177,9 +177,9 @@ class ScoremodeLM(GeneratingModel):
     # ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _call(self) -> Iterator[Callable[[Sequence[ScoredRequest]], None]]:
-        """One call of the harness, as a function that keeps the scores of requests.
+        """A context for one call of the harness: yields a function that keeps the scores of requests.
 
-        A model that may change meanwhile is looked at anew by the next call.
+        A model whose weights may change between calls is closed afterwards, and the next call opens it again.
         """
         try:
             if self.folder is None:
@@ -192,20 +192,20 @@ class ScoremodeLM(GeneratingModel):
                 self.held.close()
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for kept answers to be this model's; known before anything is loaded."""
+        """The facts that must be equal for kept answers to be this model's; known before anything is loaded."""
         names = ("add_bos_token", "prefix_token_id", "greedy")
         ours = {"max_length": self.max_length, **{name: getattr(self.settings, name) for name in names}}
         return identify(self.subject, self.held.engine_name, self.held.settings(), harness=ours)
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """The harness's ``--use_cache``: taken only if its answers are this model's."""
+        """Takes the harness's cache (``--use_cache``); refuses it if its answers are not this model's."""
         database = getattr(cache_hook, "dbdict", None)
         if database is not None:
             claim_cache(Path(database.filename), len(database), self.identity())
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
-        """For the harness's results: which model, engine and settings, and what happened to requests."""
+        """The facts for the harness's results: model, engine, settings, and what happened to requests."""
         facts, subject = self._facts, self.subject
         opened: dict[str, Any] = {}
         if facts is not None:
@@ -247,7 +247,7 @@ class ScoremodeLM(GeneratingModel):
 
     # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def check_tasks(self, output_types: Mapping[str, str]) -> None:
-        """Refuse tasks that this engine cannot answer, before anything is loaded: task name -> its output type."""
+        """Refuse tasks that this engine cannot answer, before anything is loaded. ``output_types``: by task name."""
         writing = [name for name, kind in output_types.items() if kind == "generate_until"]
         if writing:
             try:
@@ -286,9 +286,9 @@ def _document(request: Any) -> tuple[Any, ...]:
 
 
 def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
-    """A number for the requests of a document that begin with the same tokens.
+    """Group numbers of requests: equal for requests of one document that begin with the same tokens.
 
-    Those without context, and those that lost another number of tokens on their left, begin with others.
+    Requests without context, or with another number of tokens cut from their left, begin with other tokens.
     """
     keys = [
         (*_document(request), request.args[0] == "", own.truncated)
@@ -299,7 +299,7 @@ def _groups(requests: Sequence[Any], encoded: Sequence[Encoded]) -> Ints:
 
 
 def _refuse_empty(requests: Sequence[Any]) -> None:
-    """Before anything is loaded: every continuation has characters."""
+    """Refuse an empty continuation, before anything is loaded."""
     for request in requests:
         context, continuation = request.args
         if not continuation and context == context.rstrip():
@@ -308,7 +308,7 @@ def _refuse_empty(requests: Sequence[Any]) -> None:
 
 
 def _usual_device() -> Any:
-    """The device that the harness's command line names if the user names none: engines choose better themselves."""
+    """The device that the harness passes if the user names none. It is ignored: engines choose better themselves."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     return next((field.default for field in fields(EvaluatorConfig) if field.name == "device"), None)
@@ -316,12 +316,12 @@ def _usual_device() -> Any:
 
 # ── the cache of answers ─────────────────────────────────────────────────────────────────────────────────────────────
 def owner_file(database: Path) -> Path:
-    """The file that says whose answers a database holds."""
+    """The file that says which model's answers a database holds."""
     return database.with_name(database.name + ".scoremode.json")
 
 
 def claim_cache(database: Path, answers: int, wanted: Mapping[str, Any]) -> None:
-    """Make the harness's cache of answers this model's if it is empty; refuse answers of another or unknown model.
+    """Claims the harness's cache of answers for this model if it is empty; refuses those of another or unknown model.
 
     Its keys are the texts of a request, not the model: one file used for two models gives the first one's answers for
     both. So a file beside it says whose answers they are.

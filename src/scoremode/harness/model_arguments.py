@@ -32,7 +32,7 @@ TOKEN = "the harness writes its model arguments into its results, so an access t
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What the adapter itself decides, not an engine."""
+    """Settings of the adapter itself, not of an engine."""
 
     max_length: int | None = None  # tokens fed at most; None: the model's context
     add_bos_token: bool | None = None  # None: as the tokenizer does by itself
@@ -45,7 +45,7 @@ class AdapterSettings:
 
 
 def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, AdapterSettings]:
-    """The model and the settings. Whatever can be refused before anything is loaded is refused here."""
+    """Reads the model and the settings. Whatever can be refused before anything is loaded is refused here."""
     named = {OTHER_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     if len(named) < len([value for value in given.values() if value is not None]):
         raise OptionError("the model is given twice", fix="give model or pretrained, not both")
@@ -69,7 +69,7 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Adapt
 
 
 def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
-    """The harness's ``--device``, for an engine that lets it be chosen."""
+    """Hands the harness's ``--device`` to an engine that has such an option; else prints that it is not used."""
     if "device" in plugin.options.known():
         named["device"] = device
         return
@@ -78,7 +78,7 @@ def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
 
 
 def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's options. The harness turns what looks like a number into one; a name of digits is text again."""
+    """The engine's options. The harness turns digits into numbers; options of type text become text again."""
     known = all_options()
     found = {}
     for name, value in named.items():

@@ -17,7 +17,7 @@ INSTALL = "pip install '.[lm-eval]'"
 
 
 def require_harness() -> None:
-    """Refuse in one line where the harness is not installed."""
+    """Raises an error of one line if the harness is not installed."""
     if find_spec("lm_eval") is None:
         raise InputError("lm-evaluation-harness is not installed", fix=INSTALL)
 
@@ -33,7 +33,7 @@ def register() -> None:
 
 
 def run(words: Sequence[str]) -> None:
-    """The harness's own command line. Our model is chosen if none is."""
+    """Runs the harness's own command line, with our model if the user names none."""
     register()
     from lm_eval._cli import HarnessCLI
     from lm_eval.utils import setup_logging
@@ -77,7 +77,7 @@ def with_model(words: list[str]) -> list[str]:
 
 
 def _underscored(word: str) -> str:
-    """``--model-args`` is the harness's ``--model_args``."""
+    """Spells a flag as the harness does: ``--model-args`` becomes ``--model_args``."""
     if not word.startswith("--"):
         return word
     flag, equals, value = word.partition("=")
@@ -86,7 +86,7 @@ def _underscored(word: str) -> str:
 
 @contextmanager
 def checked_before_scoring() -> Iterator[None]:
-    """Inside, a task that our model cannot answer is refused when the tasks are known, before weights are loaded."""
+    """Inside the block, the harness refuses tasks that our model cannot answer before any weights are loaded."""
     from lm_eval import evaluator
 
     original = evaluator.evaluate

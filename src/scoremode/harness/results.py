@@ -24,7 +24,7 @@ PREFERRED = ("acc_norm", "acc")  # the metric that recovery is about, if a task 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskPair:
-    """One task under both models."""
+    """One task, answered by both models."""
 
     paired: PairedTask
     documents: Sequence[TaskDocument]
@@ -50,7 +50,7 @@ class TaskGroup:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A document that one model has right and the other wrong."""
+    """A document that one model answers right and the other wrong."""
 
     task: str
     document: TaskDocument
@@ -63,7 +63,7 @@ class Flip:
 
 @dataclass(frozen=True, eq=False)
 class TasksComparison:
-    """A candidate against a baseline on tasks.
+    """The comparison of a candidate with a baseline on tasks.
 
     ``rows`` has one dict per task, per group and over all: see docs/tasks.md.
     """
@@ -81,7 +81,7 @@ class TasksComparison:
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """Tasks, then groups, then all."""
+        """The rows of the tasks, then of the groups, then the overall row."""
         found = [row_statistics(task.name, "task", [(task.paired, 1.0)]) for task in self.tasks]
         found += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
         return [*found, row_statistics(ALL, "all", self._parts(self.weights))]
@@ -97,7 +97,7 @@ class TasksComparison:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of each task over all: what was asked for counts alike, and a group divides its part as it is defined."""
+        """The weight of each task over all: each name asked for weighs the same, and a group divides its share."""
         inside = {group.name: group.weights for group in self.groups}
         found = dict.fromkeys((task.name for task in self.tasks), 0.0)
         for name in self.top:
@@ -109,7 +109,7 @@ class TasksComparison:
         return [(task.paired, weights[task.name]) for task in self.tasks if weights.get(task.name)]
 
     def flips(self) -> Iterator[Flip]:
-        """Documents that only one of the models has right, task by task, the most certain changes first."""
+        """Documents that only one of the models answers right, task by task, the largest changes first."""
         for task in self.tasks:
             yield from sorted(_flips(task), key=lambda flip: -_strength(flip))
 
@@ -142,7 +142,7 @@ def _strength(flip: Flip) -> float:
 def pair_tasks(
     loaded: LoadedTasks, documents: TaskDocuments, sides: tuple[ModelAnswers, ModelAnswers], metric: str | None
 ) -> tuple[TaskPair, ...]:
-    """Every task under both models, measured by lm-eval's own code."""
+    """Pairs the two models' results of every task, measured by lm-eval's own code."""
     found = []
     for name, its in documents.items():
         task = loaded.tasks[name]
@@ -179,7 +179,7 @@ def _paired(
     have_wrong_choices = are_known and have_choices and not any(_all_right(document) for document in documents)
 
     def both(measure: Callable[[TaskDocument, Floats], float]) -> tuple[Floats, Floats]:
-        """A number for each document, under the baseline and under the candidate."""
+        """``measure`` of each document, for the baseline and for the candidate."""
         first, second = (np.array([measure(*one) for one in zip(documents, side, strict=True)]) for side in sides)
         return first, second
 
@@ -199,7 +199,7 @@ def _paired(
 
 
 def _log_probs(document: TaskDocument, answers: Sequence[Answer]) -> Floats:
-    """Of the choices, or of the only continuation. Some tasks ask for more than that."""
+    """The log-probabilities of the choices, or of the only continuation, without others that some tasks ask for."""
     return np.array([log_prob for log_prob, _ in answers[: len(document.choices) or 1]], dtype=np.float64)
 
 
@@ -212,13 +212,13 @@ def _all_right(document: TaskDocument) -> bool:
 
 
 def _margin(document: TaskDocument, log_probs: Floats) -> float:
-    """By how much the best right choice leads before the best wrong one."""
+    """How far the best right choice lies above the best wrong one, in nats."""
     right = list(document.gold or ())
     return float(log_probs[right].max() - np.delete(log_probs, right).max())
 
 
 def _choice(document: TaskDocument, log_probs: Floats, *, per_character: bool) -> int:
-    """The number of the likeliest choice."""
+    """The index of the likeliest choice."""
     return int((log_probs / _lengths(document) if per_character and document.choices else log_probs).argmax())
 
 

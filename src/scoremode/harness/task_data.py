@@ -34,7 +34,7 @@ class TaskData:
             raise InputError(f"--task-data {self.folder} is not a folder", fix="name a folder with JSONL files")
 
     def load(self, task: Any, shots: int) -> Any:
-        """The dataset of a task; its configuration is changed so that it names only splits that are here."""
+        """Loads the dataset of a task, and changes the task's configuration to name only splits that the folder has."""
         import datasets
 
         config, evaluated = task.config, self._evaluated(task)
@@ -97,7 +97,7 @@ class TaskData:
         ]
 
     def _rows(self, path: Path) -> Any:
-        """The rows of a file as a dataset; every defect is named with its line."""
+        """The rows of a file as a dataset; errors name the line of each defect."""
         import datasets
 
         rows: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _require_same_fields(first: dict[str, Any], row: dict[str, Any], where: str) -> None:
-    """A dataset would fill a missing field with None, which tasks write as a word, and drop one that is new."""
+    """Refuse a row with other fields than the first: a dataset would drop new ones and fill missing ones with None."""
     name = next((name for name in (*first, *row) if name not in first or name not in row), None)
     if name is None:
         return

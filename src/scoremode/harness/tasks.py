@@ -51,12 +51,12 @@ def tasks(
     progress: Progress | None = None,
     **options: Unpack[ModelArguments],
 ) -> list[TasksComparison]:
-    """Candidates against a baseline on log-likelihood tasks of lm-eval: names, groups, tags, patterns or YAML files.
+    """Compares candidates with a baseline on lm-eval's log-likelihood tasks: names, groups, tags, patterns or files.
 
-    ``num_fewshot`` None is what each task says. ``limit`` takes the first documents of each task. ``metric`` is the one
+    ``num_fewshot`` None: each task's own. ``limit`` takes the first documents of each task. ``metric`` is the one
     that recovery and flips are about: acc_norm where a task has it, else acc. ``task_data`` is a folder with local
     data, ``include_path`` folders with definitions of your own (which may hold code). ``rows`` are tasks and groups
-    that must be among the results: what is not is refused before a model is opened.
+    that must be among the results: unknown ones are refused before a model is opened.
 
     >>> import scoremode as sm
     >>> found = sm.tasks("base", "base-Q4", tasks=["arc_easy", "hellaswag"])[0]   # doctest: +SKIP
@@ -101,7 +101,7 @@ def _require_rows(loaded: LoadedTasks, rows: Sequence[str]) -> None:
 
 
 def _require_metric(loaded: LoadedTasks, metric: str | None) -> None:
-    """A metric that only some tasks have is noted for the others; one that no task has is a mistake."""
+    """Refuse a metric that no task has. One that only some tasks have is allowed, and noted for the others."""
     known = sorted({name for task in loaded.tasks.values() for name in task.aggregation()})
     if metric is not None and metric.split(",")[0] not in known:  # lm-eval writes a filter after a comma
         raise OptionError(f"no task here has the metric '{metric}'", fix=did_you_mean(metric, known))
@@ -115,7 +115,7 @@ def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _at_least(least: int, name: str, value: Any, problem: str) -> int | None:
-    """A whole number that is large enough, or None if none was given."""
+    """A whole number that is at least ``least``, or None if none was given."""
     number = whole_number(name, value)
     if number is not None and number < least:
         raise OptionError(f"--{name.replace('_', '-')} {number} {problem}", fix=f"give {least} or more")
@@ -124,7 +124,7 @@ def _at_least(least: int, name: str, value: Any, problem: str) -> int | None:
 
 @dataclass(slots=True)
 class _TaskWork:
-    """Tasks that are loaded, and the documents that were made of them last."""
+    """Loaded tasks, and the documents that were last made from them."""
 
     loaded: LoadedTasks
     folders: Folders
@@ -187,7 +187,7 @@ def _settings(loaded: LoadedTasks, metric: str | None) -> dict[str, Any]:
 
 
 def _notes(loaded: LoadedTasks, metric: str | None, found: Sequence[Any]) -> list[str]:
-    """What a reader must know of the tasks."""
+    """Notes that a reader of the results must know."""
     notes = list(loaded.notes)
     if loaded.wanted.limit is not None:
         notes.append(f"only the first {loaded.wanted.limit:,} documents of each task (--limit)")

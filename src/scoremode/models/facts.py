@@ -84,7 +84,7 @@ def _from_hub(name: str, revision: str | None, token: str | None) -> Path:
 
 
 def inspect(name: str, *, revision: str | None = None, token: str | None = None) -> ModelFacts:
-    """The facts in a model's files; ModelError if they are incomplete."""
+    """Reads the facts in a model's files; ModelError if they are incomplete."""
     path = resolve(name, revision=revision, token=token)
     config = _read_config(path)
     weights, left_out = _weight_files(path)
@@ -183,7 +183,7 @@ def _first_int(config: dict[str, Any], *names: str) -> int | None:
 
 
 def _emulated_bits(config: dict[str, Any]) -> float | None:
-    """The number in the config, if it has one: an emulated quantization says what its weights stand for."""
+    """The config's ``bits_per_weight``, if it has one: an emulated quantization states the bits it stands for."""
     said = config.get("bits_per_weight")
     if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
         return float(said)
@@ -191,7 +191,7 @@ def _emulated_bits(config: dict[str, Any]) -> float | None:
 
 
 def _sizes(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> ModelSizes | None:
-    """Of the stored tensors; what an emulated quantization stores is not what it stands for."""
+    """The sizes of the stored tensors; None if a quantization is only emulated: its stored sizes say nothing."""
     return None if _emulated_bits(config) else sizes_of(tensors, config.get("quantization_config"))
 
 

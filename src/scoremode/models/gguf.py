@@ -30,7 +30,7 @@ LONGEST_TEXT = 1 << 24  # bytes of one text; chat templates are the longest
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One entry of a header."""
+    """One tensor, as a header lists it."""
 
     name: str
     type: str
@@ -52,13 +52,13 @@ class GgufFacts:
         return str(self.values.get("general.architecture", "unknown"))
 
     def number(self, key: str) -> int | None:
-        """A number that the architecture names, such as ``context_length``."""
+        """A number stored under the architecture's name, such as ``llama.context_length``; ``key`` is the last part."""
         value = self.values.get(f"{self.architecture}.{key}")
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
     @property
     def quantization(self) -> str:
-        """What the file says it is, such as Q4_K_M; else the type of most weights."""
+        """The quantization that the file states, such as Q4_K_M; else the type of most weights."""
         from gguf.constants import LlamaFileType
 
         said = self.values.get("general.file_type")
@@ -68,7 +68,7 @@ class GgufFacts:
 
     @property
     def types(self) -> dict[str, int]:
-        """Weights stored in each type, the most frequent first."""
+        """How many weights are stored in each type, the most frequent type first."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors:
             counts[tensor.type] += tensor.weights
@@ -80,7 +80,7 @@ class GgufFacts:
 
 
 def find_files(name: str) -> tuple[Path, ...]:
-    """The files of a model: a GGUF file, the first of several parts, or a folder with one model."""
+    """Finds the files of a model that is named by a GGUF file, one of several parts, or a folder with one model."""
     path = Path(name).expanduser()
     if path.is_dir():
         models = gguf_models(path)
@@ -110,13 +110,13 @@ def find_files(name: str) -> tuple[Path, ...]:
 
 
 def gguf_models(folder: Path) -> list[Path]:
-    """The models in a folder: of a split model its first part, and no projectors of images."""
+    """The GGUF files of the models in a folder: only the first part of a split model, and no image projectors."""
     files = sorted(p for p in folder.glob(f"*{SUFFIX}") if p.is_file() and not p.name.startswith("mmproj"))
     return [p for p in files if (split := SPLIT.match(p.name)) is None or int(split[2]) == 1]
 
 
 def read_gguf(name: str) -> GgufFacts:
-    """The facts in the headers of a model's files; ModelError if one is damaged."""
+    """Reads the facts in the headers of a model's files; ModelError if one is damaged."""
     files = find_files(name)
     headers = [_read_header(path) for path in files]
     values, vocabulary, _ = headers[0]
@@ -145,7 +145,7 @@ def _read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """A cursor over a file that anybody may have written."""
+    """Reads values from an untrusted file, one after the other."""
 
     def __init__(self, content: mmap.mmap, path: Path) -> None:
         self.content, self.path, self.at, self.size = content, path, 0, len(content)
@@ -187,7 +187,7 @@ class _Reader:
         return self.content[self.at - length : self.at].decode("utf-8", "replace")
 
     def value(self, kind: int) -> tuple[Any, int | None]:
-        """A value, or None and its length for a long array."""
+        """Reads a value: (value, its length if it is an array); the value of a long array is None."""
         if kind == STRING:
             return self.text(), None
         if kind != ARRAY:

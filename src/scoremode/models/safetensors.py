@@ -42,7 +42,7 @@ LONGEST_SHAPE = 8  # most numbers in a weight_shape
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One entry of a header."""
+    """One tensor, as a header lists it."""
 
     file: Path
     dtype: str
@@ -56,7 +56,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors in a safetensors file; ModelError if it is damaged or truncated."""
+    """Reads which tensors a safetensors file has; ModelError if it is damaged or truncated."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -128,7 +128,7 @@ def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: ob
 
 
 def _trellis_weights(tensor: StoredTensor) -> int | None:
-    """EXL3 stores tiles of 16 × 16 weights, (tiles, tiles, 16-bit words of a tile)."""
+    """The number of weights in an EXL3 tensor of 16 × 16 tiles, (tiles, tiles, 16-bit words of a tile)."""
     if tensor.dtype not in ("I16", "U16") or len(tensor.shape) != 3:
         return None
     return tensor.shape[0] * tensor.shape[1] * 256
@@ -143,7 +143,7 @@ def _packed_weights(packed: StoredTensor, shape: StoredTensor | None, bits: int 
 
 
 def _read_shape(tensor: StoredTensor) -> int | None:
-    """The number of weights according to a ``weight_shape``, whose few numbers are the only data that is read."""
+    """The number of weights by a ``weight_shape`` tensor: its few numbers are the only tensor data that is read."""
     if tensor.dtype != "I64" or not 0 < tensor.size <= LONGEST_SHAPE:
         return None
     with tensor.file.open("rb") as file:
@@ -153,7 +153,7 @@ def _read_shape(tensor: StoredTensor) -> int | None:
 
 
 def _packed_bits(quantization: object) -> int | None:
-    """Bits per packed weight if the config names exactly one number, else None."""
+    """Bits per packed weight, if the config states one number for all layers; else None."""
     if not isinstance(quantization, dict):
         return None
     groups = quantization.get("config_groups")

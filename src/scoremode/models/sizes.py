@@ -20,7 +20,7 @@ PARTS = ("body", "embedding", "head")
 
 @dataclass(frozen=True, slots=True)
 class SizedPart:
-    """Some tensors of a model."""
+    """The size of some tensors of a model."""
 
     bytes: int
     weights: int
@@ -51,7 +51,7 @@ class ModelSizes:
         return 8 * self.bytes / weights if weights else None
 
     def as_json(self) -> dict[str, Any]:
-        """As a manifest keeps it."""
+        """The sizes as plain data, for a manifest."""
         return {name: {"bytes": part.bytes, "weights": part.weights} for name, part in self.parts.items()}
 
 

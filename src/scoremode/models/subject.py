@@ -46,7 +46,7 @@ def checkpoint_subject(
     revision: str | None = None,
     token: str | None = None,
 ) -> Subject:
-    """A Hugging Face checkpoint: a folder, a name on the hub, or the embedded model. No weights are loaded."""
+    """The Subject of a Hugging Face checkpoint: a folder, a name on the hub, or the embedded model. Loads no weight."""
     facts = inspect(model, revision=revision, token=token)
     folder: str | Path = tokenizer or facts.path
     loaded = HuggingFaceTokenizer.load(folder, trust_remote_code=trust_remote_code)
@@ -101,7 +101,7 @@ def _quantized(quantization: Mapping[str, Any]) -> str:
 
 
 def _scheme(quantization: Mapping[str, Any]) -> str:
-    """W4A16, W8A8, FP8, NVFP4, … if all groups of layers have the same."""
+    """The quantization scheme, such as W4A16, FP8 or NVFP4, if all groups of layers have the same."""
     named = str(quantization.get("format", ""))
     for known in ("nvfp4", "mxfp4"):
         if known in named:

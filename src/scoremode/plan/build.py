@@ -15,7 +15,7 @@ from scoremode.values import Floats, Ids, Ints
 
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> WindowSizes:
-    """Window and stride: the user's, else the recipe's, never longer than the model's context."""
+    """Chooses window and stride: the user's, else the recipe's, never longer than the model's context."""
     context, stride = whole_number("context_length", context), whole_number("stride", stride)
     if stride is not None and method.stride is None:
         raise MethodError(
@@ -56,7 +56,7 @@ def make_plan(
     max_windows: int | None = None,
     model_context: int | None = None,
 ) -> Plan:
-    """The plan of a method over tokens. ``max_windows`` 0 means all windows, None means the recipe's own limit."""
+    """Makes a method's plan over tokens. ``max_windows`` 0 means all windows, None means the recipe's own limit."""
     max_windows = whole_number("max_windows", max_windows)
     if max_windows is not None and max_windows < 0:
         raise MethodError(f"--max-windows {max_windows} is negative", fix="give 0 for all windows")

@@ -19,7 +19,7 @@ NEAR = 24  # characters that are shown where two tokenizers part
 
 @dataclass(frozen=True, slots=True)
 class ComparableFacts:
-    """What must be equal for two models to be comparable."""
+    """The facts that must be equal for two models to be comparable."""
 
     tokenizer: str
     vocabulary: int | None

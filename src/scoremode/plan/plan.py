@@ -22,7 +22,7 @@ LET_GO_EVERY = 256  # windows
 
 
 def counts_between(mask: Bools, begin: Ints, end: Ints) -> Ints:
-    """How many are true from each ``begin`` to its ``end``."""
+    """How many elements of the mask are true from each ``begin`` to its ``end``."""
     before = np.zeros(len(mask) + 1, np.int64)
     np.cumsum(mask, out=before[1:])
     counts: Ints = before[end] - before[begin]
@@ -117,22 +117,22 @@ class Plan:
 
     @cached_property
     def piece_starts(self) -> Ints:
-        """Tokens where an unrelated text begins: the starts of documents, and of texts that were joined."""
+        """Stream indices at which an unrelated text begins: the starts of documents, and of texts that were joined."""
         joined = np.zeros(0, np.int64) if self.joined_at is None else self.joined_at
         return np.union1d(self.doc_starts[:-1], joined)
 
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens fed by each window, (windows,)."""
+        """How many tokens each window feeds, (windows,)."""
         return self.stop - self.start + (self.lead >= 0)
 
     @cached_property
     def target_counts(self) -> Ints:
-        """Targets of each window, (windows,)."""
+        """How many targets each window has, (windows,)."""
         return self._allowed(self.first, self.last)
 
     def _allowed(self, begin: Ints, end: Ints) -> Ints:
-        """How many tokens may be targets in each stretch of the stream."""
+        """How many tokens may be targets between each ``begin`` and ``end`` of the stream."""
         return end - begin if self.mask is None else counts_between(self.mask, begin, end)
 
     @cached_property

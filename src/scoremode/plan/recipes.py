@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WindowSizes:
-    """What a recipe receives in addition to the tokens."""
+    """The sizes that a recipe receives in addition to the tokens."""
 
     context: int
     stride: int
@@ -45,7 +45,7 @@ class WindowSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowSpans:
-    """Many windows as columns: what Span has, one array each."""
+    """Many windows as columns: one array for each field of Span."""
 
     start: Ints
     stop: Ints
@@ -58,7 +58,7 @@ class WindowSpans:
         return len(self.start)
 
     def taken(self, which: slice | Bools) -> WindowSpans:
-        """Some of the windows."""
+        """The windows that an index selects."""
         weight = None if self.weight is None else self.weight[which]
         return WindowSpans(
             self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight
@@ -66,7 +66,7 @@ class WindowSpans:
 
     @staticmethod
     def of(spans: Iterable[Span]) -> WindowSpans:
-        """The windows that a method of another package gives one by one."""
+        """Makes columns of windows that a method of another package gives one by one."""
         whole, weights = array("q"), array("d")
         for span in spans:
             whole.extend(map(int, span[:5]))
@@ -96,7 +96,7 @@ class Method:
 
 
 def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
-    """For windows of which each document has ``counts``: where the document begins and ends, and the window's number.
+    """For each window: where its document begins and ends, and its number. ``counts`` are the windows per document.
 
     Windows of a document are numbered 0, 1, …
     """
@@ -110,7 +110,7 @@ def _lengths(tokens: Tokens) -> Ints:
 
 
 def _steps(length: Ints, step: int) -> Ints:
-    """How many steps it takes to walk a length; 0 if there is none."""
+    """How many steps it takes to cover each length; 0 if it is not positive."""
     return -(-np.maximum(length, 0) // step)
 
 
@@ -149,7 +149,7 @@ def exl3_2025(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
 
 
 def _all_targets(start: Ints, context: int) -> WindowSpans:
-    """Full windows; all tokens but the first are scored."""
+    """Full windows that begin at ``start``; in each, all tokens but the first are scored."""
     stop = start + context
     return WindowSpans(start, stop, start + 1, stop, _no_lead(len(start)))
 

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class QuestionArguments(TypedDict, total=False):
-    """What is asked of a model: a text, and the method that it is scored by. All of it has defaults but the text."""
+    """The arguments of a question: a text, and the method that scores it. All but the text have defaults."""
 
     corpus: Spec | Sequence[Spec] | Corpus | None  # names, files, folders or patterns; several are one corpus
     text: str | None  # a text given here
@@ -78,7 +78,7 @@ class EngineOptionArguments(TypedDict, total=False):
 
 
 class ModelArguments(EngineOptionArguments, SpreadArguments, total=False):
-    """Options of an engine, and over how many replicas it is spread."""
+    """Options of an engine, and of the replicas that it is spread over."""
 
 
 class AllArguments(QuestionArguments, ModelArguments, total=False):
@@ -116,7 +116,7 @@ def check_question(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments by name: those of a question, and those of an engine. Any other is refused, with the nearest name."""
+    """Splits arguments into those of a question and those of an engine. Others are refused, with the nearest name."""
     question = {name: value for name, value in arguments.items() if name in QUESTION}
     options = {name: value for name, value in arguments.items() if name not in QUESTION}
     known = [*all_options(), *SPREAD]

@@ -30,7 +30,7 @@ NO_NOISE = {"noise_kl": None, "noise_perturbed": "a file cannot be computed in a
 
 
 def require_no_question(name: str, question: Mapping[str, Any]) -> None:
-    """A file of base logits has its own question; one that is given beside it is refused."""
+    """Refuse a question that is given together with a file of base logits, which has its own."""
     if question:
         flag = "--" + next(iter(question)).replace("_", "-")
         raise OptionError(f"{name} has its own tokens and chunks", fix=f"leave {flag} out")
@@ -77,7 +77,7 @@ def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
 
 
 def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:
-    """llama.cpp puts a BOS in front of the text, and feeds it at the start of each chunk, or does neither.
+    """Checks BOS, which llama.cpp puts both before the text and at the start of each chunk it feeds, or at neither.
 
     So the first token tells what the baseline read. A candidate that would read BOS where the baseline did not is
     refused. The other way round is noted, because the text itself may begin with that token.
@@ -98,7 +98,7 @@ def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:
 
 
 def require_models(name: str, candidates: tuple[str, ...]) -> None:
-    """Refuse finished runs as candidates of a file: their distributions are gone."""
+    """Refuse finished runs as candidates against a file: their distributions were not stored."""
     for candidate in candidates:
         if runs.is_run(candidate):
             raise InputError(

@@ -59,9 +59,9 @@ def prune_cache(
     kinds: Collection[str] = (),
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Remove what was not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
+    """Remove entries not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
 
-    Without ``kinds`` all of them are counted and removed; else only those. What another process holds is skipped.
+    With ``kinds``, only entries of those kinds are counted and removed. Those that another process holds are skipped.
     """
     if older_than is None and larger_than is None:
         raise OptionError("prune was not told what to remove", fix="give --older-than 30d, --larger-than 10GB or both")
@@ -130,7 +130,7 @@ def _described_by_journal(entry: Entry) -> Entry:
 
 
 def _texts(found: Any, *names: str) -> dict[str, str | None]:
-    """Fields of an object that are printable text; others are None, because the files are not trusted."""
+    """The named fields of an object; those that are not printable text are None, because the files are not trusted."""
     known = found if isinstance(found, Mapping) else {}
     return {name: known[name] if is_line(known.get(name)) else None for name in names}
 
@@ -149,5 +149,5 @@ def _as_json(entry: Entry, root: Path, now: float) -> dict[str, Any]:
 
 
 def _printable(path: Path) -> str:
-    """A path as text that any output takes: names on disk need not be UTF-8."""
+    """A path as text that can be printed anywhere: names on disk need not be UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")

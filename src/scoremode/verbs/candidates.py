@@ -65,7 +65,7 @@ class _StoppedError(Exception):
 
 
 class _CandidateQueue(Generic[T]):
-    """Candidates that wait, run, are scored or have failed."""
+    """The candidates of a comparison: those that wait, are being scored, are scored or have failed."""
 
     def __init__(self, names: Sequence[str], score: ScoreOne[T], progress: Progress | None) -> None:
         self.names, self.score, self.progress = names, score, progress
@@ -78,7 +78,7 @@ class _CandidateQueue(Generic[T]):
         self._tokens = dict.fromkeys(names, (0, 0))  # done, and in all
 
     def work(self) -> None:
-        """Scores the next candidate that waits, until none does."""
+        """Scores waiting candidates, one after the other, until none is left."""
         while not self.stopped.is_set():
             with self._lock:
                 name = next(self._waiting, None)
@@ -102,12 +102,12 @@ class _CandidateQueue(Generic[T]):
         announce(self.progress, f"{done}; now {_few([short(one) for one in self._running])}", "label")
 
     def check(self) -> None:
-        """Leaves the scoring of a candidate if the comparison was interrupted."""
+        """Raises _StoppedError if the comparison was interrupted."""
         if self.stopped.is_set():
             raise _StoppedError
 
     def tell(self, name: str, done: int, total: int) -> None:
-        """Adds up the progress of all. Those that wait have the same plan, so they count like the longest one."""
+        """Reports the progress of all candidates together. Waiting ones, of the same plan, count like the longest."""
         self.check()
         with self._lock:
             self._tokens[name] = (done, total)
@@ -117,7 +117,7 @@ class _CandidateQueue(Generic[T]):
                 self.progress(sum(fed for fed, _ in self._tokens.values()), whole)
 
     def results(self) -> list[T]:
-        """All results, or the first error with the name of its candidate. An error that is not ours comes first."""
+        """Returns all results, or raises the first error with its candidate's name; unexpected errors come first."""
         failed = [(name, self._failed[name]) for name in self.names if name in self._failed]
         if not failed:
             return [self._scored[name] for name in self.names]
@@ -144,7 +144,7 @@ def _few(names: list[str]) -> str:
 
 
 class _CandidateProgress:
-    """The progress of one of several candidates. Every call leaves an interrupted comparison."""
+    """The progress of one of several candidates. Every call raises _StoppedError if the comparison was interrupted."""
 
     def __init__(self, queue: _CandidateQueue[T], name: str) -> None:
         self._queue, self._name = queue, name
@@ -153,11 +153,11 @@ class _CandidateProgress:
         self._queue.tell(self._name, done, total)
 
     def detail(self, _: str) -> None:
-        """Others are scored meanwhile: the line names them, not what each of them waits for."""
+        """Shows nothing: the progress line names the candidates being scored, not what each of them waits for."""
         self._queue.check()
 
     phase = detail
 
     def say(self, line: str) -> None:
-        """Adds the candidate's name, because all candidates have a replica 1."""
+        """Logs a line with the candidate's name, because each candidate has a replica 1."""
         logger.warning("%s: %s", self._name, line)

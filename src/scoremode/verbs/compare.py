@@ -65,7 +65,7 @@ def compare(
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> list[Comparison]:
-    """Candidates against a baseline: models, a reference, a file of base logits (``.kld``), or finished runs.
+    """Compares candidates (models or runs) with a baseline: a model, a reference, a ``.kld`` file or a finished run.
 
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
     their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
@@ -158,7 +158,7 @@ class StoredReference:
         return StoredReference(runs.load(folder), open_reference(folder))
 
     def question(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The question that it answers. The arguments that are given go before it, and must lead to the same plan."""
+        """The question that the reference was made with; an error if its text was piped in and none is given."""
         stored = self.run.manifest.get("question")
         if stored is None and not given:
             raise InputError(
@@ -171,7 +171,7 @@ class StoredReference:
 def against_reference(
     stored: StoredReference, model: LazyModel, question: Mapping[str, Any], folders: Folders
 ) -> Comparison:
-    """A model against a reference, which brings its own question."""
+    """Compares a model with a reference, which brings its own question."""
     require(model.plugin, "divergence", "be compared with a reference")
     kept = {name: value for name, value in stored.question(question).items() if name != "tokenizer"}
     asked = model.ask({**kept, **question}, folders.progress)
@@ -204,7 +204,7 @@ class _Side:
 
 
 def lockstep(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Comparison:
-    """Two models side by side, window by window."""
+    """Compares two models that are scored side by side, window by window."""
     require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
     require(candidate.plugin, "divergence", "be compared")
     for model in (baseline, candidate):
@@ -235,7 +235,7 @@ def lockstep(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, A
 
 
 def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run]:
-    """Both models in one pass over the plan. The baseline's answers go into its own journal on the way."""
+    """Scores both models in one pass over the plan. The baseline's answers also go into its own journal."""
     engine_p, plan, run_p = p.model.engine_for(p.asked, progress), q.asked.plan, p.claim.finished
     check_fits(plan, engine_p.facts.vocabulary, engine_p.facts.context_length)
     live = LiveBaseline(engine_p, plan, keeps_answers=run_p is None)
@@ -280,7 +280,7 @@ def _comparable_facts(asked: Question) -> ComparableFacts:
 
 
 def _require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids) -> None:
-    """Refuse what cannot be compared, with the reason and what would make it comparable. ``ids`` are the baseline's."""
+    """Refuse models that cannot be compared; say why, and what would make them so. ``ids`` are the baseline's."""
 
     def where() -> str | None:
         return first_difference(np.arange(len(ids)), ids, len(ids), asked.tokens, asked.documents)
@@ -299,9 +299,9 @@ def _require_same_question(baseline: ComparableFacts, asked: Question, ids: Ids)
 
 # ── two finished runs ────────────────────────────────────────────────────────────────────────────────────────────────
 def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) -> list[Comparison]:
-    """Finished runs of one plan. Their divergence is known only if the candidate was scored against the baseline.
+    """Compares finished runs of one plan. KL is known only if the candidate was scored against the baseline.
 
-    ``run_p`` is the baseline if it is loaded already.
+    ``run_p`` is the baseline's run if it is loaded already.
     """
     found: list[Comparison] = []
     for candidate in candidates:
@@ -323,7 +323,7 @@ def of_runs(baseline: str, candidates: Sequence[str], run_p: Run | None = None) 
 
 
 def divergence_between(baseline: Run, candidate: Run) -> tuple[Floats | None, str | None]:
-    """KL of a finished run, if it was measured against exactly this baseline; else None, and why.
+    """The KL of a finished run, if it was measured against exactly this baseline; else None and the reason.
 
     What counts is the baseline's whole identity: weights, engine, dtype, settings and versions.
     """
@@ -337,7 +337,7 @@ def divergence_between(baseline: Run, candidate: Run) -> tuple[Floats | None, st
 
 
 def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """In what two identities differ. Whether hidden states were kept as well does not change a score."""
+    """The fields in which two identities differ, except whether hidden states were kept, which changes no score."""
     found = []
     for name in sorted(one.keys() | other.keys()):
         a, b = one.get(name), other.get(name)

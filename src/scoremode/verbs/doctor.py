@@ -44,7 +44,7 @@ COLUMNS = ("logprob", "entropy", "top_logprob")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One self-test: the largest difference that it saw, in nats, and what it may be."""
+    """The result of one self-test: the largest difference that it found and the largest allowed, in nats."""
 
     name: str
     good: bool
@@ -80,7 +80,7 @@ def examine(engine: str | None = None) -> dict[str, Any]:
 
 
 def require_good(found: dict[str, Any]) -> None:
-    """An error of one line for the first self-test that failed."""
+    """Raises an error of one line for the first self-test that failed."""
     for check in found["self_tests"]:
         if not check["good"]:
             raise EngineError(
@@ -90,7 +90,7 @@ def require_good(found: dict[str, Any]) -> None:
 
 
 def list_engines() -> list[dict[str, Any]]:
-    """Every engine with its capabilities and options; plug-ins that cannot be used, with what is wrong.
+    """Every engine with its capabilities and options, and each unusable plug-in with the reason.
 
     >>> [engine["name"] for engine in list_engines() if engine["default"]]
     ['transformers']
@@ -135,7 +135,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def engine_facts() -> list[dict[str, Any]]:
-    """What engines say of themselves without being opened, and plug-ins that cannot be used."""
+    """The facts that are known of engines before they are opened, and the plug-ins that cannot be used."""
     found = []
     for name, plugin in known_engines().items():
         about = [{"label": label, "value": value, "good": good} for label, value, good in plugin.about()]
@@ -158,7 +158,7 @@ def embedded_facts() -> dict[str, Any]:
 
 
 def head_kernels() -> dict[str, str]:
-    """Which code turns hidden states into scores, for each kind of device and dtype, and why not a faster one."""
+    """Which kernel turns hidden states into scores, by device and dtype, and why not a faster one."""
     import torch
 
     from scoremode.head.kernels import choose
@@ -177,7 +177,7 @@ def head_kernels() -> dict[str, str]:
 
 # ── self-tests ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def self_tests(engines: Iterable[str]) -> list[Check]:
-    """The head on every kind of device that is here, then each engine on a small model."""
+    """Tests the head on every kind of device of this machine, then each engine on a small model."""
     import torch
 
     heads = {"cpu": ("cpu", "float32")}
@@ -215,7 +215,7 @@ def _timed(name: str, allowed: float, run: Callable[[], tuple[float, str]]) -> C
 
 
 def _head_error(kind: str, stored: str) -> tuple[float, str]:
-    """Scores of random hidden states against the definition in float64."""
+    """The largest error of the scores of random hidden states, against the definition in float64."""
     import torch
 
     from scoremode.head.definition import define_columns, define_logits
@@ -246,7 +246,7 @@ def _table_error() -> tuple[float, str]:
 
 
 def _engine_error(engine: str, folder: Path, model: str) -> tuple[float, str]:
-    """Every number of an engine against the judge, who reads the checkpoint that ``model`` was made of."""
+    """The largest error of an engine's numbers, against Transformers on the checkpoint that ``model`` was made from."""
     random = np.random.default_rng(0)
     windows = tuple(_own(random.integers(3, SMALL_VOCABULARY, length)) for length in LENGTHS)
     plugin, facts = find_engine(engine), inspect(str(folder))
@@ -290,6 +290,6 @@ def _judge(folder: Path, windows: tuple[Window, ...]) -> list[Answers]:
 
 
 def _own(ids: Any) -> Window:
-    """Every token but the first, from the row before it."""
+    """A window that scores every token but the first, each from the row before it."""
     tokens: Ids = np.asarray(ids, np.int32)
     return Window(ids=tokens, rows=np.arange(len(tokens) - 1, dtype=np.int32), targets=tokens[1:, None])

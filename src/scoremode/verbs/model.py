@@ -37,7 +37,7 @@ USUAL_LENGTH = 8192  # tokens that an engine is opened for where longer question
 
 
 class GivenEngine(EnginePlugin):
-    """An engine that the caller has opened and will close. Only the caller knows what it is."""
+    """An engine that the caller has opened and will close. Its runs are not reused: only the caller knows it."""
 
     contract = 1
     name = "given"
@@ -86,7 +86,7 @@ class LazyModel:
         *,
         many_questions: bool = False,
     ) -> LazyModel:
-        """The model of that name with the engine for it; options and names that cannot work are refused at once.
+        """Makes a LazyModel by name and chooses its engine; options and names that cannot work are refused at once.
 
         ``engine`` is a name, an engine that was chosen already, or one that the caller has opened.
         """
@@ -130,7 +130,7 @@ class LazyModel:
 
     @property
     def given_facts(self) -> EngineFacts | None:
-        """What an engine says of itself that the caller has opened."""
+        """The facts of an engine that the caller has opened; None for other engines."""
         return self.plugin.engine.facts if isinstance(self.plugin, GivenEngine) else None
 
     @property
@@ -138,7 +138,7 @@ class LazyModel:
         return self.plugin.name if self.given_facts is None else self.given_facts.engine
 
     def settings(self) -> dict[str, Any]:
-        """What the engine would use, known before it is opened: a part of a run's identity."""
+        """The settings that the engine would use, known before it is opened; part of a run's identity."""
         with ONE_AT_A_TIME:
             return self.chosen.settings()
 
@@ -190,7 +190,7 @@ class LazyModel:
 
     @property
     def longest_window(self) -> int | None:
-        """Tokens of the longest window that may be asked, as far as that is known before the engine is open."""
+        """The most tokens that a window may have, if that is known before the engine is open."""
         limit, facts = self.limit(), self.given_facts
         return limit[1] if limit else facts.context_length if facts else self.subject.context_length
 
@@ -202,7 +202,7 @@ class LazyModel:
 
     # ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def identity(self, asked: Question, **more: Any) -> dict[str, Any]:
-        """What must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
+        """The facts that must be equal for a stored run to be this one; ``more`` is added to the engine's settings."""
         return identify(
             asked.subject,
             self.engine_name,
@@ -222,7 +222,7 @@ class LazyModel:
         kind: str = "runs",
         **more: Any,
     ) -> Iterator[runs.Claim]:
-        """The folder for a run: ``out``, else one in the cache; for a given engine, one that goes afterwards."""
+        """Claims the folder for a run: ``out``, else one in the cache; a temporary one if the engine was given."""
         identity = self.identity(asked, **more)
         with ExitStack() as stack:
             if out is None and self.is_given:
@@ -236,7 +236,7 @@ class LazyModel:
                 yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
 
     def is_kept(self, out: str | Path | Place | None) -> bool:
-        """Does a run of this model outlive the question?"""
+        """Does a run of this model stay on disk after the question?"""
         return out is not None or not self.is_given
 
     def outliving(self, run: Run, out: str | Path | Place | None) -> Run:
@@ -245,5 +245,5 @@ class LazyModel:
 
 
 def in_memory(run: Run) -> Run:
-    """The run with all of its columns read, for a folder that goes away."""
+    """A copy of a run with all columns in memory, for a run whose folder will be deleted."""
     return replace(run, scores=replace(run.scores), facts=replace(run.facts), path=None)  # replacing reads each column

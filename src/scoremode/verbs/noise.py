@@ -55,7 +55,7 @@ class Drift:
     sequence_max: float
 
     def as_json(self, prefix: str) -> dict[str, float | None]:
-        """``drift_max`` of a target, ``sequence_drift_max`` of a sequence."""
+        """The numbers by name: ``drift_max`` is of targets, ``sequence_drift_max`` of sequences."""
         found = {}
         for name, value in asdict(self).items():
             of_sequence = name.startswith("sequence_")
@@ -66,7 +66,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class SettingNoise:
-    """One setting: what it gave, how far from the reference, how far from itself."""
+    """One setting: its perplexity, its drift from the reference, and the drift between its own repeats."""
 
     settings: Setting
     facts: EngineFacts
@@ -78,7 +78,7 @@ class SettingNoise:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Every setting of one plan; the first is the reference."""
+    """The noise of every setting on one plan; the first setting is the reference."""
 
     model: str
     corpus: str
@@ -149,7 +149,7 @@ def noise_of(
     *,
     keep_open: bool = False,
 ) -> Noise:
-    """One question to a model under several settings; it is closed under each before it is opened under the next."""
+    """Asks a model one question under several settings; its engine is closed before the next setting opens one."""
     whole = len(models) * repeat * asked.plan.forward_tokens
     found: list[SettingNoise] = []
     reference: tuple[Floats, float] | None = None
@@ -176,7 +176,7 @@ def noise_of(
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def parse_vary(text: str) -> tuple[str, list[Any]]:
-    """``batch-tokens=512,2048`` -> the option's name, and the values in their type.
+    """Parses ``batch-tokens=512,2048`` into the option's name and its values, in the option's type.
 
     >>> parse_vary("batch-tokens=512,2048")
     ('batch_tokens', [512, 2048])
@@ -201,7 +201,7 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def known_name(flag: str) -> str:
-    """The engine, or an option that is worth comparing, as the engines call it; an error for anything else."""
+    """A flag as the name of an engine's option, or ``engine``; an error for names that are not worth varying."""
     name = flag.strip().removeprefix("--").replace("-", "_")
     may_vary = ["engine"]
     for option_name, (_, option) in all_options().items():
@@ -217,7 +217,7 @@ def known_name(flag: str) -> str:
 
 
 def combinations(vary: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """The product of all values, the first of each first."""
+    """All combinations of the values; the one of all first values comes first."""
     named: dict[str, list[Any]] = {}
     for flag, values in vary.items():
         name, listed = known_name(flag), [values] if isinstance(values, str) else list(values)
@@ -298,7 +298,7 @@ def _score(
 
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
-    """How far one pass over a plan lies from another."""
+    """How far the scores of one pass over a plan lie from another's."""
     with np.errstate(invalid="ignore"):
         d = np.where(logprob == reference, 0.0, logprob - reference)  # both minus infinity: the same
         sums: Floats = np.bincount(_sequences(plan)[1], weights=d).astype(np.float64)
@@ -315,14 +315,14 @@ def drift(plan: Plan, logprob: Floats, reference: Floats) -> Drift:
 
 
 def _sequences(plan: Plan) -> tuple[str, Any]:
-    """What counts as a whole sequence, and the sequence of each target, 0, 1, …"""
+    """What a sequence is here (documents or windows), and the number of each target's sequence: 0, 1, …"""
     several = len(np.unique(plan.target_document)) > 1
     kind, index = ("documents", plan.target_document) if several else ("windows", plan.target_window)
     return kind, np.unique(index, return_inverse=True)[1]
 
 
 def _widest(drifts: list[Drift]) -> Drift:
-    """Of several passes against the first: the mean of means, the largest of everything else."""
+    """Combines the drifts of several passes from the first: the mean of their means, the largest of all else."""
     largest = {f.name: max(getattr(d, f.name) for d in drifts) for f in fields(Drift)}
     return Drift(**{**largest, "mean": math.fsum(d.mean for d in drifts) / len(drifts)})
 

@@ -62,7 +62,7 @@ class Output:
 
     @property
     def where(self) -> Path | str:
-        """Where it lies: a path, or the URI as text."""
+        """Where the file lies: a path, or the URI as text."""
         if self.place is not None:
             return str(self.place)
         return self.path if is_uri(self.name) else Path(self.name)
@@ -75,7 +75,7 @@ class Output:
         return not self.is_stream and has_content(self.path)
 
     def beginning(self, count: int) -> bytes:
-        """The first bytes of a file that exists, to see whose it is; InputError if it cannot be read."""
+        """The first bytes of an existing file, to see which program wrote it; InputError if it cannot be read."""
         try:
             if self.place is not None:
                 return Objects(self.place.parent).read(self.place.name, most=count) or b""
@@ -87,7 +87,7 @@ class Output:
             ) from None
 
     def write(self, data: bytes) -> None:
-        """Write all of it; RunError if that fails. A plain file is written atomically."""
+        """Writes all data to the file; RunError if that fails. A plain file is written atomically."""
         if self.is_stream:
             with self.stream() as write:
                 write(data)
@@ -102,7 +102,7 @@ class Output:
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[bytes], None]]:
-        """A function that writes to a device, a FIFO or an open file of this process; it raises RunError on failure."""
+        """Yields a function that writes to a device, a FIFO or an open file of this process; RunError if that fails."""
         with suppress(OSError, ValueError, AttributeError):  # standard output may be closed
             sys.stdout.flush()
         try:
@@ -132,7 +132,7 @@ class Output:
         return RunError(f"{self.name} cannot be written ({error.strerror})", fix=f"give another file to {self.flag}")
 
     def announce(self, line: str, *, quiet: bool = False) -> None:
-        """Print that it was written; to standard error if standard output carries JSON (``quiet``) or the results."""
+        """Prints that the file was written; to standard error if standard output has JSON (``quiet``) or results."""
         if not (quiet or self.is_stream):
             print(line)
         elif self.is_link or not quiet:
@@ -194,7 +194,7 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
 
 
 def _check_elsewhere(text: str, flag: str) -> Output:
-    """Check a file behind a URI. Whether it may be written shows when it is; whether there is a server shows now."""
+    """Checks a file behind a URI. That the server answers is checked now; that we may write shows only later."""
     where = located(text)
     if isinstance(where, Path):
         return check_output(where, flag)
@@ -212,7 +212,7 @@ def _check_elsewhere(text: str, flag: str) -> Output:
 
 
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
-    """As ``check_output``, for an HTML report: only an older report may be replaced."""
+    """Checks as ``check_output`` does, for an HTML report: only an older report may be replaced."""
     output = check_output(name, flag, made_later=made_later)
     if output.exists and REPORT_MARK not in output.beginning(MARK_WITHIN):
         raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
@@ -220,7 +220,7 @@ def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path |
 
 
 def _own_descriptor(text: str) -> int | None:
-    """The file descriptor of this process that a name like /dev/stdout refers to, or None."""
+    """The file descriptor of this process that a name such as /dev/stdout refers to, or None."""
     path = os.path.abspath(text)
     for _ in range(MOST_LINKS):
         if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
@@ -243,7 +243,7 @@ def _check_folder(folder: Path, text: str, fix: str, *, made_later: bool) -> Non
 
 
 def _is_ours(folder: Path) -> bool:
-    """Is the folder a run or a reference, finished or not? A scores.parquet alone may come from elsewhere."""
+    """Is the folder a run or a reference, finished or not? A lone scores.parquet may come from another program."""
     manifest = folder / MANIFEST
     if (folder / JOURNAL).exists() or (manifest.exists() and (folder / SCORES).exists()):
         return True
@@ -258,7 +258,7 @@ def _is_ours(folder: Path) -> bool:
 # ── results of pairs behind a URI ────────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
-    """A file of this machine to write instead of one behind a URI, which is sent at the end; others are as they are."""
+    """Yields a local file to write instead of one behind a URI, and sends it at the end; local outputs stay as is."""
     place = output.place
     if place is None:
         yield output
@@ -284,7 +284,7 @@ def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
 
 
 def _fetch_results(objects: Objects, writer: RemoteWriter, path: Path, *, fresh: bool) -> None:
-    """Bring the work folder up to date, with finished results or with the journal so far, which is sent from now on."""
+    """Fetches finished results, or the journal so far, into the work folder; from now on the journal is sent."""
     partial, manifest = (path.with_name(path.name + ending) for ending in (".partial", ".manifest.json"))
     sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
     is_finished = path.name in sizes

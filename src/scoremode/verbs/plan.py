@@ -63,7 +63,7 @@ def plan(
 
 
 def reference_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str, int] | None:
-    """Bytes that ``scoremode reference`` would keep on disk, and what logits in float16 would take instead."""
+    """The bytes that ``scoremode reference`` would keep on disk, and those that float16 logits would take instead."""
     subject = asked.subject
     if not subject.hidden_size or not subject.vocabulary:
         return None
@@ -75,7 +75,7 @@ def reference_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str,
 
 
 def memory_estimate(asked: Question, options: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes, roughly: weights as stored, the states of a batch, the logits alive at once, and scores."""
+    """Estimated bytes of memory for weights as stored, the states of a batch, the logits alive at once, and scores."""
     from scoremode.head.budget import default_budget
 
     subject, longest = asked.subject, int(asked.plan.lengths.max())

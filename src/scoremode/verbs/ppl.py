@@ -52,9 +52,9 @@ def ppl_of(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """The run of a question to a model: read from its folder, or scored.
+    """The run of a question to a model: read from its folder if it is there, else scored.
 
-    A stored run gets the names of this question: the same text, weights and windows may have had others.
+    A stored run gets the names of this question: the same text, weights and windows may have been named otherwise.
     """
     asked = model.ask(question, progress)
     with model.claimed(asked, out, fresh=fresh) as claim:

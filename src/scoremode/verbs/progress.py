@@ -11,7 +11,7 @@ does, and ``say`` a line that a user should see."""
 
 
 def announce(progress: Progress | None, words: str, method: str = "phase") -> None:
-    """Tell what is being waited for now, as in "opening org/model with transformers", if the progress shows that.
+    """Shows what is being waited for now, as in "opening org/model with transformers", if the progress can.
 
     >>> announce(None, "opening a model")
     """
@@ -21,5 +21,5 @@ def announce(progress: Progress | None, words: str, method: str = "phase") -> No
 
 
 def part_of(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """The progress of one part as progress over the whole, of which ``before`` were done when the part began."""
+    """A callback that reports the progress of one part as that of the whole; ``before`` was done before the part."""
     return None if progress is None else lambda done, _: progress(before + done, total)

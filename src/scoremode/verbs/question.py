@@ -44,7 +44,7 @@ Tokenized = tuple[RereadDocuments, Tokens]
 
 @dataclass(slots=True)
 class LastTokens:
-    """The text that was tokenized last, for a question that asks about it again by another method."""
+    """The tokens of the last text, kept for a question that asks about the same text by another method."""
 
     key: tuple[Any, ...] | None = None
     found: Tokenized | None = None
@@ -113,9 +113,9 @@ def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assist
 
 # ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """What must be equal for stored numbers to be those of this model, this engine and its settings.
+    """The facts that must be equal for stored numbers to be those of this model, this engine and its settings.
 
-    ``more`` says what was asked of them.
+    ``more`` adds what was asked of the model, such as the plan.
     """
     identity = {
         "model": subject.fingerprint,
@@ -131,7 +131,7 @@ def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more:
 
 
 def library_versions(engine: str) -> dict[str, str]:
-    """Of scoremode and of the libraries that an engine's numbers come from, as installed."""
+    """The installed versions of scoremode and of the libraries that an engine's numbers come from."""
     return dict(_library_versions(engine))
 
 
@@ -142,7 +142,7 @@ def _library_versions(engine: str) -> dict[str, str]:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of packages; those that are not installed are left out."""
+    """The versions of packages; packages that are not installed are left out."""
     found = {}
     for package in dict.fromkeys(packages):
         with suppress(PackageNotFoundError):

@@ -146,7 +146,7 @@ def _repeatable(question: dict[str, Any]) -> dict[str, Any] | None:
 
 # ── a .kld file ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place | None) -> Output:
-    """The file that a user named, if it can be written. Only an older .kld file may be replaced, with ``fresh``."""
+    """Checks that the file a user named can be written. Only an older .kld file may be replaced, with ``fresh``."""
     output = check_output(name, "--kld", made_later=None if made_later is None else str(made_later))
     if output.place is not None:
         raise InputError(f"{output.name} is a URI, and --kld writes a file of this machine", fix="give a file name")
@@ -160,7 +160,7 @@ def _check_kld(name: str | Path, *, fresh: bool, made_later: str | Path | Place 
 
 
 def _kld_question(question: dict[str, Any]) -> dict[str, Any]:
-    """The question, by the only method that the file knows."""
+    """The question with the method of .kld files; refuses another method."""
     method = question.get("method") or KLD_METHOD
     if method != KLD_METHOD:
         raise MethodError(
@@ -233,6 +233,6 @@ def _kld_layout(plan: Plan, vocabulary: int) -> KldLayout:
 
 
 def _chunk_tokens(plan: Plan) -> Ids:
-    """The tokens of each chunk as tokenized: without the BOS that the model reads instead of the first of them."""
+    """The tokens of each chunk as the tokenizer gave them: the model reads a BOS in place of the first."""
     context = _kld_layout(plan, 0).context
     return np.stack([plan.ids[stop - context : stop] for stop in plan.stop.tolist()]).astype(np.int32)

@@ -74,13 +74,13 @@ def make_manifest(
 
 
 def add_account(manifest: dict[str, Any], account: Mapping[str, Any]) -> None:
-    """Put what happened while an engine scored with the numbers; its notes are printed with the others."""
+    """Adds an account of what happened while an engine scored to the manifest; its notes join the others."""
     manifest["notes"] = [*manifest["notes"], *account.get("notes", ())]
     manifest.update({name: value for name, value in account.items() if name != "notes"})
 
 
 def describe_model(subject: Subject) -> dict[str, Any]:
-    """The model, as manifests name it; the format of its weights and the sizes of its parts, where they are known."""
+    """The manifest's fields about the model, with its weights' format and its parts' sizes where they are known."""
     stored_as = {"model_format": subject.format, "sizes": subject.sizes.as_json() if subject.sizes else None}
     return {
         "model": subject.name,
@@ -94,7 +94,7 @@ def describe_model(subject: Subject) -> dict[str, Any]:
 
 
 def describe_engine(engine: EngineFacts) -> dict[str, Any]:
-    """The engine that computed numbers, its settings, and the libraries and the machine that it ran on."""
+    """The manifest's fields about the engine: its settings, and the libraries and the machine that it ran on."""
     return {
         "engine": engine.engine,
         "dtype": engine.dtype,
@@ -107,7 +107,7 @@ def describe_engine(engine: EngineFacts) -> dict[str, Any]:
 
 
 def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
-    """Ids of the model that the tokenizer does not have: what they are given, the others lack."""
+    """A note on ids of the model that the tokenizer lacks: they may take probability from the others."""
     if engine.vocabulary is None:
         return []
     unnamed = engine.vocabulary - asked.tokens.tokenizer.size
@@ -117,7 +117,7 @@ def _unnamed_ids(asked: Question, engine: EngineFacts) -> list[str]:
 
 
 def not_measured(plan: Plan, scores: ScoreRows, schema: Schema) -> list[str]:
-    """Columns that the engine did not give."""
+    """The names of columns that the engine did not give."""
     first = next(plan.blocks())
     there = scores.rows(first.begin, first.end)
     return [name for name in schema.names if not there.has(name)]
@@ -129,7 +129,7 @@ def logprobs_of(plan: Plan, scores: ScoreRows) -> Iterator[Floats]:
 
 
 def processor_name() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name, as far as the system tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.lower().startswith(("model name", "hardware")):
@@ -154,7 +154,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 
 
 class Words:
-    """The texts of ids, each made once."""
+    """The texts of token ids; each is decoded only once."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -178,7 +178,7 @@ class Words:
 
 
 def target_facts(asked: Question, block: TargetBlock, scores: Scores, words: Words, groups: Grouping) -> TargetFacts:
-    """Where each target of a block stands in the text, what it is independent of, and the texts of ids."""
+    """For each target of a block: its place in the text, its statistical group and weight, and the texts of ids."""
     tokens, index = asked.tokens, block.token
     text, top_text = words.coded(tokens.ids[index], scores.top)
     return TargetFacts(

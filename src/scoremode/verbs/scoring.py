@@ -62,7 +62,7 @@ def answered(
     least_kl: float = 0.0,
     together: int = 1,
 ) -> Iterator[tuple[int, Answers]]:
-    """The answers of windows that are not ``done``, as they come: each once, all numbers, all with the same columns.
+    """Yields the answers to windows not ``done``, as they come: each once, without NaN, all with the same columns.
 
     ``together`` of them are checked, and then given, at a time: for many short windows that is much faster.
     ``progress`` is told of a window when the caller comes back for the next one. ``least_kl`` is the least number that
@@ -92,7 +92,7 @@ def answered(
 
 
 def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: int) -> list[tuple[int, Answers]]:
-    """The next answers, and their windows no longer waiting; none if there are no more."""
+    """The next ``count`` answers, fewer at the end; marks their windows as no longer waiting."""
     found: list[tuple[int, Answers]] = []
     while len(found) < count and (item := next(coming, None)) is not None:
         index = item[0]
@@ -106,13 +106,13 @@ def _next_answers(coming: Iterator[tuple[int, Answers]], waiting: Bools, count: 
 
 
 def check_divergence(index: int, kl: Floats | None, least: float = 0.0) -> None:
-    """Infinite is a divergence; NaN is not, and neither is less than nothing, unless the baseline is not exact."""
+    """Refuse a divergence that is NaN or below ``least``, which is under 0 if the baseline is not exact."""
     if kl is not None and not (kl >= least).all():
         raise EngineError(f"the divergence in window {index} is not a number", fix=FAULT)
 
 
 def score_plan(plan: Plan, engine: Engine, journal: Journal, progress: Progress | None = None) -> None:
-    """Score every target of a plan that fits into the journal; what it already has is not computed again."""
+    """Scores every target of a plan that fits the model, into the journal; windows that it has are not scored again."""
     if progress:
         progress(int(plan.lengths[journal.done].sum()), plan.forward_tokens)
     before = time.perf_counter()
@@ -132,13 +132,13 @@ class Continuation:
 
     @property
     def fed(self) -> int:
-        """Tokens that the model is given: the last one is only scored."""
+        """How many tokens the model is given: the last one is only scored."""
         return len(self.ids) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Likelihood:
-    """What a model thinks of one continuation: a line of answers for each of its tokens.
+    """The likelihood of one continuation: a row of answers for each of its tokens.
 
     >>> import numpy as np
     >>> half = Likelihood(Answers(np.log([[0.5], [0.25]]), rank=np.array([[1], [2]])))
@@ -150,7 +150,7 @@ class Likelihood:
 
     @property
     def log_prob(self) -> float:
-        """Nats: the sum over its tokens."""
+        """The log-probability of the continuation in nats: the sum over its tokens."""
         return no_more_than_certain(math.fsum(self.answers.logprob[:, 0].tolist()))
 
     @property
@@ -168,10 +168,10 @@ def likelihoods(
     *,
     together: int = 1,
 ) -> Iterator[tuple[int, Likelihood]]:
-    """The likelihood of every continuation that is not ``done``, with its index, as they come: each exactly once.
+    """Yields (index, likelihood) of every continuation that is not ``done``, as they come, each exactly once.
 
-    Continuations with equal numbers in ``groups`` share a context, and the engine computes it once. A number of its
-    own for every question keeps its choices together. ``together`` is that of ``answered``.
+    Continuations with equal numbers in ``groups`` share a context, and the engine computes it once. Give each
+    question its own number to keep its choices together. For ``together``, see ``answered``.
     """
     if not len(asked):
         return
@@ -182,7 +182,7 @@ def likelihoods(
 
 
 def no_more_than_certain(log_prob: float) -> float:
-    """Rounding may carry a sum a little above 0. ``min(0.0, nan)`` would be 0, that is: certain."""
+    """A log-probability of at most 0: rounding may carry a sum above it. NaN is refused, as ``min`` would make it 0."""
     if math.isnan(log_prob):
         raise EngineError("the model gives NaN", fix="try --dtype float32; if it stays, the weights are damaged")
     return min(0.0, log_prob)
@@ -225,15 +225,15 @@ class UnfinishedRun:
         self.journal.close()
 
     def forget_except(self, complete: Bools) -> None:
-        """Score windows again for which something else that is kept, as hidden states, is not complete (windows,).
+        """Forgets the scores of windows of which something else, such as hidden states, is not ``complete`` (windows,).
 
-        After a kill, the journal may contain the scores of such windows.
+        After a kill, the journal may contain the scores of such windows. They are scored again.
         """
         for window in np.flatnonzero(self.journal.done & ~complete).tolist():
             self.journal.forget(window)
 
     def answers(self, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        """Answers to the windows that the journal lacks. The caller gives each to ``keep``."""
+        """Yields the answers to windows that the journal lacks. The caller gives each to ``keep``."""
         announce(self.progress, "scoring")
         plan, done = self.asked.plan, self.journal.done.copy()
         if self.progress:
@@ -253,7 +253,7 @@ class UnfinishedRun:
             self.keep(index, answers)
 
     def manifest(self) -> dict[str, Any]:
-        """The numbers, and where they come from."""
+        """The manifest: the numbers, and where they come from."""
         announce(self.progress, "computing statistics and saving")
         journal = self.journal
         found = make_manifest(self.asked, self.engine.facts, journal, journal.seconds, self.claim.identity)
@@ -261,13 +261,13 @@ class UnfinishedRun:
         return found
 
     def save(self, manifest: dict[str, Any]) -> Run:
-        """The finished run, in its folder."""
+        """Saves the finished run in its folder and returns it."""
         rows, targets = rows_to_keep(self.asked, self.journal), self.asked.plan.targets
         return self.claim.publish(runs.save(self.claim.folder, rows, manifest, targets))
 
 
 def score_run(asked: Question, engine: Engine, claim: runs.Claim, progress: Progress | None = None) -> Run:
-    """Score a question with an open engine into a folder that was claimed, and nothing else."""
+    """Scores a question with an open engine into a claimed folder."""
     with UnfinishedRun(asked, engine, claim, progress) as run:
         run.score()
         return run.save(run.manifest())

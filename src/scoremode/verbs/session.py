@@ -42,7 +42,7 @@ class Model:
     """
 
     def __init__(self, model: LazyModel, tokenizer: str | None = None) -> None:
-        """``scoremode.open`` and ``scoremode.wrap`` make one."""
+        """Use ``scoremode.open`` or ``scoremode.wrap`` instead."""
         self._model, self._tokenizer = model, tokenizer
 
     @property
@@ -121,7 +121,7 @@ class Model:
         progress: Progress | None = None,
         **question: Unpack[QuestionArguments],
     ) -> Comparison:
-        """This model against a baseline: a reference, by its folder or its run, a ``.kld`` file, or another open model.
+        """Compares this model with a baseline: a reference (its folder or run), a ``.kld`` file, or another open model.
 
         A reference and a file bring their own question. See :func:`scoremode.compare`.
         """
@@ -170,7 +170,7 @@ class Model:
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """One question. A model whose weights may change meanwhile is looked at anew by the next one."""
+        """A context for one question. A model whose weights may change is closed afterwards, to be read anew."""
         try:
             yield
         finally:
@@ -196,7 +196,7 @@ def open(
     tokenizer: str | None = None,
     **options: Unpack[ModelArguments],
 ) -> Model:
-    """A model that is loaded once and asked often. ``options`` are the engine's; ``replicas=N`` opens it N times.
+    """Makes a model that is loaded once and asked often. ``options`` are the engine's; ``replicas=N`` opens N engines.
 
     Answers are kept and found again as those of the command line are. Nothing is loaded before a question needs it.
 
@@ -256,7 +256,7 @@ def ppl_many(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> list[Run]:
-    """The runs of several questions to one model, which is opened once. Of several, each has a folder in ``out``."""
+    """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
     several = len(questions) > 1
     names = [_folder_name(question) for question in questions]
     if several and out is not None and len(set(names)) < len(names):
@@ -270,7 +270,7 @@ def ppl_many(
 
 
 def _folder_name(question: Mapping[str, Any]) -> str:
-    """``wikitext2-gptq``: what a question is called among others."""
+    """The folder name of one of several questions, such as ``wikitext2-gptq``."""
     corpus = str(question.get("corpus") or question.get("dataset") or "text")
     readable = "".join(c if c.isalnum() or c in "._-" else "_" for c in Path(corpus).name or corpus)
     return f"{readable}-{question.get('method', 'sliding-once')}"

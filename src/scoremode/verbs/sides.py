@@ -45,7 +45,7 @@ class CompareRequest:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A model of a comparison and how it is scored: the engine, its options, another tokenizer than its own."""
+    """A model of a comparison and how it is scored: the engine, its options, and a tokenizer other than its own."""
 
     model: str
     plugin: EnginePlugin
@@ -54,11 +54,11 @@ class ModelSettings:
 
     @cached_property
     def spread(self) -> Spread | None:
-        """Over replicas; None: in this process."""
+        """How the work is spread over replicas; None: it is done in this process."""
         return read_spread(self.options)[0]
 
     def room(self) -> Room:
-        """What one replica takes of a cluster."""
+        """The resources of a cluster that one replica takes."""
         spread, options = read_spread(self.options)
         assert spread is not None, "no replicas"
         return room_for(spread, self.plugin, read_options(self.plugin, options))
@@ -70,10 +70,10 @@ class ModelSettings:
 def assign_engines(
     baseline: str, candidates: Sequence[str], wanted: CompareRequest, *, divergence: bool = True
 ) -> tuple[ModelSettings | None, dict[str, ModelSettings]]:
-    """Settings of the baseline (None if it is not scored) and of each candidate that is a model.
+    """Chooses the settings of the baseline (None if it is not scored) and of each candidate that is a model.
 
-    A candidate whose engine cannot be compared is refused here, before an hour is spent on the baseline; without
-    ``divergence``, every engine can.
+    A candidate whose engine cannot measure a divergence is refused here, before the baseline is scored; without
+    ``divergence``, every engine is allowed.
     """
     scored = [name for name in candidates if not runs.is_run(name)]
     for name in scored:
@@ -97,7 +97,7 @@ def assign_engines(
 
 # ── folders and runs ─────────────────────────────────────────────────────────────────────────────────────────────────
 def short(name: str) -> str:
-    """What a candidate is called in tables: the last part of the path of a folder or file."""
+    """The name of a candidate in tables: the last part of the path of a folder or file."""
     return name_in(name) or name if may_be_stored(name) or Path(name).exists() else name
 
 
@@ -110,11 +110,11 @@ class Folders:
     progress: Progress | None
 
     def folder(self, name: str) -> Path | Place | None:
-        """For the run of that name; a model's name may be a path, of which the last part is taken."""
+        """The folder for the run of that name. Of a name that is a path, the last part is used."""
         return None if self.out is None else self.out / (name_in(name) or "candidate")
 
     def require_candidates(self, candidates: Sequence[str], what: str = "a model, or a run,") -> None:
-        """Refuse candidates that tables could not tell apart or whose runs would lie in one folder, or none at all."""
+        """Refuse an empty list, and candidates with equal names in tables or with one folder for two runs."""
         if not candidates:
             raise InputError("there is no candidate", fix=f"name {what} after the baseline")
         if len({short(name) for name in candidates}) < len(candidates):
@@ -131,7 +131,7 @@ class Folders:
 
 
 def compared_with(run_p: Run, noise: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manifest of a candidate says of its baseline, and of how far that one is from itself."""
+    """The fields of a candidate's manifest about its baseline and about the baseline's noise against itself."""
     of_p = run_p.manifest
     return {"against": {"model": of_p["model"], "fingerprint": of_p["model_fingerprint"]}, **noise}
 
@@ -145,7 +145,7 @@ def score_against(
     *,
     noise: Mapping[str, Any],
 ) -> Comparison:
-    """A candidate against a baseline whose run is finished and whose distributions are stored."""
+    """Compares a candidate with a baseline whose run is finished and whose distributions are stored."""
     out = folders.folder(model.subject.name)
     with model.claimed(asked, out, fresh=folders.fresh, against=run_p.manifest["identity"]) as claim:
         run_q = claim.finished
@@ -173,7 +173,7 @@ def require_vocabulary(file: KldFile, candidate: int) -> None:
 def as_comparison(
     name: str, baseline: Run, candidate: Run, kl: Floats | None, kl_missing: str | None = None
 ) -> Comparison:
-    """Two runs of one plan, whose groups and weights are kept with each. ``kl_missing`` says why there is no KL."""
+    """Makes a Comparison of two runs of one plan. ``kl_missing`` says why there is no KL."""
     stored = candidate.manifest
     floor, words = (stored.get(key) for key in NOISE) if kl is not None else (None, None)
     keys = {"bytes": "weight_bytes"} | {key: key for key in ("bits_per_weight", "model_format", "sizes", "engine")}

@@ -37,13 +37,13 @@ class EncodedPair(Continuation):
 
 
 def longest_of(pairs: Iterable[EncodedPair]) -> int:
-    """Tokens of the longest window that scoring these pairs will feed."""
+    """How many tokens the longest window has that scoring these pairs will feed."""
     return max((pair.fed for pair in pairs), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutPairs:
-    """Several pairs as tokens, each cut at its boundary, not yet taken apart."""
+    """Several pairs as tokens in joint arrays, each cut at its boundary; ``split`` takes them apart."""
 
     pairs: Sequence[tuple[str, str]]
     targets: Sequence[str]  # as they are scored
@@ -55,22 +55,22 @@ class CutPairs:
 
     @property
     def fed(self) -> Ints:
-        """Tokens that the model is given for each pair: the last one is only scored."""
+        """How many tokens the model is given for each pair: the last one is only scored."""
         fronts = np.fromiter(map(len, self.fronts), np.int64, len(self.fronts))
         return np.diff(self.found.bounds) + fronts - 1
 
     @property
     def largest(self) -> int:
-        """The largest id."""
+        """The largest token id of all pairs."""
         return max(int(self.found.ids.max(initial=-1)), int(np.concatenate(self.fronts).max(initial=-1)))
 
     @property
     def spanning(self) -> Ints:
-        """The pairs in which a token spans the end of the prompt."""
+        """The indices of pairs in which a token spans the end of the prompt."""
         return np.flatnonzero(self.found.touches[self.owns] < self.cuts)
 
     def split(self) -> list[EncodedPair]:
-        """The pairs, one by one."""
+        """Takes the pairs apart, into one EncodedPair each."""
         joined, edges = self.found.joined, self.found.bounds.tolist()
         begins, ends = self.found.char_start.tolist(), self.found.char_end.tolist()
         owns, firsts = self.owns.tolist(), self.firsts.tolist()
@@ -100,7 +100,7 @@ class PairEncoder:
         return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
 
     def cut(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
-        """Several pairs as tokens. If one is refused, so are all: ask for them one by one to know which comes first."""
+        """Encodes and cuts several pairs. If one is refused, so are all: cut them one by one to know which it is."""
         if not all(target for _, target in pairs):
             raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
         targets = [self.as_scored(target) for _, target in pairs]
@@ -131,7 +131,7 @@ class PairEncoder:
         return made
 
     def _fronts(self, found: EncodedTexts, texts: Sequence[str]) -> list[Ids]:
-        """Special tokens that go first in each text. An EOS after the target is not part of it."""
+        """The special tokens before each text. An EOS after the target is left out."""
         full, edges = ids_with_specials(self.tokenizer, texts), found.bounds.tolist()
         if full is None:
             return [self._with_bos([])] * len(texts)

@@ -53,8 +53,8 @@ FIELDS, TOKEN_FIELDS = {field.name for field in fields(SequenceScore)}, set(Toke
 class PairFile:
     """The pairs of a .jsonl file. Every row is checked at once, and its pairs are copied to a temporary file.
 
-    Rows are ``{"prompt": "…", "target": "…"}`` or ``{"prompt": "…", "targets": ["…", "…"]}``. Whoever changes the file
-    while its pairs are scored changes nothing here.
+    Rows are ``{"prompt": "…", "target": "…"}`` or ``{"prompt": "…", "targets": ["…", "…"]}``. Changes to the file while
+    its pairs are scored have no effect.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,7 +109,7 @@ _quoted: Callable[[str], str] = json.encoder.encode_basestring_ascii
 
 
 def as_line(pair: Pair) -> bytes:
-    """A pair as it is hashed: as ``json.dumps`` writes it, and a line break."""
+    """A pair as the bytes that are hashed: as ``json.dumps`` writes it, with a line break."""
     return f"[{_quoted(pair[0])}, {_quoted(pair[1])}]\n".encode()
 
 
@@ -121,7 +121,7 @@ def digest_of(pairs: Pairs) -> str:
 
 
 class EncodedChunks:
-    """Pairs as tokens, some at a time. All are checked and measured at once, but only the first KEPT are kept."""
+    """Pairs as tokens, a chunk at a time. All are checked and measured first, but only about KEPT stay in memory."""
 
     def __init__(self, lm: SequenceProbability, pairs: Pairs, size: int) -> None:
         self.lm, self.pairs, self.size = lm, pairs, size
@@ -149,7 +149,7 @@ class EncodedChunks:
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of the results."""
+    """How many results a file has now, and whether they were there before."""
 
     count: int
     reused: bool  # they were there already: nothing was scored
@@ -163,7 +163,7 @@ def score_to_file(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Written:
-    """Score pairs into a file, or find them there. The same call resumes after an interruption.
+    """Scores pairs into a file, unless their results are there already. The same call resumes after an interruption.
 
     Results of another question, and files that are not ours, are refused before the engine is started. ``fresh``
     discards results that are ours.
@@ -203,12 +203,12 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def question(lm: SequenceProbability, pairs: Pairs) -> dict[str, Any]:
-    """What must be equal for stored results to answer these pairs."""
+    """The facts that must be equal for stored results to answer these pairs."""
     return {**lm.identity(), "pairs": digest_of(pairs), "chunk": CHUNK, "format": FORMAT}
 
 
 class ResultFiles:
-    """FILE and the files next to it."""
+    """FILE with the results, and the manifest, .partial and lock next to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -217,7 +217,7 @@ class ResultFiles:
         self.lock = path.with_name(f".{path.name}.lock")
 
     def check(self, identity: dict[str, Any], *, fresh: bool) -> int | None:
-        """Refuse whatever is not ours, and unless ``fresh``, what answers another question.
+        """Refuse files that are not ours and, unless ``fresh``, those that answer another question.
 
         Returns how many results there are; None if they are not complete.
         """
@@ -241,12 +241,12 @@ class ResultFiles:
         return int(manifest["results"])
 
     def discard(self) -> None:
-        """Remove everything. Call ``check`` first."""
+        """Removes FILE, its manifest and its .partial. Call ``check`` first."""
         for path in (self.path, self.manifest, self.partial):
             path.unlink(missing_ok=True)
 
     def finish(self, bodies: Iterable[bytes], identity: dict[str, Any], count: int) -> None:
-        """Give the results their name."""
+        """Writes FILE and its manifest from the scored chunks, and removes the .partial."""
         if has_content(self.path):
             raise RunError(
                 f"{self.path} was written by something else meanwhile",
@@ -263,7 +263,7 @@ class ResultFiles:
         self.partial.unlink()
 
     def _read_manifest(self) -> dict[str, Any] | None:
-        """None if there is none; RunError if it is not ours or not as we wrote it."""
+        """The manifest; None if there is none; RunError if it is not ours or was changed."""
         try:
             found = read_object(self.manifest)
         except ValueError:
@@ -279,7 +279,7 @@ class ResultFiles:
         return found
 
     def _read_partial(self) -> dict[str, Any] | None:
-        """What a .partial answers; None if there is none, or if a kill left not even its first line."""
+        """Which question a .partial answers; None if there is none, or if a kill left not even its first line."""
         if not has_content(self.partial):
             return None
         with self.partial.open("rb") as file:
@@ -293,7 +293,7 @@ class ResultFiles:
 def _finish_chunks(
     encoded: EncodedChunks, files: ResultFiles, identity: dict[str, Any], progress: Progress | None
 ) -> None:
-    """Score the chunks that no record of the .partial holds, then give the results their name.
+    """Scores the chunks that the .partial lacks, then writes all results into FILE.
 
     The .partial is made when the first chunk is scored. The caller holds the lock.
     """
@@ -318,7 +318,7 @@ def _finish_chunks(
 
 
 def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int]:
-    """The chunks that are scored, and where their records lie. What a checksum cannot vouch for is checked here."""
+    """The scored chunks, and where their records lie. Results are checked too, beyond what a checksum can tell."""
     places: dict[int, int] = {}
     for number, place, body in records.replay():
         if number >= encoded.count or number in places:
@@ -334,7 +334,7 @@ def _scored_chunks(records: RecordFile, encoded: EncodedChunks) -> dict[int, int
 
 
 def check_result(value: Any, prompt: str, target: str) -> None:
-    """ValueError, TypeError, KeyError or OverflowError unless it is a possible result for this prompt and target."""
+    """Raises ValueError, TypeError, KeyError or OverflowError if this prompt and target cannot have this result."""
     if set(value) != FIELDS:
         raise ValueError("its fields are not those of a result")
     for token in value["tokens"]:

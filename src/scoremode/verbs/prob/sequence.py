@@ -48,7 +48,7 @@ _token = cast("Callable[[tuple[Any, ...]], TokenScore]", partial(tuple.__new__, 
 
 @dataclass(frozen=True, slots=True)
 class SequenceScore:
-    """What the model thinks of a target after a prompt."""
+    """The probability of a target after a prompt, and the scores of its tokens."""
 
     prompt: str
     target: str  # as it was scored, with the space if one was added
@@ -88,7 +88,7 @@ class SequenceScore:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> SequenceScore:
-        """The result that ``as_json`` wrote."""
+        """Reads a result that ``as_json`` wrote."""
         unbounded = {"log_prob": -math.inf, "perplexity": math.inf}
         tokens = tuple(
             TokenScore(t["id"], t["text"], -math.inf if t["logprob"] is None else t["logprob"], t["rank"])
@@ -163,7 +163,7 @@ class SequenceProbability:
         self.close()
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for stored results to be these; known before the engine is started."""
+        """The facts that must be equal for stored results to be this model's; known before the engine is started."""
         rule = {"leading_space": self.leading_space, "spanning": self.spanning, "add_bos": self.add_bos}
         return identify(self.subject, self.held.engine_name, self.settings, boundary=rule)
 
@@ -178,9 +178,9 @@ class SequenceProbability:
         return self.score(pairs, progress)
 
     def encode(self, pairs: Iterable[tuple[str, str]], number: int = 1) -> list[EncodedPair]:
-        """Pairs as tokens. What cannot be scored is refused here, before an engine is started.
+        """Encodes pairs as tokens. Pairs that cannot be scored are refused here, before an engine is started.
 
-        ``number`` is that of the first pair, for messages.
+        ``number`` is the number of the first pair, for error messages.
         """
         found: list[EncodedPair] = []
         waiting = iter(pairs)
@@ -189,7 +189,7 @@ class SequenceProbability:
         return found
 
     def measure(self, pairs: Sequence[tuple[str, str]], number: int = 1) -> tuple[int, int]:
-        """The longest window and the tokens fed for these pairs; refuses what ``encode`` refuses, in less time."""
+        """The longest window and the tokens fed for these pairs; refuses the same pairs as ``encode``, but faster."""
         longest = fed = 0
         for begin in range(0, len(pairs), BATCH):
             each = self._cut(pairs[begin : begin + BATCH], number + begin).fed
@@ -197,7 +197,7 @@ class SequenceProbability:
         return longest, fed
 
     def _cut(self, pairs: Sequence[tuple[str, str]], number: int) -> CutPairs:
-        """Pairs as tokens. If any is refused, the first of them is, with its number."""
+        """Encodes and cuts pairs; the error for a refused pair is that of the first one, with its number."""
         try:
             return self._cut_all(pairs)
         except (InputError, BoundaryError):
@@ -211,7 +211,7 @@ class SequenceProbability:
             raise
 
     def _cut_all(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
-        """Pairs as tokens, or the reason why the model cannot take them."""
+        """Encodes and cuts pairs; raises an error if the model cannot take them."""
         cut, facts, chosen = self.encoder.cut(pairs), self.held.given_facts, self.held.limit()
         vocabulary = facts.vocabulary if facts else self.subject.vocabulary
         if vocabulary is not None and cut.largest >= vocabulary:
@@ -262,7 +262,7 @@ class SequenceProbability:
         return results
 
     def _conditions(self, engine: Engine, pairs: Sequence[EncodedPair]) -> list[float]:
-        """log P(the next token begins with the prompt's part), 0 where the boundary is clean."""
+        """For each pair, log P(the next token begins with the prompt's part of it); 0 where the boundary is clean."""
         logs = [0.0] * len(pairs)
         asked = [(i, p) for i, p in enumerate(pairs) if p.condition]
         windows = []
