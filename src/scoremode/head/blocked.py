@@ -85,7 +85,7 @@ def _row_blocks(targets: Tensor, most: int) -> Iterator[slice]:
 
 
 class _Space(threading.local):
-    """Buffers that a thread reuses for its next block and its next call: new pages would be faulted in each time."""
+    """Buffers that a thread reuses for its next block and its next call: new memory costs page faults each time."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -207,7 +207,7 @@ class _BlockedProduct:
         self.homes = torch.searchsorted(home[self.at_home], torch.arange(len(self.plan.blocks) + 1)).tolist()
 
     def ids(self, index: int) -> Tensor:
-        """Count the ids that a block adds, and return their logits (n, ids). The caller may overwrite them."""
+        """Counts ranks among the ids that a block adds, and returns their logits (n, ids), which may be overwritten."""
         block, whole = self.plan.blocks[index], self.product(index)
         x = whole[:, block.fresh :]
         if block.fresh:
@@ -266,7 +266,7 @@ class _BlockedProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """One line per block of columns, relative to the largest logit up to that block."""
+    """Sums with one line per block of columns, relative to the largest logit up to that block."""
 
     reference: Tensor  # (blocks, n) float32, finite
     total: Tensor  # (blocks, n), Σ exp(x - reference)
@@ -286,7 +286,7 @@ def _drop(reference: Tensor, largest: Tensor) -> Tensor:
 
 
 def _sums(side: _BlockedProduct) -> _Sums:
-    """Count and add up all blocks, in float32."""
+    """Counts the ranks in all blocks and adds up their exponentials, in float32."""
     with_ids = side.plan.with_ids
     sums = _Sums.zeros(len(with_ids), side.n)
     for line, index in enumerate(with_ids):
@@ -295,7 +295,7 @@ def _sums(side: _BlockedProduct) -> _Sums:
 
 
 def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
-    """Add up one block; overwrites its logits."""
+    """Adds up the exponentials of one block into a line of ``sums``; overwrites the logits."""
     reference = torch.clamp_min(side.largest, LOWEST, out=sums.reference[line])
     below = x.sub_(reference[:, None])
     p = torch.exp(below, out=side.space("scratch", *x.shape))
@@ -306,7 +306,7 @@ def _add_up(side: _BlockedProduct, x: Tensor, sums: _Sums, line: int) -> None:
 
 
 def _diverge(p: _BlockedProduct, q: _BlockedProduct) -> DivergencePartials:
-    """Count and add up all blocks of q; the divergence is summed in float64, as in divergence.py."""
+    """The partials of q and the sums of the divergence, which are in float64 as in divergence.py."""
     with_ids = p.plan.with_ids
     if not with_ids:
         return DivergencePartials(q.partials(_sums(q)), *empty_sums(q.hidden, torch.float64))
@@ -340,7 +340,7 @@ def _weigh(side: _BlockedProduct, x: Tensor, most: Tensor) -> tuple[Tensor, Tens
 
 
 def _cross(below_p: Tensor, weight_p: Tensor, below_q: Tensor, out: Tensor) -> None:
-    """Σ p · (x_p - x_q). An id that p forbids adds 0; an id that only q forbids makes the sum infinite."""
+    """Writes Σ p · (x_p - x_q) to ``out``. An id that p forbids adds 0; one that only q forbids makes it infinite."""
     torch.sum(below_p.sub_(below_q).mul_(weight_p), 1, out=out)
     if math.isnan(float(out.sum())):  # 0 · -inf, or -inf - -inf
         torch.sum(below_p.masked_fill_(weight_p == 0, 0.0), 1, out=out)

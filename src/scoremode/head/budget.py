@@ -28,7 +28,7 @@ def check_kernel_name(name: str | None) -> None:
 
 
 def default_budget(device: str) -> int:
-    """Most bytes of float32 logits per chunk of rows and model. A divergence needs them for two models."""
+    """The most bytes of float32 logits per chunk of rows and model. A divergence needs twice as many."""
     return CPU_BUDGET if device == "cpu" else DEVICE_BUDGET
 
 
@@ -54,7 +54,7 @@ def rows_within(budget: int, columns: int, device: str) -> int:
 
 
 def words_of(vocabulary: int) -> int:
-    """16-bit words of a record.
+    """How many 16-bit words a record has.
 
     >>> words_of(311), words_of(312)
     (316, 316)

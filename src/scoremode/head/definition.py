@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class RowBlock:
-    """Tensors with one line per row, and other blocks of the same rows."""
+    """A block of rows: its fields are tensors with one line per row, or other blocks of the same rows."""
 
     __slots__ = ()
 

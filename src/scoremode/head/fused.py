@@ -35,7 +35,7 @@ WORKSPACE = 48 << 20  # most bytes of partials per launch
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a kernel divides its work. A result's bits depend on it, so it follows only from device, dtype and depth."""
+    """How a kernel divides its work. The bits of results depend on this, so only device, dtype and depth decide it."""
 
     rows: int
     columns: int
@@ -57,7 +57,7 @@ class Tiles:
 
 
 def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
-    """The tiles for one product, or for the two of a divergence: their units and spans are the same."""
+    """The tiles for one product, or for the two products of a divergence; units and spans are the same for both."""
     if weight.device.type != "cuda":  # Triton's interpreter
         one = Tiles(16, 32, 16, 4, 1, span=4, descriptors=True, unit=16)
         return _halved(one) if two_products else one
@@ -75,13 +75,13 @@ def tiles_for(weight: Tensor, two_products: bool = False) -> Tiles:
 
 
 def _halved(tiles: Tiles) -> Tiles:
-    """Tiles of half the columns, with the same spans."""
+    """Tiles with half as many columns, and spans of the same columns as before."""
     return replace(tiles, columns=tiles.columns // 2, span=2 * tiles.span, short=2 * tiles.short)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How a vocabulary is divided: ``long`` long spans, then short ones. It depends only on the number of ids."""
+    """How a vocabulary is divided: ``long`` long spans, then short ones. Only the number of ids decides it."""
 
     tiles: int
     long: int
@@ -163,7 +163,7 @@ def find_target_logits(side: KernelOperands, targets: Tensor, touched: Tensor, s
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a kernel over all spans of a vocabulary takes besides matrices: targets, and space for its numbers."""
+    """The arguments of a kernel over all spans of a vocabulary, except matrices: targets, and space for results."""
 
     programs: tuple[int]
     spans: Spans
@@ -173,7 +173,7 @@ class Launch:
 
     @staticmethod
     def of(side: KernelOperands, targets: Tensor, share: Share, floats: int) -> Launch:
-        """Finds the targets' logits first; ``floats`` numbers are stored for each row and span."""
+        """Prepares a launch: finds the targets' logits, and makes space for ``floats`` floats for each row and span."""
         (n, k), tiles, device = targets.shape, side.tiles, targets.device
         spans = Spans.of(side.head.vocabulary, tiles)
         row_blocks = triton.cdiv(n, tiles.rows)

@@ -69,7 +69,7 @@ def _product(
 
 @triton.jit
 def _tanh(u):
-    """tanh, by its series near 0 where 1 - e would cancel. Not every Triton version has one, nor its interpreter."""
+    """tanh, by its series near 0, where 1 - e would cancel. Some Triton versions and the interpreter have no tanh."""
     e = tl.exp2(tl.abs(u) * (-2.0 * LOG2_E))
     far = (1.0 - e) / (1.0 + e)
     square = u * u
@@ -138,7 +138,7 @@ def _above(x, threshold, compare: tl.constexpr):
 
 @triton.jit
 def _is_tiny(x):
-    """So close to 0 that ``_above`` may not distinguish neighbouring floats."""
+    """Is x so close to 0 that ``_above`` may not distinguish neighbouring floats?"""
     return tl.abs(x) < TINY * 1.0e9
 
 
@@ -166,7 +166,7 @@ def _place_by_id(x, ids, largest):
 
 @triton.jit
 def _count_by_id(x, ids, value, target):
-    """Ids that rank before the target: larger logits, and equal ones of a lower id."""
+    """How many ids rank before the target: those with larger logits, and lower ids with equal logits."""
     below = tl.where(value == 0.0, -SMALLEST, _next_below(value))
     limit = tl.where(ids[None, :] < target[:, None], below[:, None], value[:, None])
     return tl.sum((x > limit).to(tl.int32), 1)

@@ -145,7 +145,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _in_float32(function: F) -> F:
-    """The same function with full float32 products, whatever the process has set for TF32."""
+    """Wraps a function so that it multiplies float32 in full precision, whatever the process has set for TF32."""
 
     @wraps(function)
     def exactly(*arguments: Any, **options: Any) -> Any:
@@ -158,7 +158,7 @@ def _in_float32(function: F) -> F:
 # ── the probe ────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """What a kernel is compiled for: heads of the same kind run the same code."""
+    """The properties of a head that a kernel is compiled for: heads of the same kind run the same code."""
 
     device: torch.device
     dtype: torch.dtype
@@ -193,7 +193,7 @@ def _problem(name: str, kind: HeadKind, divergence: bool) -> str | None:
 
 
 def _problems(kernel: Kernel, kind: HeadKind, divergence: bool, fine: bool) -> Iterator[str]:
-    """How a kernel differs from the definition on one probe."""
+    """The ways in which a kernel differs from the definition on one probe, in words."""
     exact = not fine and kind.softcap is None  # are the logits exact in float32, so that equal ones are equal?
     hidden, head, targets = probe(kind, 1, fine=fine)
     yield from _differences(kernel.score(hidden, head, targets), define_columns(_defined(hidden, head), targets), exact)

@@ -16,7 +16,7 @@ COPIES = 4  # most float64 copies of a row in memory at once
 def encode_records(logits: Tensor) -> Tensor:
     """Logits (n, vocabulary) -> records (n, words) int16, with llama.cpp's arithmetic: float32, and ties to even.
 
-    Runs where the logits are: only the records need to leave the device. A row with NaN or +inf gives a record whose
+    Runs on the device of the logits: only the records need to leave it. A row with NaN or +inf gives a record whose
     floats are not finite, which the writer refuses.
 
     >>> encode_records(torch.tensor([[0.0, 1.0, 2.0]]))[0, 4:].tolist()
@@ -46,7 +46,7 @@ def _encode(x: Tensor, records: Tensor) -> None:
 
 
 def stored_log_probabilities(records: Tensor, vocabulary: int) -> Tensor:
-    """What records (n, words) int16 stand for, (n, vocabulary) in float64: not normalised, nothing left out."""
+    """The log-probabilities of records (n, words) int16, (n, vocabulary) in float64: all ids, and not normalised."""
     floats = records[:, :4].contiguous().view(torch.float32).double()
     codes = records[:, 4 : 4 + vocabulary].to(torch.int32) & 0xFFFF
     return codes.double().mul_(floats[:, :1]).add_(floats[:, 1:])

@@ -76,7 +76,7 @@ def code(text: str) -> Markup:
 
 
 def cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str:
-    """``12.74 ± 0.31``; four digits if there is no error; a dash if there is no value."""
+    """A statistic as in ``12.74 ± 0.31``; four digits if there is no error; a dash if there is no value."""
     value, error = statistics.get(name), statistics.get(f"{name}_stderr")
     if value is None:
         return NOTHING
@@ -86,7 +86,7 @@ def cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str
 
 
 def quoted(text: str) -> Markup:
-    """A JSON string; not in ASCII, because YAML readers do not join the two halves of an escaped surrogate pair."""
+    """Text as a JSON string, not escaped to ASCII: YAML readers do not join the halves of an escaped surrogate pair."""
     return Markup(json.dumps(harmless(text), ensure_ascii=False))
 
 

@@ -40,7 +40,7 @@ RUN_MEASURES = (
 
 
 def usable(value: Any) -> float | None:
-    """The number; None if it is missing, NaN or not a number. Infinity is kept."""
+    """The value as a float, which may be infinite; None if it is missing, NaN or not a number."""
     if value is None or isinstance(value, str | bool):
         return None
     number = float(value)
@@ -48,12 +48,12 @@ def usable(value: Any) -> float | None:
 
 
 def digits_of(error: float) -> int:
-    """The decimals that an error justifies: two digits of it."""
+    """How many decimals an error justifies: as many as show two digits of the error."""
     return min(8, max(0, 1 - math.floor(math.log10(error))))
 
 
 def written(value: Any, stderr: Any = None, *, percent: bool = False) -> tuple[str, str]:
-    """On the page: a number to the digits that its error justifies, and the error; '' if there is none.
+    """For the page: a number to the digits that its error justifies, and the error, which is '' if there is none.
 
     >>> written(12.7412, 0.3149)
     ('12.74', '± 0.31')
@@ -96,7 +96,7 @@ def _rounded(number: float, percent: bool) -> str:
 
 
 def with_error(estimate: Estimate, percent: bool = False) -> str:
-    """In a terminal and in Markdown: the value to the digits that its error justifies, and the error.
+    """For a terminal and Markdown: the value to the digits that its error justifies, and the error.
 
     >>> with_error(Estimate(12.7412, 0.3149, 100, 10))
     '12.74 ± 0.31'
@@ -117,7 +117,7 @@ def with_error(estimate: Estimate, percent: bool = False) -> str:
 
 
 def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
-    """The groups that an error is based on, and the bounds that follow.
+    """The groups that an error is based on, and the bounds that follow from the error.
 
     >>> basis(Estimate(12.7412, 0.3149, 100, 10, 9.0, 12.0288, 13.4536), "documents")
     '10 documents, 95%: 12.03 to 13.45'

@@ -29,7 +29,7 @@ class PartSize:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What is known of a model's format, engine and size; '' and None stand for what is not known."""
+    """The known facts of a model's format, engine and size; '' and None stand for unknown ones."""
 
     format: str
     engine: str
@@ -54,7 +54,7 @@ class ServedModel:
         return ", ".join(word for word in (self.format, engine) if word)
 
     def as_json(self) -> dict[str, Any]:
-        """The facts for machines; None for what is not known."""
+        """The facts as JSON; None for an unknown one."""
         return {
             "format": self.format or None,
             "engine": self.engine or None,
@@ -69,7 +69,7 @@ class ServedModel:
 
 
 def served(comparison: Comparison) -> ServedModel:
-    """The candidate as it was served. What its comparison says goes before what its run says."""
+    """The candidate as it was served. The manifest of the comparison takes precedence over that of the run."""
     its = comparison.manifest
     own = {"weight_bytes": its["bytes"]} if its.get("bytes") is not None else {}
     return served_manifest({**comparison.candidate.manifest, **its, **own})
@@ -102,7 +102,7 @@ def _words(value: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    """A count that a machine could hold; None if it is anything else."""
+    """The value, if it is a count that a machine could hold; else None."""
     return value if type(value) is int and 0 <= value < 1 << 62 else None
 
 

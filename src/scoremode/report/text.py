@@ -28,7 +28,7 @@ def counted(number: int, plural: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in a title: ``a, b and c``; only how many there are, if they are more than three."""
+    """Names for a title: ``a, b and c``; only their number if there are more than three."""
     if len(names) > 3:
         return f"{len(names)} candidates"
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -40,7 +40,7 @@ def shown(text: str) -> str:
 
 
 def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> str:
-    """Text that is at most ``width`` wide. Its middle goes: what tells names apart is mostly at their ends.
+    """Shortens a text to ``width`` by cutting its middle: names mostly differ at their ends.
 
     >>> middle_cut("Qwen3-30B-A3B-Instruct-Q4_K_M.gguf", 21)
     'Qwen3-30B-…4_K_M.gguf'
@@ -55,7 +55,7 @@ def middle_cut(text: str, width: int, measure: Callable[[str], int] = len) -> st
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin with; as they are, if nothing would be left of one.
+    """Names without the words that all of them begin with; unchanged if nothing would be left of one of them.
 
     >>> without_common_start(["Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-Q8_0.gguf", "Qwen3-4B-exl3"])
     ['Q4_K_M.gguf', 'Q8_0.gguf', 'exl3']
@@ -103,7 +103,7 @@ def top_words(comparison: Comparison) -> str:
 
 
 def model_notes(run: Run) -> list[str]:
-    """What a reader must know about a model as it was loaded; runs of other versions may not have it."""
+    """What a reader must know about a model as it was loaded; runs of other versions may have no such notes."""
     notes = run.manifest.get("model_notes")
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
@@ -120,12 +120,12 @@ def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def shown_rows(comparison: TasksComparison) -> list[dict[str, Any]]:
-    """The rows of a table; the one over all is left out if it would repeat the only one before it."""
+    """The rows of a table; the row over all tasks is left out if it would repeat that of a single task or group."""
     return comparison.rows if len(comparison.top) > 1 or not comparison.rows[:-1] else comparison.rows[:-1]
 
 
 def other_metrics(found: Sequence[TasksComparison]) -> list[str]:
-    """What lm-eval prints besides means over documents, as in ``lambada_openai: perplexity 5.02, of q4 5.31``."""
+    """lm-eval's metrics that are not means over documents, as in ``lambada_openai: perplexity 5.02, of q4 5.31``."""
     lines = []
     for task in found[0].tasks:
         for metric in task.paired.lm_eval.keys() - task.paired.metrics.keys():

@@ -44,8 +44,8 @@ class TerminalColumn:
 class Statistic:
     """One number of a comparison; with an error, it has four fields (value, ``…_stderr``, ``…_low``, ``…_high``).
 
-    ``mean`` is the value per target that it is the mean of, ``of`` computes it from the means of a comparison. It is
-    the mean itself unless ``of`` is given.
+    ``mean`` computes a value per target, whose mean over all targets is the statistic. If ``of`` is given, it computes
+    the statistic from the means of a comparison instead.
     """
 
     name: str
@@ -70,17 +70,17 @@ class Statistic:
 
     @property
     def factor(self) -> float:
-        """By which a value is multiplied where it is shown."""
+        """The factor by which a value is multiplied when it is shown."""
         return 100.0 if self.percent else 1.0
 
     def cost(self, value: float) -> float:
-        """The value as a number of which less is better."""
+        """The value as a cost: less is better."""
         if self.better == "one":
             return abs(math.log(value)) if value > 0 else math.inf
         return -value if self.better == "high" else value
 
     def compute(self, means: PairedMeans) -> dict[str, Any]:
-        """Its fields; None for a value that does not exist, is infinite or is undefined."""
+        """The fields of the statistic; None for a value that does not exist, is infinite or is undefined."""
         missing = {"kl": means.runs.kl is None, "top": not means.runs.has_top, "noise": means.runs.noise_kl is None}
         if missing.get(self.needs):
             return dict.fromkeys(self.fields)
@@ -105,7 +105,7 @@ def _nll_of_candidate(b: PairedBlock) -> Floats:
 
 # ── perplexities ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def _stored(side: Literal["baseline", "candidate"], name: str) -> Callable[[PairedMeans], Estimate]:
-    """A metric of one run, as it is stored with it: averaged as the method does."""
+    """A function that returns a metric as it is stored with one of the runs, averaged as the method does."""
 
     def of(means: PairedMeans) -> Estimate:
         run: Run = getattr(means.runs, side)

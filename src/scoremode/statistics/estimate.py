@@ -31,7 +31,7 @@ ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of a residual, relative to wh
 
 
 class _ExactSums:
-    """A sum for each group. Multiples of GRAIN are added up, which is exact, and apart from them the small rests."""
+    """One sum per group: multiples of GRAIN are added exactly, and the small remainders are added separately."""
 
     def __init__(self, coarse: Floats) -> None:
         self.coarse, self.fine = coarse, np.zeros(len(coarse))
@@ -45,7 +45,7 @@ class _ExactSums:
         np.add.at(self.fine, groups, fine)
 
     def total(self) -> Fraction | float:
-        """Exact, if it is finite."""
+        """The sum over all groups; exact if it is finite."""
         coarse, fine = float(self.coarse.sum()), float(self.fine.sum())
         return Fraction(coarse) + Fraction(fine) if math.isfinite(coarse + fine) else coarse + fine
 
@@ -63,14 +63,14 @@ class GroupSums:
     """
 
     def __init__(self, groups: int, shares: GroupSums | None = None) -> None:
-        """``shares`` are sums with the same denominator, which is then added to those alone."""
+        """``shares`` are other sums, whose denominator these sums use too; its terms are added only once, there."""
         self._numerator = _ExactSums(np.zeros(groups))
         self._denominator: _ExactSums = _ExactSums(np.zeros(groups)) if shares is None else shares._denominator
         self.n = 0
 
     @property
     def indices(self) -> Ints:
-        """0, 1, …: one for each group."""
+        """The numbers of the groups, from 0 on."""
         return np.arange(len(self._numerator.coarse))
 
     @property
@@ -88,7 +88,7 @@ class GroupSums:
         return found
 
     def some(self, groups: Ints) -> GroupSums:
-        """The sums of some groups, each term of which counts as 1."""
+        """The sums of some groups, for terms whose denominator is 1."""
         found = GroupSums(0)
         found._numerator = _ExactSums(self.numerator[groups])
         found._denominator = _ExactSums(self.denominator[groups])

@@ -53,7 +53,7 @@ def grouping(plan: Plan) -> Grouping:
 
 
 def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Grouping:
-    """The stream divided at the tokens ``starts``; parts without a target are not counted."""
+    """Groups that are parts of the stream, divided at the tokens ``starts``; parts without a target are not counted."""
 
     def parts(block: TargetBlock) -> Ints:
         found: Ints = np.searchsorted(starts, block.token, side="right").astype(np.int64) - 1
@@ -64,7 +64,7 @@ def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Gr
 
 
 def _stretch_starts(plan: Plan) -> Ints:
-    """Divide each piece into as many equal stretches of at least STRETCH tokens as fit; leave out unscored ends."""
+    """Divides each piece, without unscored ends, into as many equal stretches of at least STRETCH tokens as fit."""
     begin, end = int(plan.first.min(initial=0)), int(plan.last.max(initial=0))
     edges = np.unique(np.clip(np.append(plan.piece_starts, len(plan.ids)), begin, end))
     starts = [
@@ -77,7 +77,7 @@ def _stretch_starts(plan: Plan) -> Ints:
 
 
 class CharacterGroups:
-    """Groups for a mean over bytes: tokens of one character belong to the group of the first, which owns its bytes."""
+    """Groups for a mean over bytes: tokens of one character are all in the group of the first, which owns its bytes."""
 
     def __init__(self, groups: Grouping) -> None:
         self._groups, self._before = groups, (-2, -1, 0)  # token, document and group of the last target so far

@@ -103,7 +103,7 @@ def _places(percent: float, n: int) -> tuple[int, int]:
 
 
 def _llamacpp_percentile(ordered: Mapping[int, np.float32], n: int, percent: float) -> float:
-    """Linear interpolation, all in float32 as in llama.cpp: with many targets even the position is rounded."""
+    """A percentile by linear interpolation, in float32 as in llama.cpp: even the position is rounded if n is large."""
     below, above = _places(percent, n)
     if percent == 50:  # llama.cpp computes the median separately: the middle value, or the mean of the middle two
         middle = ordered[below] if n % 2 else np.float32(0.5) * (ordered[above] + ordered[below])

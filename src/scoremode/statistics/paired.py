@@ -67,7 +67,7 @@ class PairedRuns:
         return method is not None and method.average == "document"
 
     def blocks(self) -> Iterator[PairedBlock]:
-        """All targets in order, without keeping the runs' columns in memory; RunError for NaN and for odd lengths."""
+        """All targets in order, without keeping columns in memory. Raises RunError for NaN or if lengths differ."""
         arrays = {"groups": self.groups, "weight": self.weight, "kl": self.kl}
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
         lengths |= {"the baseline": len(self.baseline.scores), "the candidate": len(self.candidate.scores)}
@@ -153,19 +153,19 @@ class PairedMeans:
         return self.sums(values).estimate()
 
     def quantiles(self, column: str, values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
-        """Quantiles of a column by name, found together when the first of them is asked for."""
+        """Quantiles of a column, by name; computed by the first call for the column."""
         if column not in self._quantiles:
             self._quantiles[column] = quantiles(values, fractions)
         return self._quantiles[column]
 
     @cached_property
     def documents(self) -> GroupSums | None:
-        """Perplexities of documents, if the method averages those."""
+        """The perplexities of all documents, if the method averages them; else None."""
         return self.runs.document_sums() if self.runs.averages_documents else None
 
 
 def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:
-    """The difference of two candidates' means, target by target, for each pair of indices: one pass for all pairs."""
+    """For each pair of indices, the mean difference of two candidates, target by target; one pass for all pairs."""
     used = sorted({index for pair in pairs for index in pair})
     numbers = distinct(array_blocks(runs[used[0]].groups)) if used else np.zeros(0, np.int64)
     found = [GroupSums(len(numbers)) for _ in pairs]

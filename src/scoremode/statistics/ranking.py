@@ -33,7 +33,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One candidate's place. Candidates that cannot be told apart from the first one of a place share it."""
+    """One candidate's place. Candidates that cannot be told apart from the best one of a place share that place."""
 
     place: int | None  # 1 is the best; None if the value is not known
     name: str
@@ -43,7 +43,7 @@ class Ranked:
 
 
 def rank(candidates: Sequence[Comparison] | Sequence[Mapping[str, Any]], by: str = "kl_mean") -> list[Ranked]:
-    """The candidates (all comparisons, or all statistics) from best to worst; those without a value have no place.
+    """Ranks candidates (all comparisons, or all statistics) from best to worst; those without a value have no place.
 
     A place ends at the first candidate that can be told apart from the best one of that place. (Ties between
     neighbours alone would chain: a like b, b like c, …, until the best shares a place with the worst.)
@@ -119,7 +119,7 @@ def _ranked(rows: Sequence[Mapping[str, Any]], i: int, by: str, place: int | Non
 
 
 def _require_one_question(comparisons: Sequence[PairedRuns]) -> None:
-    """Candidates are only comparable on the same targets, against the same baseline."""
+    """Raises RunError unless all candidates have the same targets and the same baseline."""
     for c in comparisons[1:]:
         first = comparisons[0]
         same_model = c.baseline.manifest.get("model_fingerprint") == first.baseline.manifest.get("model_fingerprint")
@@ -132,14 +132,14 @@ def _require_one_question(comparisons: Sequence[PairedRuns]) -> None:
 
 
 def _ties(pairs: Sequence[Pair], differences: Sequence[Estimate]) -> set[Pair]:
-    """Every pair, in both orders, that cannot be told apart."""
+    """Every pair of candidates that cannot be told apart, in both orders."""
     apart = told_apart([p_value(difference) for difference in differences])
     tied = [pair for pair, is_apart in zip(pairs, apart, strict=True) if not is_apart]
     return {order for i, j in tied for order in ((i, j), (j, i))}
 
 
 def p_value(difference: Estimate) -> float:
-    """Two-sided, by Student's t: how probable is so large a difference if there is none? 1 if its error is unknown.
+    """Two-sided p by Student's t: how probable is so large a difference if there is none? 1 if its error is unknown.
 
     >>> round(p_value(Estimate(2.0, 1.0, 100, 10, freedom=9.0)), 4)
     0.0766
@@ -181,7 +181,7 @@ def pairs_tested(candidates: int) -> str:
 
 
 def _paired_differences(means: Sequence[PairedMeans], statistic: Statistic, pairs: Sequence[Pair]) -> list[Estimate]:
-    """The differences of candidates, paired target by target; of perplexities of documents, paired by document."""
+    """The differences of candidates, paired by target, or by document if the method averages documents."""
     if not statistic.by_document or not means[0].runs.averages_documents:
         return mean_differences([one.runs for one in means], pairs, measured(statistic.mean))
     sums = [measured(one.documents) for one in means]
@@ -201,8 +201,8 @@ def pareto_front(sizes: Sequence[float | None], costs: Sequence[float | None]) -
     """Indices of the candidates that no other one beats, from the smallest to the largest.
 
     One candidate beats another if it is at most as large and costs at most as much, and is better in one of the two.
-    Candidates that are equal in both do not beat each other. A size or a cost that is missing or not finite is on no
-    front.
+    Candidates that are equal in both do not beat each other. A candidate whose size or cost is missing or not finite
+    is never on the front.
 
     >>> pareto_front([8.5, 4.8, 4.9, 2.1], [0.001, 0.04, 0.05, 0.9])
     [3, 1, 0]

@@ -76,13 +76,13 @@ class _PerplexityOfTexts:
 
 
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBlock], Ids | Floats]:
-    """Bytes or words per target: of the scored text; for lm-eval-rolling, of the whole source documents."""
+    """A function that counts scored bytes or words per target; for lm-eval-rolling, those of whole source documents."""
     if plan.method != "lm-eval-rolling" or plan.mask is not None:
         return lambda block: of_token[block.token]
     seen: Bools = np.zeros(len(of_document), np.bool_)
 
     def at_first_targets(block: TargetBlock) -> Floats:
-        """All of a document's bytes or words count at its first target."""
+        """Counts all bytes or words of a document at its first target."""
         share = np.zeros(len(block))
         documents, firsts = np.unique(block.document, return_index=True)
         new = ~seen[documents]

@@ -27,7 +27,7 @@ MOST = 1 << 20  # values that are kept and sorted in memory
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def array_blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """An array in blocks; the pages of a mapped one are given back on the way."""
+    """An array in blocks. The memory pages of a mapped array are released while it is read."""
     for number, begin in enumerate(range(0, len(array), BLOCK)):
         yield array[begin : begin + BLOCK]
         release_read_blocks((array,), number)
@@ -44,7 +44,7 @@ def empty_column(n: int) -> Floats:
 
 # ── sums ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class StreamedSum:
-    """The sum of n values that arrive in blocks, to the bit as ``numpy.sum`` of the whole column.
+    """The sum of n values that arrive in blocks, with the same bits as ``numpy.sum`` of the whole column.
 
     >>> total = StreamedSum(3)
     >>> total.add(np.array([1.0, 2.0]))
@@ -74,12 +74,12 @@ class StreamedSum:
 
     @property
     def mean(self) -> float:
-        """To the bit as ``numpy.mean``; there must be a value."""
+        """The mean, with the same bits as ``numpy.mean``; there must be at least one value."""
         return self.value / self.n
 
 
 class LlamacppMean:
-    """The mean of n values that arrive in blocks, with llama.cpp's error of it: every value is independent."""
+    """The mean of n values that arrive in blocks, with its error by llama.cpp's rule, as if values were independent."""
 
     def __init__(self, n: int) -> None:
         self.n, self._values, self._squares = n, StreamedSum(n), StreamedSum(n)
@@ -94,17 +94,17 @@ class LlamacppMean:
 
     @property
     def variance(self) -> float:
-        """The mean of squares - mean²; there must be a value."""
+        """The mean of the squares minus mean²; there must be at least one value."""
         return self._squares.mean - self.mean**2
 
     @property
     def error(self) -> float:
-        """sqrt(variance / (n - 1)); 0 for up to ten values, as in llama.cpp."""
+        """The error of the mean, sqrt(variance / (n - 1)); 0 for up to ten values, as in llama.cpp."""
         return math.sqrt(self.variance / (self.n - 1)) if self.n > 10 and self.variance > 0 else 0.0
 
 
 def _sum_branches(n: int) -> Generator[int, Floats, Any]:
-    """A coroutine that asks for the next values by their number, and returns the sum of all n of them."""
+    """A coroutine that yields how many values it needs next, is sent these, and returns the sum of all n values."""
     if n <= LEAF:
         return np.add.reduce((yield n))
     left = n // 2 - n // 2 % 8  # as numpy splits a long sum
@@ -128,7 +128,7 @@ def order_statistics(blocks: Iterable[Floats], n: int, places: Collection[int]) 
 
 
 def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
-    """Quantiles by name: between two values by linear interpolation; infinite only if one of them is; NaN of none.
+    """Quantiles by name, interpolated between two values; infinite only if one of both is, NaN if there are no values.
 
     >>> quantiles(np.array([0.0, 1.0, np.inf]), {"low": 0.25, "median": 0.5})
     {'low': 0.5, 'median': 1.0}
@@ -150,7 +150,7 @@ def quantiles(values: Floats, fractions: Mapping[str, float]) -> dict[str, float
 
 
 def streamed_quantile(blocks: Iterable[Floats], n: int, fraction: float) -> float:
-    """A quantile of n values, 1 or more, to the bit as ``numpy.quantile`` of the whole column.
+    """A quantile of n values (n ≥ 1), with the same bits as ``numpy.quantile`` of the whole column.
 
     >>> streamed_quantile([np.array([3.0, 1.0]), np.array([2.0, 4.0])], 4, 0.5)
     2.5

@@ -35,7 +35,7 @@ Pair = tuple[Floats, Floats]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairedTask:
-    """The documents of one task under both models. What a task does not have is None."""
+    """The documents of one task under both models. Fields that a task does not have are None."""
 
     name: str
     metric: str  # the one that recovery and flips without a prefix are about
@@ -59,7 +59,7 @@ Parts = Sequence[tuple[PairedTask, float]]
 def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
     """Every number of one row, flat and ready for JSON: ``name``, ``kind``, ``metric``, then FIELDS.
 
-    None stands for what does not exist (``acc_norm`` of a task without it) and for what is undefined (recovery of a
+    None stands for a number that does not exist (``acc_norm`` of a task without it) or is undefined (recovery of a
     baseline that has nothing right, a margin with a probability of zero).
     """
     metrics = sorted({task.metric for task, _ in parts})
@@ -84,13 +84,13 @@ def _row_fields(parts: Parts) -> dict[str, Any]:
 
 
 def _known(values: Sequence[tuple[T | None, float]]) -> list[tuple[T, float]]:
-    """The values of a row's tasks, with their weights; none if one of the tasks has no value."""
+    """The values of a row's tasks, with their weights; an empty list if any task has no value."""
     known = [(value, w) for value, w in values if value is not None]
     return known if len(known) == len(values) else []
 
 
 def _metric_fields(prefix: str, accuracy: str, given: Sequence[tuple[Pair | None, float]]) -> dict[str, Any]:
-    """The numbers of one metric; flips exist only where a document is right or wrong and nothing between."""
+    """The numbers of one metric. Flips are counted only if every document is either right or wrong."""
     estimates: dict[str, Estimate | None] = dict.fromkeys(
         (f"{accuracy}_baseline", f"{accuracy}_candidate", f"{accuracy}_difference")
     ) | dict.fromkeys((f"{prefix}recovery", f"{prefix}flips", f"{prefix}lost", f"{prefix}gained"))
@@ -121,7 +121,7 @@ def is_binary(values: Floats) -> bool:
 
 # ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def mean(parts: Sequence[tuple[Floats, float]]) -> Estimate:
-    """Σ w · mean over documents, with bounds by Student's t. One task: the error that lm-eval prints.
+    """Σ w · mean over documents, with bounds by Student's t. For one task, the error is the one that lm-eval prints.
 
     >>> mean([(np.array([1.0, 2.0, 3.0, 4.0, 10.0]), 1.0)])
     4 ± 1.58
@@ -137,9 +137,9 @@ def mean(parts: Sequence[tuple[Floats, float]]) -> Estimate:
 
 
 def share(parts: Sequence[tuple[Bools, float]]) -> Estimate:
-    """A share of documents: the error that lm-eval prints, and Wilson's bounds, which hold near 0 and 1 too.
+    """A share of documents, with the error that lm-eval prints, and Wilson's bounds, which hold near 0 and 1 too.
 
-    Several tasks have the bounds of as many documents of one task as would have the same error.
+    For several tasks, the bounds are those of one task with as many documents as would give the same error.
 
     >>> found = share([(np.array([True] * 9 + [False]), 1.0)])
     >>> found, round(found.low, 4), round(found.high, 4)
@@ -214,7 +214,7 @@ def difference(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _Extended:
-    """Moments of a task's pairs, with EXTRA lost and EXTRA gained documents if they are right or wrong."""
+    """Moments of a task's pairs; if documents are right or wrong, EXTRA lost and EXTRA gained ones are added."""
 
     weight: float
     size: float  # documents, with those that were added
@@ -230,7 +230,7 @@ class _Extended:
         return _Extended(weight, size, first, (sums[0] / size, sums[1] / size, sums[2] / size))
 
     def variance(self, of_base: float, of_cand: float) -> float:
-        """Of weight · (mean of of_base · base + of_cand · cand)."""
+        """The variance of weight · (mean of of_base · base + of_cand · cand)."""
         bb, bc, cc = self.square
         moment = of_base**2 * bb + 2 * of_base * of_cand * bc + of_cand**2 * cc
         middle = of_base * self.mean[0] + of_cand * self.mean[1]

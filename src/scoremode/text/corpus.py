@@ -70,12 +70,12 @@ class Corpus:
     notes: tuple[str, ...] = ()  # what a reader of the result should know about the text
 
     def texts(self) -> Iterator[str]:
-        """The rows of a corpus that is not a chat."""
+        """The rows as texts, for a corpus that is not a chat."""
         assert self.layout != "chat", "chat rows become text through a chat template"
         return cast(Iterator[str], self.rows())
 
     def streams(self) -> Iterator[Iterable[str]]:
-        """The same rows, each in pieces that together are its text: a plain text is never in memory as a whole."""
+        """The rows as texts, each in pieces, so that a plain text is never in memory as a whole."""
         assert self.layout != "chat", "chat rows become text through a chat template"
         if self.parts:
             for part in self.parts:
@@ -100,7 +100,7 @@ def load(
     dataset_config: str | None = None,
     split: str | None = None,
 ) -> Corpus:
-    """The corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
+    """Loads the corpus that the user named by exactly one of ``spec`` (names, files, ``-``), ``text`` or ``dataset``.
 
     >>> load(text="The quick brown fox").sha256[:12]
     '5cac4f980fed'
@@ -210,7 +210,7 @@ def _short(spec: str) -> str:
 
 # ── rows, counted and hashed ─────────────────────────────────────────────────────────────────────────────────────────
 def _single_source(name: str, layout: Layout, rows: RowsOf, count: int | None) -> Corpus:
-    """The corpus of one source: all of it, or its first ``count`` rows; lines in case of a plain text."""
+    """The corpus of one source: all of it, or its first ``count`` rows, or lines if it is a plain text."""
     if count is None:
         return _corpus_of_rows(name, layout, rows)
     if layout == "text":
@@ -262,7 +262,7 @@ def _first(rows: RowsOf, count: int) -> RowsOf:
 
 
 def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = None) -> Corpus:
-    """A corpus, from one pass over its rows; ``together`` is the hasher of the corpus that it is part of.
+    """Makes a corpus in one pass over its rows; ``together`` is the hasher of the corpus that it is a part of.
 
     A text is hashed verbatim, other rows as lines of JSON. The JSON of a string is that of its pieces, between quotes.
     """
@@ -297,7 +297,7 @@ def _corpus_of_rows(name: str, layout: Layout, rows: RowsOf, together: Any = Non
 # ── named corpora ────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class NamedCorpus:
-    """A text that has a name. Other packages add theirs with an entry point in the group "scoremode.corpora"."""
+    """A text that has a name. Other packages add corpora with an entry point in the group "scoremode.corpora"."""
 
     layout: Layout
     open: Callable[[], RowsOf]  # checks that the text is available; its result starts a new pass over the rows
@@ -306,7 +306,7 @@ class NamedCorpus:
 
 @cache
 def corpora() -> Plugins:
-    """The built-in corpora, those of other packages, and the refused ones."""
+    """The built-in corpora, those of other packages, and those that were refused."""
     theirs = entry_points.load("scoremode.corpora", OURS, _accepted)
     return Plugins({**OURS, **theirs.found}, theirs.refused)
 
@@ -341,7 +341,7 @@ def _has_rows(spec: str) -> bool:
 
 
 def _standard_input() -> PlainText:
-    """What is piped in. It can be read only once, so it is kept: in memory, or on disk if it is long."""
+    """The text that is piped in. It can be read only once, so it is kept: in memory, or on disk if it is long."""
     fix = "pipe a text into it, as in: scoremode ppl MODEL --corpus - < notes.txt"
     if sys.stdin is None:
         raise CorpusError("standard input is closed", fix=fix)

@@ -101,7 +101,7 @@ class RereadDocuments:
         return (chat_document(row, self.tokenizer, assistant_only=self.assistant_only) for row in conversations)
 
     def excerpt(self, number: int, start: int, end: int) -> str:
-        """Characters of one document, of which no more than a piece is in memory besides."""
+        """Characters ``start`` to ``end`` of one document; only one more piece of it is in memory at a time."""
         found, at = "", 0
         for piece in next(islice(self, number, None), ()):
             found += piece[max(0, start - at) : max(0, end - at)]
@@ -130,7 +130,7 @@ Joined = Iterator[tuple[str, bool]]
 
 
 def _from_joined(joined: Joined, *, trimmed: bool) -> Document:
-    """A document whose ``joined_at`` grows while it is read: the characters at which another text begins."""
+    """A document whose ``joined_at`` (the characters at which another text begins) grows while it is read."""
 
     def pieces() -> Iterator[str]:
         at = 0
@@ -145,7 +145,7 @@ def _from_joined(joined: Joined, *, trimmed: bool) -> Document:
 
 
 def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
-    """The whole corpus as one text. Each row is a separate text, except in WikiText, where each article is."""
+    """The whole corpus joined into one text. Each row counts as a separate text; in WikiText, each article does."""
     if corpus.layout == "lines":
         yield from _joined_lines(corpus, verbatim=arrangement == "raw-file")
         return
@@ -159,7 +159,7 @@ def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
 
 
 def _joined_lines(corpus: Corpus, *, verbatim: bool) -> Joined:
-    """Lines of WikiText. Blank lines before the first article are not a text."""
+    """The lines of WikiText as one text. Blank lines before the first article are not a text of their own."""
     between, found = "" if verbatim else JOIN, False  # found: was there a text, or at least an article?
     for number, row in enumerate(corpus.texts()):
         line = row or WIKITEXT2_BLANK if verbatim else row
@@ -215,7 +215,7 @@ def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistan
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class WordCounter:
-    """Words as lm-evaluation-harness counts them: the pieces between white space, including empty ones at the ends."""
+    """Counts words as lm-evaluation-harness does: the pieces between white space, including empty ones at the ends."""
 
     def __init__(self) -> None:
         self.count, self._after_space, self._begun = 1, True, False
@@ -230,7 +230,7 @@ class WordCounter:
 
 
 def white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bools]]:
-    """One block of characters at a time: where it begins, which are white space, and which follow white space.
+    """For each block of characters: where it begins, which of them are white space, and which follow white space.
 
     ``before``: does the text itself begin after white space? White space is what ``\\s`` matches.
     """
@@ -246,7 +246,7 @@ def wikitext_pages(lines: Iterable[str]) -> Iterator[str]:
     """The pages of wiki.test.raw: a page begins at a heading with one "=" on each side.
 
     Only 60 of the 62 pages are articles: two begin at equations that look like headings. They are kept, because the
-    published numbers include them. What stands before the first page is left out; a text without pages is one.
+    published numbers include them. Lines before the first heading are left out; a text without headings is one page.
     """
     page, found = list[str](), False
     for line in lines:

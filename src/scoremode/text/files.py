@@ -114,7 +114,7 @@ class PlainText:
         yield "".join(self.pieces())
 
     def first_lines(self, count: int) -> PlainText:
-        """The same text up to the end of a line."""
+        """The first ``count`` lines of the text."""
         return PlainText(lambda: _first_lines(self.pieces(), count))
 
 
@@ -129,7 +129,7 @@ def text_in_file(path: Path) -> PlainText:
 
 
 def decoded(read: ReadBlock, name: str) -> Iterator[str]:
-    """UTF-8 without NUL, in pieces; CorpusError names the position of the first bad byte."""
+    """Decodes UTF-8 without NUL, in pieces; a CorpusError names the position of the first bad byte."""
     decoder, offset, lines = codecs.getincrementaldecoder("utf-8")(), 0, 0
     nul: CorpusError | None = None
     while True:
@@ -153,7 +153,7 @@ def decoded(read: ReadBlock, name: str) -> Iterator[str]:
 
 
 def _nul_in(text: str, name: str, offset: int, lines: int) -> CorpusError | None:
-    """Refuse NUL bytes: English text in UTF-16 without a byte order mark is valid UTF-8 except for its NUL bytes."""
+    """The error for a text with NUL bytes. English in UTF-16 without a byte order mark is valid UTF-8 but for these."""
     at = text.find("\0")
     if at < 0:
         return None
@@ -165,7 +165,7 @@ def _nul_in(text: str, name: str, offset: int, lines: int) -> CorpusError | None
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[str]:
-    """Lines with their newlines; only "\\n" ends a line."""
+    """The lines of a text with their newlines; only "\\n" ends a line."""
     held: list[str] = []
     for piece in pieces:
         start = 0
@@ -207,7 +207,7 @@ def rows_of_file(path: Path, field: str | None) -> tuple[RowKind, RowsOf]:
 
 
 def kind_of_rows(rows: RowsOf, name: str) -> tuple[RowKind, RowsOf]:
-    """Chat or text, as the type of the first row says; a later row of the other type raises CorpusError."""
+    """The kind of the first row, and all rows; a later row of another kind raises CorpusError."""
     first = next(rows(), None)
     if first is None:
         raise CorpusError(f"{name} contains no rows", fix="give a file with at least one row")
@@ -240,7 +240,7 @@ def _jsonl_rows(path: Path, field: str | None) -> Iterator[Row]:
 
 
 def text_field(row: dict[str, Any], where: str) -> str:
-    """The field that contains the text, if the user did not choose one."""
+    """The field of a row that contains its text or conversation, for a user who did not choose one."""
     for name in ("messages", "text", "content", "page"):
         if name in row:
             return name
@@ -248,7 +248,7 @@ def text_field(row: dict[str, Any], where: str) -> str:
 
 
 def checked_row(row: dict[str, Any], field: str, where: str) -> Row:
-    """A row's text or conversation."""
+    """The text or conversation in a field of a row; CorpusError if there is neither."""
     if field not in row:
         raise CorpusError(f"{where} has no field '{field}'", fix=_choose(row))
     value = row[field]

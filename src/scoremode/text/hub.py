@@ -61,7 +61,7 @@ def hub_dataset(name: str, config: str | None, split: str | None, field: str | N
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Show only errors of the hub's client inside the block; restore its verbosity afterwards."""
+    """Lets the hub's client print only errors inside the block; restores its verbosity afterwards."""
     from huggingface_hub.utils import logging
 
     before = logging.get_verbosity()

@@ -76,7 +76,7 @@ class EncodedWindow:
 
 
 def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[TextWindow]:
-    """A text as windows that overlap. A text that fits into one window is one; an empty text is an empty window."""
+    """Divides a text into overlapping windows. A short text is one window, which is empty if the text is."""
     held, length, whole = list[str](), 0, True
     for piece in pieces:
         held.append(piece)
@@ -124,7 +124,7 @@ class LibraryEncoder(WindowEncoder):
         self._encoded = self._refused = 0  # characters; those whose tokens were not the text itself
 
     def is_same(self, text: str) -> bool:
-        """Does the library give what the tokenizer's own call gives? Some classes change its answer in Python."""
+        """Does the library give the same tokens as the tokenizer's own call? Some classes change them in Python."""
         for special in (False, True):
             wanted = self.tokenizer.encode(text, special=special)
             for way in (self.encode, self.encode_with_positions):
@@ -134,7 +134,7 @@ class LibraryEncoder(WindowEncoder):
         return True
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[EncodedWindow]:
-        """Positions are computed from the bytes of tokens, for windows whose tokens are the text itself."""
+        """Encodes windows. If the bytes of the tokens are the text itself, positions are computed from these bytes."""
         positions, (least, share) = self.vocabulary.byte_positions, MOST_REFUSED
         adds_tokens = special and self.backend.num_special_tokens_to_add(False)
         if positions is None or adds_tokens or self._refused > max(least, self._encoded * share):
@@ -169,7 +169,7 @@ class LibraryEncoder(WindowEncoder):
 
 
 def window_encoder(tokenizer: TextTokenizer, text: str) -> WindowEncoder:
-    """The quickest encoder that gives what the tokenizer gives; ``text`` is the beginning of what will be encoded."""
+    """The quickest encoder that gives the tokenizer's own tokens; ``text`` is the beginning of the text to encode."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         library = LibraryEncoder(tokenizer)
         if all(map(library.is_same, (PROBE, ENDS, text[:SAMPLE]))):
@@ -178,7 +178,7 @@ def window_encoder(tokenizer: TextTokenizer, text: str) -> WindowEncoder:
 
 
 def _used_up(encodings: list[Any]) -> Iterator[Any]:
-    """Each in turn, forgotten as soon as the next is asked for: one may take tens of megabytes."""
+    """Yields each encoding and then drops it from the list: one may take tens of megabytes."""
     encodings.reverse()
     while encodings:
         yield encodings.pop()
@@ -193,7 +193,7 @@ def _ascending(ends: Ints, text: str) -> Ints:
 def find_seam(
     left: EncodedWindow, right: EncodedWindow, encoder: WindowEncoder, sizes: Sizes
 ) -> tuple[int, int] | None:
-    """(i, j) such that the tokens before i of ``left`` and those from j of ``right`` are those of both; or None."""
+    """(i, j): tokens of ``left`` before i, then of ``right`` from j on, encode both windows; None without a seam."""
     shift = len(left.text) - sizes.overlap  # where the right window begins in the left one
     skipped = int(np.searchsorted(left.ends, shift, side="right"))
     mine = left.ends[skipped:] - shift
@@ -212,7 +212,7 @@ def find_seam(
 
 
 def _equal_tokens(left: EncodedWindow, right: EncodedWindow, i: int, j: int, shift: int) -> tuple[int, int]:
-    """How many tokens are equal without a gap: directly before a boundary, and directly after it."""
+    """How many tokens in a row are equal in both windows: directly before a boundary, and directly after it."""
     before, after = min(i, j), min(len(left.ids) - i, len(right.ids) - j)
     mine, theirs = slice(i - before, i + after), slice(j - before, j + after)
     same: Bools = left.ids[mine] == right.ids[theirs]
@@ -225,7 +225,7 @@ def _leading(same: Bools) -> int:
 
 
 def _is_inside(window: EncodedWindow, j: int, run: tuple[int, int], encoder: WindowEncoder, margin: int) -> bool:
-    """Is a run of equal tokens, so many before token ``j`` and so many from it on, long enough on either side?"""
+    """Are enough tokens equal on both sides? ``run``: how many are equal before token ``j``, and from it on."""
     ends, (before, after) = window.ends, run
     began = int(ends[j - before - 1]) if before < j else 0
     at, ended = int(ends[j - 1]), int(ends[j + after - 1])
@@ -243,7 +243,7 @@ Labelled = tuple[TextWindow, EncodedWindow]
 
 
 class LongTextEncoder:
-    """Encodes texts one after the other, reading ahead by a few windows: two batches of them are in memory."""
+    """Encodes texts one after the other and reads a few windows ahead: two batches of windows are in memory."""
 
     def __init__(self, tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None) -> None:
         self.tokenizer, self.special, self.sizes = tokenizer, special, sizes or Sizes()
@@ -251,14 +251,14 @@ class LongTextEncoder:
         self._uncut = 0  # characters of the longest part that could not be cut
 
     def encode(self, texts: Iterable[Iterable[str]]) -> Iterator[Iterator[EncodedWindow]]:
-        """For each text, given in pieces, its tokens in parts. Each must be used up before the next."""
+        """For each text, given in pieces, its tokens in parts. All its parts must be read before the next text."""
         labelled = self._encoded(self._windows(texts))
         for first in labelled:
             yield self._parts(*first, _until_last(first[0], labelled))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the result should know."""
+        """Notes for a reader of the result."""
         if self._uncut < NOTED:
             return ()
         return (f"no safe place to cut {self._uncut:,} characters of the text: the tokenizer encoded them at once",)
@@ -274,7 +274,7 @@ class LongTextEncoder:
             yield from windows_of(chain([begins], pieces), self.sizes)
 
     def _encoded(self, windows: Iterator[TextWindow]) -> Iterator[Labelled]:
-        """All windows in order with their tokens; the next batch is encoded while the last one is looked at."""
+        """All windows in order with their tokens; the next batch is encoded while the caller uses the last one."""
         with ThreadPoolExecutor(1) as thread:
             batch: list[TextWindow] = []
             pending: Future[list[EncodedWindow]] | None = None
@@ -299,7 +299,7 @@ class LongTextEncoder:
             yield batch
 
     def _encode_batch(self, batch: list[TextWindow]) -> list[EncodedWindow]:
-        """Only a text that is one window gets its special tokens here."""
+        """Encodes a batch of windows. Only a window that is a whole text gets its special tokens here."""
         whole, parts = ([window.text for window in batch if window.is_whole is kind] for kind in (True, False))
         of_whole, of_parts = iter(self._encode(whole, special=self.special)), iter(self._encode(parts))
         return [next(of_whole if window.is_whole else of_parts) for window in batch]
@@ -348,7 +348,7 @@ class LongTextEncoder:
     def _widened(
         self, held: EncodedWindow, right: EncodedWindow, following: Iterator[EncodedWindow], begin: int
     ) -> EncodedWindow:
-        """One window instead of two or more: at least twice as long, if the text is."""
+        """Joins a window with those after it into one that is at least twice as long, if the text is that long."""
         parts, length = [held.text], len(held.text)
         for more in chain([right], following):
             parts.append(more.text[self.sizes.overlap :])
@@ -379,13 +379,13 @@ class LongTextEncoder:
 
 
 def _until_last(window: TextWindow, labelled: Iterator[Labelled]) -> Iterator[EncodedWindow]:
-    """The rest of the text that a window begins."""
+    """The windows after the first one of a text, up to its last."""
     while not window.is_last:
         window, encoded = next(labelled)
         yield encoded
 
 
 def _between(held: EncodedWindow, begin: int, end: int, done: int) -> EncodedWindow:
-    """Tokens of a window, with the text from the first character that is not owned yet to the last that they own."""
+    """Tokens ``begin`` to ``end`` of a window, with their text, which begins at the character ``done``."""
     stop = int(held.ends[end - 1]) if end > begin else done
     return EncodedWindow(held.text[done:stop], held.ids[begin:end], held.ends[begin:end] - done)

@@ -12,14 +12,14 @@ NO_LIMIT = 1 << 60  # cgroups version 1 use a number near 2**63 for "no limit"
 
 
 def available() -> int | None:
-    """Bytes, or None if the system does not report it."""
+    """The bytes that this process may still use; None if the system does not report them."""
     limits = (_kibibytes(PROC / "meminfo", "MemAvailable:"), _address_space(), *_containers())
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
 
 
 def _address_space() -> int | None:
-    """What ``ulimit -v`` leaves. It counts reserved addresses, whether they are used or not."""
+    """The bytes that ``ulimit -v`` leaves. It counts reserved addresses, whether they are used or not."""
     if sys.platform == "win32":
         return None
     import resource
@@ -30,7 +30,7 @@ def _address_space() -> int | None:
 
 
 def _containers() -> list[int]:
-    """What each cgroup of this process leaves, from its own up to the root; supports both versions of cgroups."""
+    """The bytes that each cgroup of this process leaves, from its own up to the root, in both versions of cgroups."""
     found: list[int] = []
     for line in _read(PROC / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

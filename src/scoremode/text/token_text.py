@@ -130,7 +130,7 @@ class Vocabulary:
 
     @cached_property
     def byte_positions(self) -> BytePositions | None:
-        """None if the tokens are not the text itself."""
+        """The bytes of each id, for positions; None if the tokens are not the text itself."""
         model, decoder = self._backend.model, _state(self._backend.decoder)
         byte_level = decoder.get("type") == "ByteLevel"
         if not self.has_plain_names or type(model).__name__ != "BPE" or not (byte_level or model.byte_fallback):
@@ -153,7 +153,7 @@ class Vocabulary:
 
     @cached_property
     def _pairs(self) -> frozenset[int]:
-        """Two characters that stand side by side in some token, as one number each."""
+        """All pairs of characters that are side by side in some token, each pair as one number."""
         nameless = {0}  # nothing is known about an id without a name
         return frozenset(nameless.union(a << 32 | b for name in self.names for a, b in pairwise(map(ord, name))))
 
@@ -185,18 +185,18 @@ class BytePositions:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """What the library says about a part of a tokenizer, as in tokenizer.json."""
+    """The settings of a part of a tokenizer, as in tokenizer.json."""
     found: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return found
 
 
 def _processors(about: dict[str, Any]) -> list[dict[str, Any]]:
-    """A post-processor, or those that it runs one after the other."""
+    """The post-processors that a post-processor runs one after the other; itself if it runs no others."""
     return [found for part in about.get("processors", []) for found in _processors(part)] or [about]
 
 
 def _spaces_after(name: str) -> int:
-    """Spaces at the end of a token, which the library leaves out if it trims; not those of a token of spaces alone."""
+    """How many spaces a token ends with, which a library that trims leaves out; 0 for a token of only spaces."""
     kept = len(name)
     while kept and (name[kept - 1] == SPACE or name[kept - 1].isspace()):
         kept -= 1

@@ -50,7 +50,7 @@ def load_transformers(folder: str | Path, *, trust_remote_code: bool = False) ->
 
 
 def unusable(folder: str | Path, error: Exception) -> ModelError:
-    """The refusal of a tokenizer that the library could not load or use."""
+    """The error for a tokenizer that the library could not load or use."""
     reason = str(error).strip().split("\n")[0][:200]
     return ModelError(
         f"the tokenizer in {folder} could not be loaded ({type(error).__name__}: {reason})",
@@ -59,7 +59,7 @@ def unusable(folder: str | Path, error: Exception) -> ModelError:
 
 
 class TokenizerFile:
-    """What plain text needs of a tokenizer, under the names that Transformers has for it."""
+    """The parts of a tokenizer that plain text needs, with the same names as in Transformers."""
 
     is_fast = True
 
@@ -77,7 +77,7 @@ class TokenizerFile:
 
     @staticmethod
     def of(folder: Path) -> TokenizerFile | None:
-        """None if Transformers must be asked: it may change what the file says, or say what is wrong with it."""
+        """The tokenizer of a folder; None if Transformers must load it, because it may change or refuse the file."""
         try:
             about, model = (
                 json.loads((folder / name).read_bytes()) for name in ("tokenizer_config.json", "config.json")

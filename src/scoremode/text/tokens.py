@@ -59,7 +59,7 @@ class Tokens:
         return np.where(self.doc_starts[document] == index, 0, self.char_end[index - 1]).astype(np.int64)
 
     def release_pages(self) -> None:
-        """Drop what was read of columns that lie on disk; it is read again if it is used."""
+        """Frees the memory of columns that lie on disk; they are read again when they are used."""
         for column in (self.ids, self.char_end, self.byte_len, self.word_starts, self.target_mask):
             release_pages(column)
 
@@ -80,7 +80,7 @@ class TokenBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DocumentIndex:
-    """What is known of documents when the last of them is read; see ``Tokens``."""
+    """The facts about documents that are known after the last of them is read; see ``Tokens``."""
 
     doc_starts: Ints
     doc_bytes: Ints
@@ -100,7 +100,7 @@ class TokenStream:
 
     @property
     def index(self) -> DocumentIndex:
-        """Known after the last block."""
+        """The facts about all documents; known only after the last block."""
         assert self._index is not None, "there are more blocks"
         return self._index
 
@@ -130,7 +130,7 @@ class TokenStream:
         )
 
     def in_memory(self) -> Tokens:
-        """All tokens, for a text that is not long."""
+        """All tokens in memory, for a text that is not long."""
         blocks = [*self]
         columns: dict[str, Any] = {
             name: np.concatenate([np.zeros(0, kind), *(getattr(block, name) for block in blocks)], dtype=kind)
@@ -170,7 +170,7 @@ class _BlockReader:
         return made
 
     def _resolve(self, ends: Ints) -> None:
-        """A text begins with the first token that ends after its first character."""
+        """Finds where texts begin: at the first token that ends after the first character of the text."""
         waiting = np.array(self.document.joined_at[self._resolved :], np.int64)
         known = waiting[waiting < self._at + int(ends[-1])]
         self._joined.extend((self.count + np.searchsorted(ends, known - self._at, side="right")).tolist())
@@ -223,7 +223,7 @@ def first_tokens(tokens: Tokens, limit: int) -> tuple[Tokens, int]:
 
 
 def byte_lengths(text: str, ends: Ints) -> Ids:
-    """UTF-8 bytes of each token's characters, one block of tokens at a time; a token owns those from the last end."""
+    """How many UTF-8 bytes each token owns: those from the end of the token before it to its own end."""
     lengths, start = np.empty(len(ends), np.int32), 0
     for begin in range(0, len(lengths), BLOCK):
         here = ends[begin : begin + BLOCK]
@@ -239,7 +239,7 @@ def byte_lengths(text: str, ends: Ints) -> Ids:
 
 
 def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
-    """How many words begin inside each token, one block of words at a time."""
+    """How many words begin inside each token."""
     counts = np.zeros(len(ends) + 1, np.int64)  # the last: words after the last token
     for begin, space, follows in white_space(text, after_space):
         starts = begin + np.flatnonzero(~space & follows)
@@ -248,7 +248,7 @@ def word_starts_in(text: str, ends: Ints, *, after_space: bool = True) -> Ids:
 
 
 def _inside(ends: Ints, start: int, spans: tuple[tuple[int, int], ...] | None) -> Bools | None:
-    """Tokens that own at least one character of the spans; the first token owns the characters from ``start``."""
+    """Which tokens own at least one character of the spans; the first token owns characters from ``start`` on."""
     if spans is None:
         return None
     starts = np.concatenate([[start], ends[:-1]])

@@ -92,14 +92,14 @@ def _notes_on_runs(alone: Sequence[Run]) -> Iterator[str]:
 
 
 def _unbounded(blocks: Iterable[Floats]) -> str:
-    """How many tokens are not drawn, in words; '' if all are."""
+    """How many tokens are not drawn, in words; '' if all are drawn."""
     count = sum(int((~np.isfinite(block)).sum()) for block in blocks)
     return f"{counted(count, 'tokens')} left out of the charts: probability zero" if count else ""
 
 
 # ── distributions over the targets ───────────────────────────────────────────────────────────────────────────────────
 def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floor: float | None) -> Chart | None:
-    """Share of targets by KL; the noise of the baseline is drawn behind the curves, its 99 % ``floor`` as a line."""
+    """A chart of the share of targets by KL: the baseline's noise is behind the curves, its 99 % ``floor`` a line."""
     behind = None if noise is None else noise.where(np.isfinite)
     drawn = [s.finite for s in series] + ([behind] if behind else [])
     positive = StreamedColumn.joined(*drawn).where(lambda values: values > 0)
@@ -119,7 +119,7 @@ def kl_distribution(series: Sequence[Series], noise: StreamedColumn | None, floo
 
 
 def delta_distribution(series: Sequence[Series]) -> Chart | None:
-    """Share of targets by Δ logprob: linear near zero, logarithmic in the tails."""
+    """A chart of the share of targets by Δ logprob; its axis is linear near zero and logarithmic in the tails."""
     sizes = StreamedColumn.joined(*(s.finite for s in series)).absolute()
     if not sizes.largest > 0:
         return None
@@ -130,7 +130,7 @@ def delta_distribution(series: Sequence[Series]) -> Chart | None:
 
 
 def surprise_distribution(series: Sequence[Series]) -> Chart | None:
-    """Share of targets by −logprob, for runs that are not compared with anything."""
+    """A chart of the share of targets by −logprob, for runs that are not compared with anything."""
     top = max((drawn.quantile(0.9995) for s in series if (drawn := s.finite).count), default=0.0)
     if not top > 0:
         return None
@@ -148,7 +148,7 @@ def _histogram(
     line: tuple[str, float | None] = ("", None),
     least: float | None = None,
 ) -> Chart:
-    """``line`` is an upright line: its name and its value. Values below ``least`` are counted in the first bin."""
+    """A histogram. ``line``: name and value of a vertical line. Values below ``least`` are counted in the first bin."""
     shares = [_shares(s.finite, axis, least) for s in series]
     # a floor with many exact zeros must not flatten the curves of the candidates, so it may exceed the top
     top = max((float(s.max()) for s in shares if len(s)), default=0.0) or 1.0
@@ -184,7 +184,7 @@ def _shares(column: StreamedColumn, axis: Axis, least: float | None) -> Floats:
 
 # ── means along the window ───────────────────────────────────────────────────────────────────────────────────────────
 def along_the_window(title: str, text: str, series: Sequence[Series], label: str) -> Chart | None:
-    """Mean per stretch of the window, with the standard error over its groups as a band."""
+    """A chart of the mean in each stretch of the window, with its standard error over groups as a band."""
     last = max((int(position.max()) for s in series for position, _ in s.places() if len(position)), default=0)
     if last < 2:
         return None
@@ -215,7 +215,7 @@ def along_the_window(title: str, text: str, series: Sequence[Series], label: str
 
 
 def _means_by_stretch(series: Series, edges: Floats) -> tuple[Floats, Floats]:
-    """Mean and standard error per stretch; NaN if one is empty, error 0 if there are too few groups for one."""
+    """Mean and standard error of each stretch: the mean of an empty stretch is NaN, the error of too few groups 0."""
     count = len(edges) - 1
     means, errors = np.full(count, np.nan), np.zeros(count)
     groups = distinct(group for _, group in series.places())

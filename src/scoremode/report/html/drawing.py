@@ -72,7 +72,7 @@ class Frame:
         return self.height - self.bottom - place * (self.height - self.top - self.bottom)
 
     def x_of(self, axis: Axis, value: float) -> float:
-        """Where a value stands; one beyond the axis stands at its end."""
+        """The x coordinate of a value; a value beyond the axis is drawn at the end of the axis."""
         return self.x(min(1.0, max(0.0, float(axis.place(value)))))
 
     def path(self, places: Iterable[tuple[float, float]]) -> str:
@@ -116,7 +116,7 @@ def linear(low: float, high: float, label: str, *, count: int = 5, write: Callab
 
 
 def logarithmic(low: float, high: float, label: str) -> Axis:
-    """Whole powers of ten, thinned so that their labels do not touch."""
+    """A logarithmic axis with ticks at whole powers of ten, few enough that their labels do not touch."""
     begin, end = math.log10(low), math.log10(high)
     powers = range(math.ceil(begin - 1e-9), math.floor(end + 1e-9) + 1)
     every = max(1, math.ceil(len(powers) / 7))
@@ -129,7 +129,7 @@ def logarithmic(low: float, high: float, label: str) -> Axis:
 
 
 def both_ways(unit: float, reach: float, label: str) -> Axis:
-    """Linear near zero, logarithmic beyond ``unit``, symmetric."""
+    """A symmetric axis that is linear near zero and logarithmic beyond ``unit``."""
     far = math.asinh(reach / unit)
     powers = range(round(math.log10(unit)), math.floor(math.log10(reach) + 1e-9) + 1)
     every = max(1, math.ceil(len(powers) / 3))

@@ -35,7 +35,7 @@ def render(
     runs: Sequence[Run] = (),
     text_targets: int = TEXT_TARGETS,
 ) -> str:
-    """The page. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone."""
+    """The page as HTML. ``statistics[i]`` belongs to ``comparisons[i]``; ``runs`` are shown in addition, or alone."""
     assert len(comparisons) == len(statistics), "one record of statistics per comparison"
     compared = {run_key(run) for c in comparisons for run in (c.baseline, c.candidate)}
     alone = [run for run in runs if run_key(run) not in compared]
@@ -95,7 +95,7 @@ def report(path: Path, *found: Comparison | Run | TasksComparison) -> Path: ...
 @overload
 def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str: ...
 def report(path: str | Path, *found: Comparison | Run | TasksComparison) -> Path | str:
-    """Comparisons, or runs, as one HTML page; comparisons on tasks have a page of their own.
+    """Writes comparisons or runs as one HTML page. Comparisons on tasks and on texts need two separate pages.
 
     Returns the path of the page, or its URI as text.
 

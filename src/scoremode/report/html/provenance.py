@@ -16,7 +16,7 @@ from scoremode.store.run import Run
 
 
 def run_key(run: Run) -> object:
-    """Equal for two objects that are the same run: the folder, if there is one."""
+    """A key that is equal for two objects of the same run: the run's folder, if it has one."""
     return id(run) if run.path is None else run.path
 
 
@@ -131,7 +131,7 @@ def _pairs(values: Any) -> str:
 
 
 def commands_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Exact commands as typed, given as one line, a list of lines, or the words of one command."""
+    """The commands in a manifest as typed. It stores one line, a list of lines, or the words of one command."""
     given = manifest.get("command") or []
     if isinstance(given, str):
         return [given]

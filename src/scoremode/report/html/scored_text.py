@@ -76,14 +76,14 @@ def page_data(comparisons: Sequence[Comparison], alone: Sequence[Run], limit: in
 
 
 def _sensitivity(values: Sequence[StreamedColumn]) -> int:
-    """1, 10 or 100, so that about one token in a hundred is coloured for the candidate that moved most."""
+    """A factor for colours (1, 10 or 100) that colours about 1 % of the tokens of the candidate that moved most."""
     sizes = [v.where(np.isfinite).absolute() for v in values]
     high = max((s.quantile(SENSITIVITY_QUANTILE) for s in sizes if s.count), default=1.0)
     return 1 if high >= FIRST_STEP else 10 if high >= FIRST_STEP / 10 else 100
 
 
 class _PageData:
-    """Columns as base64, each distinct word, text and run once."""
+    """Collects the data of the page: columns as base64, and each distinct word, text and run only once."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -94,7 +94,7 @@ class _PageData:
         self._runs: dict[int, int] = {}  # the number of a run's columns, by its identity
 
     def view(self, name: str, baseline: Run, baseline_name: str) -> dict[str, Any]:
-        """One choice of the page; without a candidate, the run alone is shown."""
+        """The data of one view that the reader can choose; it shows the run alone until a candidate is added."""
         return {
             "name": visible(name),
             "baselineName": visible(baseline_name),
@@ -105,7 +105,7 @@ class _PageData:
         }
 
     def text_of(self, run: Run) -> tuple[int, Ints]:
-        """The text that a run scored, and the order in which its targets are read; one per plan."""
+        """The index of the text that a run scored, and its targets in reading order; all runs of a plan share both."""
         if run.plan_digest not in self._orders:
             order = reading_order(run, self.limit)
             token, document, window, text = taken(run.facts, ("token", "document", "window", "text"), order)
@@ -179,7 +179,7 @@ def reading_order(run: Run, limit: int) -> Ints:
 
 
 def distinct_tokens(run: Run) -> int:
-    """How many different tokens of the text the targets are; a byte for each, unless they are in order."""
+    """How many distinct tokens of the text are targets. Needs a byte per token, unless the targets are in order."""
     count, largest, in_order = 0, -1, True
     for (token,) in run.facts.blocks("token"):
         in_order = in_order and int(token[0]) > largest and bool((np.diff(token) > 0).all())
@@ -195,7 +195,7 @@ def distinct_tokens(run: Run) -> int:
 
 
 def taken(columns: Scores | TargetFacts, names: Sequence[str], order: Ints) -> list[npt.NDArray[Any]]:
-    """Some rows of some columns that were measured, in the order given; the columns are not held whole."""
+    """The rows ``order`` of the columns ``names``, which must have been measured; no column is in memory as a whole."""
     found: list[npt.NDArray[Any]] = []
     begin, missing = 0, len(order)
     for block in columns.blocks(*names):

@@ -20,7 +20,7 @@ Places = Callable[[], Iterator[tuple[Ints, Ints]]]
 
 @dataclass(frozen=True)
 class Series:
-    """One candidate: its values per target, and which of them are not independent."""
+    """One candidate: its value per target, and which targets are not independent of each other."""
 
     name: str
     values: Blocks
@@ -53,7 +53,7 @@ class StreamedColumn:
         return StreamedColumn(lambda: (block for column in columns for block in column.blocks()))
 
     def where(self, wanted: Callable[[Floats], Bools]) -> StreamedColumn:
-        """Only those values of which this is true."""
+        """Only the values for which ``wanted`` is true."""
         return StreamedColumn(lambda: (block[wanted(block)] for block in self.blocks()))
 
     def absolute(self) -> StreamedColumn:
@@ -72,11 +72,11 @@ class StreamedColumn:
 
     @property
     def largest(self) -> float:
-        """-inf if there are none."""
+        """The largest value; -inf if there are no values."""
         return self._count_and_largest[1]
 
     def quantile(self, fraction: float) -> float:
-        """To the bit as ``numpy.quantile``; there must be a value."""
+        """A quantile, with the same bits as from ``numpy.quantile``; there must be at least one value."""
         return streamed_quantile(self.blocks(), self.count, fraction)
 
 
@@ -89,13 +89,13 @@ def delta_logprob(c: Comparison) -> Iterator[Floats]:
 
 
 def surprise(run: Run) -> Iterator[Floats]:
-    """Nats per target."""
+    """The surprise of each target (−logprob), in nats."""
     for (logprob,) in run.scores.blocks("logprob"):
         yield -logprob
 
 
 def places_of(run: Run, groups: Ints | None = None) -> Places:
-    """The distance of targets from the first token that their window scores, and their groups: the run's, or these."""
+    """Each target's distance from the first scored token of its window, and its group: from ``groups`` or the run."""
 
     @cache
     def first_tokens() -> tuple[Ints, Ints]:

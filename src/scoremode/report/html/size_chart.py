@@ -45,7 +45,7 @@ DRAWN = sorted((m for m in SHOWN if m.choice), key=lambda m: m.name != "kl_mean"
 
 
 def has_place(measure: Statistic, value: float) -> bool:
-    """Can this be a value of the measure at all, and be drawn?"""
+    """Is this a possible value of the measure, and one that can be drawn?"""
     least, most = {"low": (-1.0, LARGEST), "one": (1 / LARGEST, LARGEST), "high": (0.0, 1.0)}[measure.better]
     return least <= value <= most
 
@@ -69,7 +69,7 @@ class Point:
 
 
 def size_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
-    """The charts, one per measure; '' for fewer than two candidates."""
+    """The section with one chart per measure; '' for fewer than two candidates."""
     if len(comparisons) < 2:
         return Markup()
     facts = [served(c) for c in comparisons]
@@ -89,7 +89,7 @@ def size_chart(
     statistics: Sequence[Statistics],
     facts: Sequence[ServedModel],
 ) -> tuple[SizeChart, Missing]:
-    """The chart of one measure; the candidates that are not in it, by the reason for that."""
+    """The chart of one measure, and the candidates that are missing from it, by reason."""
     by_bits = any(f.bits_per_weight is not None for f in facts)
     groups = list(in_groups(facts))
     labels = without_common_start([c.name for c in comparisons])
@@ -175,14 +175,14 @@ class SizeChart:
         return linear(low if better == "low" else low - room, top, label)
 
     def height(self, value: float) -> float:
-        """Between 0 and 1; the ends of long error bars, and 0 on a logarithmic axis, are drawn on the edge."""
+        """The height of a value, from 0 to 1. Values beyond the axis, and 0 on a logarithmic axis, are on the edge."""
         if self.log and value <= 0:
             return 0.0
         return min(1.0, max(0.0, float(self.up.place(value))))
 
     @property
     def at_zero(self) -> list[str]:
-        """Candidates that a logarithmic axis has no place for."""
+        """Candidates whose value is 0 or less, for which a logarithmic axis has no place."""
         return [p.name for p in self.points if self.log and p.value <= 0]
 
     def drawing(self, frame: Frame, title: str) -> Markup:
@@ -218,7 +218,7 @@ class SizeChart:
         return place_names(names, places, frame.text, inside, taken)
 
     def _level(self, frame: Frame) -> Level | None:
-        """The line of the baseline or of the noise floor."""
+        """The line that shows the baseline or the noise floor; None if there is neither."""
         baseline = self.measure.better == "one"
         if not baseline and self.floor is None:
             return None
@@ -242,7 +242,7 @@ class Box(NamedTuple):
     bottom: float
 
     def overlap(self, other: Box) -> float:
-        """The area that both cover."""
+        """The area that both boxes cover."""
         wide = min(self.right, other.right) - max(self.left, other.left)
         high = min(self.bottom, other.bottom) - max(self.top, other.top)
         return wide * high if wide > 0 and high > 0 else 0.0
@@ -271,7 +271,7 @@ class Spot(NamedTuple):
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is drawn: fonts differ, so this is a little more than most need."""
+    """About how wide a text is drawn: fonts differ, so this is a little wider than in most of them."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return size * (0.58 * (len(text) - wide) + 1.02 * wide)
 
@@ -281,7 +281,7 @@ def place_names(
 ) -> list[Spot | None]:
     """A spot for each name, beside its mark; None if there is no room for it.
 
-    ``taken`` is covered by other things, such as error bars. The most crowded marks choose first.
+    ``taken`` are boxes covered by other things, such as error bars. The most crowded marks are served first.
     """
     covered = [*(Box(x - 7, y - 7, x + 7, y + 7) for x, y in marks), *taken]
     found: list[Spot | None] = [None] * len(names)
@@ -300,7 +300,7 @@ def place_names(
 
 
 def _spots(name: str, mark: XY, size: float) -> Iterator[Spot]:
-    """Every spot that is tried, the best first."""
+    """The spots for a name that are tried, the best first."""
     width = text_width(name, size)
     for distance, (right, down) in itertools.product(DISTANCES, DIRECTIONS):
         reach = distance / math.hypot(right, down)

@@ -104,7 +104,7 @@ def _about_errors(c: Comparison, s: Statistics) -> str:
 
 
 def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dict[int, str]:
-    """Which rows have a column's best and worst value; none if all are equal."""
+    """The rows with the best and the worst value of a column; no rows if all values are equal."""
     values = [(usable(s.get(measure.name)), i) for i, s in enumerate(statistics)]
     costs = {i: measure.cost(value) for value, i in values if value is not None}
     if measure.better == "none" or len(set(costs.values())) < 2:
@@ -153,7 +153,7 @@ def install() -> None:
 
 
 def run_html(run: Run) -> str:
-    """The numbers of a run, then their provenance."""
+    """A run as a table for notebooks: its numbers, then their provenance."""
     m = run.manifest
     rows: list[tuple[str, str]] = []
     for measure in RUN_MEASURES:
@@ -168,7 +168,7 @@ def run_html(run: Run) -> str:
 
 
 def tasks_html(comparison: TasksComparison) -> str:
-    """Recovery and flips of every row."""
+    """A comparison on tasks as a table for notebooks: recovery and flips of every row."""
     rows = []
     for row in shown_rows(comparison):
         said = cell_with_error(row["recovery"], row["recovery_stderr"], percent=True)
@@ -180,7 +180,7 @@ def tasks_html(comparison: TasksComparison) -> str:
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """The candidate's numbers against the baseline's."""
+    """A comparison as a table for notebooks: the candidate's numbers against the baseline's."""
     statistics, its = comparison.statistics(), served(comparison)
     baseline = comparison.baseline.manifest.get("model", "the baseline")
     rows: list[tuple[str, str]] = [("Baseline perplexity", cell_with_error(statistics.get("ppl_baseline")))]

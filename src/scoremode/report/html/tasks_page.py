@@ -103,7 +103,7 @@ def _flip(flip: Flip) -> dict[str, Any]:
 
 
 def _nats(log_prob: float, text: str) -> str:
-    """A log-probability, and that per character of a text."""
+    """A log-probability in words, and its value per character of a text."""
     if not math.isfinite(log_prob):
         return "probability 0"
     each = f", {log_prob / len(text):.3f} per character" if text else ""

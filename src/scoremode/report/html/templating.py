@@ -56,7 +56,7 @@ def _visible_character(c: str) -> str:
 
 
 def escaped(text: object) -> Markup:
-    """Untrusted text, for HTML, SVG or a quoted attribute; what is HTML already stays as it is."""
+    """Escapes untrusted text for HTML, SVG or a quoted attribute; ``Markup`` stays as it is."""
     return text if isinstance(text, Markup) else escape(visible(text))
 
 
@@ -85,12 +85,12 @@ def _environment() -> jinja2.Environment:
 
 
 def fill(template: str, **values: Any) -> Markup:
-    """A template with its values, each of them escaped."""
+    """Fills a template with values, each of them escaped."""
     return Markup(_environment().get_template(template).render(values))
 
 
 def fill_page(template: str, *, data: Mapping[str, Any] = NO_TEXT, **values: Any) -> str:
-    """A whole page, with its style, its script and the data for that."""
+    """Fills the template of a whole page, with its style, its script and the script's data."""
     style, script = asset("report.css"), asset("report.js")
     assert not any(end in script for end in ("</", "<!--")), "the script would end itself"
     markup = {"style": Markup(style), "script": Markup(script), "data": Markup(script_json(data))}

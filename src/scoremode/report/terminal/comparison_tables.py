@@ -229,7 +229,7 @@ def recovery_words(row: Row) -> str:
 
 
 def _small(value: float | None, digits: int) -> str:
-    """A number that is written with an exponent if its digits would be zeros."""
+    """A number with ``digits`` decimals, or with an exponent if all of these would be zeros."""
     if value is None:
         return "-"
     return f"{value:.{digits}f}" if value == 0 or value >= 10.0**-digits else f"{value:.1e}"
@@ -240,7 +240,7 @@ def _signed(value: float | None, error: float | None) -> str:
 
 
 def _method(found: Sequence[TasksComparison]) -> list[str]:
-    """How it was measured, in a few lines."""
+    """How the tasks were measured, in a few lines."""
     first = found[0]
     documents = first.overall["documents"]
     shots = sorted({task.shots for task in first.tasks})

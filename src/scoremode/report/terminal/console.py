@@ -22,7 +22,7 @@ GAP = 2  # spaces between two columns
 
 
 class PlainConsole(Console):
-    """A console for text that may come from anybody's file: its control characters are escaped, ours are not.
+    """A console for untrusted text: control characters in the text are escaped, those of the console itself are not.
 
     It raises BrokenPipeError for the command line to handle, instead of ending the process.
     """
@@ -36,7 +36,7 @@ class PlainConsole(Console):
 
 
 class _Styled:
-    """Standard output of the command line, for colours: cli/streams.py escapes all other control characters."""
+    """Standard output that lets colours through: cli/streams.py escapes all other control characters."""
 
     def __init__(self, stream: Any) -> None:
         self.write = stream.write_styled
@@ -47,7 +47,7 @@ class _Styled:
 
 
 def console() -> Console:
-    """Standard output; 100 columns wide if it is not a terminal, so that lines in files are not folded."""
+    """A console on standard output; 100 columns wide if it is not a terminal, so that lines in files are not folded."""
     width = None if sys.stdout.isatty() else 100
     file: Any = _Styled(sys.stdout) if hasattr(sys.stdout, "write_styled") else None
     return PlainConsole(file=file, width=width, highlight=False, emoji=False, markup=False)
@@ -87,7 +87,7 @@ class TableColumn:
 
 
 class BlockTable:
-    """Rows of numbers with a name each. Blocks of columns stand below each other, as many as the width asks for."""
+    """A table of named rows of numbers. If it is too wide, its columns are divided into blocks below each other."""
 
     def __init__(self, names: Sequence[str], columns: Sequence[TableColumn]) -> None:
         self.names, self.columns = list(names), list(columns)
@@ -113,7 +113,7 @@ class BlockTable:
         return [self._block(block, name_width) for block in found]
 
     def least_name_width(self, width: int) -> int:
-        """How wide names must be, so that those that differ still do; at most what the widest column leaves."""
+        """The least width at which names that are cut still differ; at most what the widest column leaves."""
         longest = max(map(cell_len, self.names))
         most = max(1, width - max(column.width + GAP for column in self.columns))
         different = len(set(self.names))

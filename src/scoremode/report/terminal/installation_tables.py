@@ -117,7 +117,7 @@ def _what(entry: dict[str, Any]) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    """The start of a fingerprint; names are shown in full."""
+    """Shortens a fingerprint to its start; names are kept in full."""
     hexadecimal = text is not None and len(text) > LONGEST_ID and not set(text.split(":")[-1]) - set("0123456789abcdef")
     return f"{text[:LONGEST_ID]}…" if text is not None and hexadecimal else text
 

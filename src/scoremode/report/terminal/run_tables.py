@@ -74,14 +74,14 @@ def run_table(run: Run, worst: int = 8) -> list[Any]:
 
 
 def _own_measures(of_columns: Sequence[Metric]) -> list[RunMeasure]:
-    """Means over the columns that an engine declared itself."""
+    """The means over columns that only an engine declares, as measures for tables."""
     known = {measure.name for measure in RUN_MEASURES}
     own = [metric for metric in of_columns if metric.name not in known]
     return [RunMeasure(m.name, m.label, shown(m.label), percent=m.share_of is not None) for m in own]
 
 
 def questions_table(found: Sequence[Run]) -> list[Any]:
-    """One row per question to one model."""
+    """A table with one row per question (a text and a method) to one model."""
     first = found[0].manifest
     table = _table(["text", "method"], ["perplexity", "bits per byte", "targets"])
     for run in found:
