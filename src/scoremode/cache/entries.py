@@ -151,7 +151,7 @@ def _model(path: Path, info: os.stat_result) -> Entry:
 
 
 def _digest_folder(kind: str, path: Path, info: os.stat_result) -> Entry:
-    """A folder whose name is a digest of its content's identity: every kind but logs and models."""
+    """The entry of a folder whose name is a digest of its content's identity: every kind but logs and models."""
     if not DIGEST.fullmatch(path.name):
         return _foreign(kind, path, info)
     files, mark = _files(path, deep=False), MARKS.get(kind, MANIFEST)

@@ -61,8 +61,8 @@ def evict(
 ) -> Outcome:
     """Remove entries not used for ``older_than`` seconds, then the least recently used beyond ``larger_than`` bytes.
 
-    Entries of more than ``too_large`` bytes are removed first; those in use do not count. The rest of an interrupted
-    removal is always removed.
+    Entries of more than ``too_large`` bytes are removed first; if they are in use, their bytes do not count. The
+    rest of an interrupted removal is always removed.
     """
     waiting = [entry for entry in found if entry.removable]
     waiting.sort(key=lambda entry: (entry.state != REMOVED, not _exceeds(entry, too_large), entry.used))
@@ -129,7 +129,7 @@ def _take(entry: Entry, held: ExitStack, *, dry_run: bool) -> str | None:
 
 
 def _lock_existing(path: Path, held: ExitStack) -> bool:
-    """Lock a file exclusively, if it exists; False if a reader holds it shared (entries.hold_entry)."""
+    """Lock a file exclusively, if it exists; False if a reader has a shared lock on it (entries.hold_entry)."""
     try:
         file = open_locked(path, shared=False)
     except FileNotFoundError:
@@ -155,7 +155,7 @@ def _delete(folder: Path) -> str | None:
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cache_limit() -> int | None:
-    """Most bytes of runs, references, texts and fetched files: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
+    """The most bytes of runs, references, texts and fetched files: ``$SCOREMODE_CACHE_LIMIT``; None: no limit."""
     given = os.environ.get("SCOREMODE_CACHE_LIMIT", "").strip()
     if not given:
         return DEFAULT_LIMIT

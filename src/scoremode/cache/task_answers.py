@@ -80,13 +80,13 @@ class AnswerFile:
         return found
 
     def add(self, digest: str, answers: Sequence[Answer]) -> None:
-        """Keep the answers to a document. When this returns, a kill does not lose them."""
+        """Store the answers to a document. After this call, a kill does not lose them."""
         stored = [[None if math.isinf(log_prob) else log_prob, greedy] for log_prob, greedy in answers]
         self._append({"document": digest, "answers": stored})
         self._found[digest] = list(answers)
 
     def set_engine(self, facts: dict[str, Any]) -> None:
-        """Keep what the engine says of itself, if that is new."""
+        """Store the facts of the engine, if they differ from the stored ones."""
         facts = parse(json.dumps(facts, allow_nan=False))
         if facts != self.engine:
             self._append({"engine": facts})
@@ -100,7 +100,7 @@ class AnswerFile:
         self._records.close()
 
     def _read(self, number: int, body: bytes) -> None:
-        """Take in a record, checked: a checksum does not show that a number is possible."""
+        """Read a record and check its values: a right checksum does not show that a number is possible."""
         try:
             value = parse(body)
             if number != self._count or not isinstance(value, dict):
@@ -128,8 +128,8 @@ def _answer(log_prob: Any, greedy: Any) -> Answer:
 def opened_answers(folder: Path, identity: dict[str, Any]) -> Iterator[AnswerFile]:
     """The answers in a folder, locked inside the block.
 
-    In the cache, a process waits for another one; a folder that a user named is refused while another writes there,
-    and if it holds anything else.
+    In the cache, a process waits while another one writes. A folder that a user named is refused while another process
+    writes there, or if it contains anything else.
     """
     cached = is_cached(folder)
     if not cached:

@@ -50,7 +50,7 @@ _checked: set[tuple[Any, ...]] = set()  # files whose checksums this process kno
 
 
 class ColumnFacts(msgspec.Struct):
-    """A file of numbers."""
+    """The facts about a column's file."""
 
     type: Literal["<i4", "u1", "<u2", "<u4", "<i8"]
     count: manifests.Count
@@ -67,13 +67,13 @@ class TokensManifest(msgspec.Struct):
 
 
 class CannotKeepError(Exception):
-    """Tokens cannot be written, and why."""
+    """Tokens cannot be written; the message says why."""
 
 
 def kept_tokens(key: Mapping[str, Any] | None, stream: TokenStream) -> Tokens:
-    """The tokens of a text: those in the cache, else made and stored there. Without a key they last for this process.
+    """The tokens of a text, from the cache, or made and stored there.
 
-    ``key`` has all that decides the tokens. If the cache cannot be written, they last for this process as well.
+    ``key`` has all that decides the tokens. Without it, or without a writable cache, they last for this process only.
     """
     if key is not None:
         key = {**key, "format": FORMAT, "byte_order": "little"}
@@ -123,7 +123,7 @@ def _from_cache(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> To
 
 # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens | None:
-    """The stored tokens; None if there are none that can be used, and a line that says so if they are damaged."""
+    """The stored tokens; None if they are missing or damaged. A line is printed if they are damaged."""
     if not (folder / TOKENS_MARK).exists():
         return None
     try:
@@ -234,7 +234,7 @@ def _remove_columns(folder: Path) -> None:
 
 
 class _Column:
-    """A file of numbers that grow: it begins in the smallest type, and is written again in a larger one if it must."""
+    """A file of numbers: it begins in the smallest type, and is rewritten in a larger one when a number needs it."""
 
     def __init__(self, path: Path, kind: str | None) -> None:
         self.path, self.kind = path, kind or TYPES[0]

@@ -60,7 +60,7 @@ def size_words(size: float) -> str:
 
 
 def age_words(seconds: float) -> str:
-    """How long ago, in the largest unit that fits.
+    """An age in words, in the largest unit that fits.
 
     >>> age_words(5), age_words(600), age_words(7300), age_words(5 * 86_400)
     ('5 s', '10 min', '2 h', '5 d')

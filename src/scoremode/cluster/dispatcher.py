@@ -99,7 +99,7 @@ class Dispatcher:
         return sent
 
     def _copy_late_work(self, idle: ReplicaHandle) -> None:
-        """Nothing waits: an idle replica also computes the oldest assignment that is late. The first answer counts."""
+        """If no batch waits, lets an idle replica also compute the oldest late assignment. The first answer counts."""
         rates = [other.pace.rate for other in self.pool.ready if other.pace.rate is not None]
         if not rates:
             return
@@ -135,7 +135,7 @@ class Dispatcher:
             yield index, answers
 
     def _is_first_nan(self, replica: ReplicaHandle, index: int, answers: Answers) -> bool:
-        """NaN may come from the model or from one broken device: such a window is scored again, once."""
+        """Is this a window's first answer with NaN? One broken device may cause it, so the window is scored again."""
         if index in self._nan_windows or len(self.pool.replicas) == 1 or not np.isnan(answers.logprob).any():
             return False
         self._nan_windows.add(index)
@@ -143,7 +143,7 @@ class Dispatcher:
         return True
 
     def _remember_probe(self, index: int, answers: Answers) -> None:
-        """The difference between the probe window alone and in a batch with others estimates the noise of a rerun."""
+        """Stores the probe window's scores in a batch: they differ from its scores alone by the noise of a rerun."""
         probe = self.log.probe
         if probe is None or index != probe.window or probe.in_run is not None:
             return
@@ -164,7 +164,7 @@ class Dispatcher:
             raise EngineError(f"the engine left window {window} without an answer", fix="run it again")
 
     def _reassign_after_error(self, replica: ReplicaHandle, said: ScoremodeError) -> None:
-        """The engine gave an error. Another replica may succeed; if it does not, the error is the model's."""
+        """Gives the windows of a failed engine to other replicas; raises its error if a second one fails on them."""
         left = self._give_all_back(replica)
         if isinstance(said, InputError) or self.ledger.refused(left, replica.incarnation):
             raise said

@@ -28,7 +28,7 @@ from scoremode.values import Bools, Ints
 
 
 def check_spread(chosen: Chosen, spread: Spread) -> Chosen:
-    """Refuses what cannot be spread before a text is read; returns the engine with the options of one replica."""
+    """Checks, before a text is read, that an engine can run as replicas; returns it with one replica's options."""
     if not chosen.plugin.able().replicas:
         raise OptionError(f"the {chosen.plugin.name} engine cannot run as replicas", fix="leave --replicas out")
     require_ray()
@@ -46,7 +46,7 @@ def require_alone(spread: Spread | None) -> None:
 
 
 def _environment(spread: Spread) -> dict[str, str]:
-    """Replicas have as many threads as one process here: the bits of a CPU's sums depend on their number."""
+    """Gives replicas as many threads as this process has: the bits of a CPU's sums depend on their number."""
     threads = os.environ.get("OMP_NUM_THREADS")
     if not threads and spread.cpus_per_replica is not None and spread.cpus_per_replica >= 1:
         threads = str(int(spread.cpus_per_replica))
@@ -56,7 +56,7 @@ def _environment(spread: Spread) -> dict[str, str]:
 
 
 class ReplicatedEngine(Engine):
-    """A model on several replicas. It is open when the first of them is; the others join as they come."""
+    """A model on several replicas. It is open as soon as one replica is; the others join later."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ReplicatedEngine(Engine):
         return found
 
     def batches(self, source: WindowSource) -> list[Ints] | None:
-        """Batches by the rule of the engine. A replica applies it, because it depends on the model."""
+        """The windows of each batch. A replica finds them, because the engine's rule depends on the model."""
         prescribed = prescribed_batches(source)
         if prescribed is not None:
             return prescribed

@@ -35,7 +35,7 @@ class Batches:
 
     @staticmethod
     def of(source: WindowSource, found: Sequence[Ints] | None) -> Batches:
-        """``found`` None: each window alone, or with the windows that share its prompt."""
+        """The batches ``found``; if that is None, each batch is one window, or all windows that share a prompt."""
         if found is not None:
             order = np.concatenate(found).astype(np.int64) if len(found) else np.zeros(0, np.int64)
             ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))
@@ -75,7 +75,7 @@ class Pace:
 
 
 class Ledger:
-    """The state of one question."""
+    """The state of one question: which of its windows are waiting, assigned or answered."""
 
     def __init__(self, batches: Batches, done: Bools) -> None:
         self.batches = batches
@@ -105,7 +105,7 @@ class Ledger:
         return sum(int(self._missing[batch]) for batch in batches)
 
     def received(self, window: int) -> bool:
-        """Notes an answer; False if the window has one already."""
+        """Notes that a window was answered; False if it had an answer already."""
         if self.done[window]:
             self.dropped += 1
             return False
@@ -115,7 +115,7 @@ class Ledger:
         return True
 
     def take(self, pace: Pace, sharers: int) -> list[int]:
-        """The next batches for a replica; none if no batch waits."""
+        """Takes the next batches for a replica from the queue; an empty list if no batch waits."""
         target = self._target(pace, sharers)
         taken: list[int] = []
         tokens = 0
@@ -145,7 +145,7 @@ class Ledger:
         return self._fresh if self._fresh < len(self.batches) else None
 
     def _target(self, pace: Pace, sharers: int) -> float:
-        """How many tokens an assignment should have."""
+        """How many tokens the next assignment of a replica should have."""
         fair = self.unassigned / (2 * max(1, sharers))  # ever smaller, so that all finish together
         if pace.rate is None:
             return min(FIRST_TOKENS, fair)
@@ -160,14 +160,14 @@ class Ledger:
         return left
 
     def died(self, batches: Sequence[int]) -> int | None:
-        """Notes that a replica died while it computed these; returns the batch that killed too many replicas."""
+        """Notes that a replica died while it computed these batches; returns a batch that killed too many replicas."""
         self.deaths.update(batches)
         if len(batches) == 1 and self.deaths[batches[0]] >= MOST_DEATHS:
             return batches[0]
         return None
 
     def refused(self, batches: Sequence[int], replica: str) -> bool:
-        """Notes that an engine failed on these batches; True if a second one failed on one of them."""
+        """Notes that an engine failed on these batches; True if this is the second engine to fail on one of them."""
         for batch in batches:
             self._refused_by[batch].add(replica)
         return any(len(self._refused_by[batch]) > 1 for batch in batches)

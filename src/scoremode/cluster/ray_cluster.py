@@ -29,7 +29,7 @@ TOKEN_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 def require_ray() -> None:
-    """Refuses at once where Ray is not installed."""
+    """Raises an error if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise OptionError("--replicas and --ray need Ray, which is not installed", fix=INSTALL)
 
@@ -148,7 +148,7 @@ def _set_token(settings: dict[str, str] | dict[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
-    """Keeps our signal handlers: Ray replaces that of SIGTERM, and ours says how to resume."""
+    """Restores our signal handlers after the block: Ray replaces the one of SIGTERM, which says how to resume."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 def block_seconds(replicas: int) -> float:
-    """How old a block may grow: older with very many replicas, because one driver reads every block.
+    """Seconds after which a block is sent: more with very many replicas, because one driver reads every block.
 
     >>> block_seconds(8), block_seconds(1000)
     (0.5, 5.0)
@@ -57,7 +57,7 @@ def block_seconds(replicas: int) -> float:
 # ── what is sent to a replica ─────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowSubset:
-    """Some windows of a source, as a source of its own, which says which of them share a batch."""
+    """Some windows of a source, as a source of its own that also knows which of them share a batch."""
 
     indices: Ints  # (windows,) in the source that they come from
     windows: PackedWindows
@@ -75,7 +75,7 @@ class WindowSubset:
 
     @property
     def batches(self) -> list[Ints] | None:
-        """Windows that share a batch, as the source they come from has it."""
+        """The windows of each batch, grouped as in the source that they come from."""
         if self.batch_ends is None:
             return None
         return [part for part in np.split(np.arange(len(self)), self.batch_ends[:-1]) if len(part)]
@@ -85,7 +85,7 @@ class WindowSubset:
 
 
 def subset_of(source: WindowSource, batches: Sequence[Ints]) -> WindowSubset:
-    """The windows of whole batches, in their order."""
+    """A source with only the windows of these batches, in the same order."""
     indices = np.concatenate(batches).astype(np.int64)
     offsets: Ints | None = getattr(source, "target_offsets", None)
     return WindowSubset(
@@ -100,7 +100,7 @@ def subset_of(source: WindowSource, batches: Sequence[Ints]) -> WindowSubset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowLengths:
-    """The lengths of a source's windows: enough to find batches where no windows share a prompt."""
+    """The lengths of a source's windows. If no windows share a prompt, an engine finds batches by lengths alone."""
 
     lengths: Ints
     vocabulary: int | None
@@ -115,7 +115,7 @@ class WindowLengths:
 
 @dataclass(frozen=True, slots=True)
 class SentBaseline:
-    """A reference or a file of base logits by its path. Each replica opens it on its own node, and checks the seal."""
+    """The path of a reference or a file of base logits. Each replica opens it on its own node and checks its seal."""
 
     path: str
     seal: dict[str, Any] | str  # a reference's manifest, or a file's sha256
@@ -123,7 +123,7 @@ class SentBaseline:
 
     @staticmethod
     def of(baseline: Baseline | StoredDistributions) -> SentBaseline:
-        """A baseline that runs at the same time lives in this process alone, and is refused."""
+        """The path and the seal of a stored baseline. An open model is refused: it lives in this process alone."""
         if isinstance(baseline, StoredBaseline):
             stored = baseline.stored
             return SentBaseline(str(stored.folder.resolve()), dict(stored.manifest), _uri(stored.place))
@@ -136,7 +136,7 @@ class SentBaseline:
         )
 
     def open(self) -> Reference | KldFile:
-        """The baseline on this node; RunError if the node has none, or another one, in its place."""
+        """Opens the baseline on this node; RunError if the node has no baseline at the path, or a different one."""
         path, is_file = Path(self.path), isinstance(self.seal, str)
         what = "file" if is_file else "reference"
         # the driver's copy of a URI may be read only where driver and node share a cache: others may remove it
@@ -152,7 +152,7 @@ class SentBaseline:
 
 
 def _uri(place: Place | None) -> str | None:
-    """A URI that other machines can read: memory:// belongs to this process alone."""
+    """The URI, if other machines can read it, else None: memory:// belongs to this process alone."""
     return None if place is None or place.scheme == "memory" else str(place)
 
 
@@ -231,7 +231,7 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 # ── the replica ───────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A replica that is ready."""
+    """What a replica reports when its engine is open."""
 
     facts: EngineFacts
     longest: int | None
@@ -243,13 +243,13 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last item of an assignment."""
+    """The last item that a replica sends for an assignment."""
 
     seconds: float
 
 
 def as_our_error(error: Exception) -> ScoremodeError:
-    """An error as it travels to the driver, of a class in errors.py: others may not exist there."""
+    """Converts an error to a class in errors.py, because other classes may not exist in the driver's process."""
     if isinstance(error, ScoremodeError):
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == ScoremodeError.__module__)
         found: ScoremodeError = kind(error.message, fix=error.fix)
@@ -286,7 +286,7 @@ class Replica:
         return self._engine
 
     def where(self) -> str:
-        """The host; answered as soon as the actor has a process."""
+        """The name of the host. This call returns as soon as the actor has a process."""
         return socket.gethostname()
 
     @_returns_errors
@@ -319,7 +319,7 @@ class Replica:
     def score(
         self, subset: WindowSubset, done: Bools, want: Want, against: SentBaseline | None, oldest: float = BLOCK_SECONDS
     ) -> Iterator[PackedAnswers | Finished | ScoremodeError]:
-        """Answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
+        """Yields the answers of an assignment, a few megabytes at a time; then ``Finished`` or an error."""
         began = sent = time.perf_counter()
         waiting = AnswerPacker(self.engine.facts.schema)
         refusal: ScoremodeError | None = None
@@ -348,7 +348,7 @@ class Replica:
         return answers.logprob
 
     def facts(self) -> EngineFacts:
-        """Facts may change: an engine checks the kernel of divergences when the first one is requested."""
+        """The engine's current facts. They may change: the kernel of divergences is checked when it is first used."""
         return self.engine.facts
 
     @_returns_errors
@@ -357,7 +357,7 @@ class Replica:
 
     @_returns_errors
     def noise_floor(self, place: SentBaseline | None, subset: WindowSubset, done: Bools) -> NoiseFloor:
-        """Against a baseline; None: against states that this replica computes now, because it can read no others."""
+        """The noise floor against a baseline; if ``place`` is None, against states that this replica computes now."""
         if place is None:
             baseline: Any = HeldBaseline(self.engine, subset, done)
         else:

@@ -29,7 +29,7 @@ class Probe:
     in_run: Floats | None = None  # of the same window in a batch with others, as the result has it
 
     def add(self, logprob: Floats) -> float:
-        """Adds the scores of one replica; returns their mean distance from the first ones, in nats per token."""
+        """Adds the scores of one replica; returns their mean distance from the first replica's, in nats per token."""
         self.scores.append(np.array(logprob, np.float64).reshape(-1))
         if len(self.scores) == 1 or not self.scores[0].size:
             return 0.0
@@ -37,7 +37,7 @@ class Probe:
 
     @property
     def rerun(self) -> tuple[float, float] | None:
-        """The mean and the largest difference between the window alone and in a batch with others, in nats."""
+        """The mean and the largest difference between the window's scores alone and in a batch with others, in nats."""
         if not self.scores or self.in_run is None or self.scores[0].shape != self.in_run.shape or not self.in_run.size:
             return None
         distance = _distance(self.in_run, self.scores[0])
@@ -45,7 +45,7 @@ class Probe:
 
     @property
     def spread(self) -> float | None:
-        """The largest difference between two replicas, in nats; None: fewer than two answered."""
+        """The largest difference between the scores of two replicas, in nats; None: fewer than two answered."""
         if len(self.scores) < 2:
             return None
         return float(_distance(np.max(self.scores, axis=0), np.min(self.scores, axis=0)).max(initial=0.0))
@@ -60,7 +60,7 @@ class Probe:
         }
 
     def agreement(self) -> str:
-        """How far the replicas agree on the window, as the rest of a sentence."""
+        """How far the replicas agree on the window, as the end of a sentence."""
         words = ""
         if self.spread is not None:
             agree = "give the same bits" if self.spread == 0 else f"agree to {self.spread:.2g} nats"
@@ -114,7 +114,7 @@ class ReplicaLog:
         self.replicas = [ReplicaStats(f"replica {number + 1}") for number in range(self.wanted)]
 
     def event(self, line: str, *, is_detail: bool = False) -> None:
-        """Stores an event and tells the user; details are shown with --verbose alone."""
+        """Stores an event and shows it to the user; details are shown only with --verbose."""
         if len(self.events) < MOST_EVENTS:
             self.events.append(line)
         else:

@@ -39,7 +39,7 @@ class Assignment:
 
 @dataclass(eq=False)
 class ReplicaHandle:
-    """One replica. A restart gives it another actor, and another incarnation."""
+    """One replica, as the driver sees it. Each restart gives it a new actor and a new incarnation."""
 
     number: int
     stats: ReplicaStats
@@ -69,7 +69,7 @@ class ReplicaHandle:
 
     @property
     def rate(self) -> str:
-        """Tokens per second in a few characters: – not ready, … not known yet."""
+        """Tokens per second in a few characters; – if the replica is not ready, … if its rate is not known yet."""
         rate = self.pace.rate
         if not self.is_ready or rate is None:
             return "…" if self.is_ready else "–"
@@ -78,7 +78,7 @@ class ReplicaHandle:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A replica died, and why."""
+    """The result of a call whose replica died, with the reason."""
 
     why: str
 
@@ -122,7 +122,7 @@ class ReplicaPool:
 
     @property
     def sharers(self) -> int:
-        """How many replicas share the work, those that are starting included."""
+        """How many replicas share the work, including those that are starting."""
         return sum(not replica.is_left_out for replica in self.replicas)
 
     def wait_for_one(self) -> ReplicaHandle:
@@ -179,7 +179,7 @@ class ReplicaPool:
                     yield replica, method, result
 
     def _restart_dead(self) -> None:
-        """Starts replicas that do not run, and raises an error if none can."""
+        """Starts replicas that do not run; raises an error if all are left out, or if there is no room for any."""
         now = time.monotonic()
         for replica in self.replicas:
             if replica.actor is None and not replica.is_left_out and now >= replica.not_before:
@@ -219,7 +219,7 @@ class ReplicaPool:
         replica.calls = {"where": replica.actor.where.remote(), "open": replica.actor.open.remote(self.spec)}
 
     def _over_nodes(self, replica: ReplicaHandle) -> dict[str, Any]:
-        """Reserves a bundle for each rank; the actor lies in the first, and its engine puts its ranks into all."""
+        """Reserves a bundle of resources for each rank; returns the options that put the actor into the first one."""
         from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -230,7 +230,7 @@ class ReplicaPool:
         return {"scheduling_strategy": strategy, "num_gpus": 0, "num_cpus": self.room.cpus}
 
     def _set_opened(self, replica: ReplicaHandle, said: Opened | ScoremodeError) -> None:
-        """A replica has opened its engine, or has said why it cannot."""
+        """Notes that a replica has opened its engine; restarts it or leaves it out if it returned an error instead."""
         if isinstance(said, ScoremodeError):
             self._first_refusal = self._first_refusal or said
             is_final = (
@@ -277,7 +277,7 @@ class ReplicaPool:
         return replica.opened is not None and not self.cluster.is_alive(replica.opened.node)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of one replica, of another one if that dies. An error of its engine is raised."""
+        """Calls a method of one replica; if that one dies, of another. Raises the error if the engine gives one."""
         while True:
             replica = self.wait_for_one()
             try:
@@ -291,7 +291,7 @@ class ReplicaPool:
             return found
 
     def close(self) -> None:
-        """Ends all replicas, after their engines."""
+        """Closes the engines of all replicas, then ends the replicas."""
         ending = [replica.actor.close.remote() for replica in self.ready]
         if ending and self._ray.is_initialized():
             self._ray.wait(ending, num_returns=len(ending), timeout=CLOSE_SECONDS)
@@ -300,7 +300,7 @@ class ReplicaPool:
 
 
 def rates_of(replicas: list[ReplicaHandle]) -> str:
-    """``3/4 replicas: 12k 11k 12k –``: tokens per second of each.
+    """How many replicas are ready, and tokens per second of each: ``3/4 replicas: 12k 11k 12k –``.
 
     >>> rates_of([ReplicaHandle(number, ReplicaStats("")) for number in range(2)])
     '0/2 replicas: – –'

@@ -16,7 +16,7 @@ MOST = 100_000  # replicas; more is a slip of the hand
 
 
 class SpreadArguments(TypedDict, total=False):
-    """Replicas, by name. None of these is part of a run's identity."""
+    """The arguments about replicas, by name. None of them is part of a run's identity."""
 
     replicas: int | None  # engines that share the work; default: one, in this process
     ray: str | None  # auto, or the address of a Ray cluster; default: Ray is started on this machine

@@ -55,7 +55,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of ``data``. Not mapped: with a mapping, a full disk would kill the process instead of raising."""
+    """Write all of ``data`` at an offset. The file is not mapped, because a full disk would then kill the process."""
     rest = memoryview(data).cast("B")
     while rest:
         written = os.pwrite(file, rest[:LONGEST_WRITE], offset)

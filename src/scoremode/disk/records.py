@@ -66,7 +66,7 @@ class RecordFile:
         self._file.truncate(self.end)
 
     def _is_damaged(self) -> bool:
-        """Do other records follow the first one that is not whole? A kill leaves nothing behind it."""
+        """Do other records follow the first incomplete one? A kill leaves nothing after an incomplete record."""
         return MAGIC in os.pread(self._file.fileno(), SEARCHED, self.end + len(MAGIC))
 
     def append(self, number: int, *parts: Buffer) -> int:

@@ -61,12 +61,12 @@ class KldLayout:
 
     @property
     def rows(self) -> int:
-        """Records of a chunk: the rows of its second half that have a target."""
+        """The number of records of a chunk: one for each row of its second half that has a target."""
         return self.context - 1 - self.context // 2
 
     @property
     def words(self) -> int:
-        """16-bit words of a record."""
+        """The number of 16-bit words of a record."""
         return words_of(self.vocabulary)
 
     @property
@@ -185,7 +185,7 @@ def steps_and_lowest(records: Raw) -> tuple[npt.NDArray[np.float32], npt.NDArray
 
 
 def log_probabilities(records: Raw, vocabulary: int) -> Floats:
-    """What records (n, words) stand for, (n, vocabulary): not normalised, nothing left out."""
+    """The log-probabilities (n, vocabulary) in records (n, words): not normalised, nothing left out."""
     step, lowest = (column.astype(np.float64)[:, None] for column in steps_and_lowest(records))
     found: Floats = step * records[:, 4 : 4 + vocabulary] + lowest
     return found
@@ -193,7 +193,7 @@ def log_probabilities(records: Raw, vocabulary: int) -> Floats:
 
 @dataclass(slots=True)
 class Coarseness:
-    """What 16 bits did to the distributions that were read so far."""
+    """How coarse the distributions that were read so far are, because they are stored in 16 bits."""
 
     rows: int = 0
     ids: int = 0
@@ -204,7 +204,7 @@ class Coarseness:
     smallest_sum: float = 2.0
 
     def add(self, codes: Raw, at_target: Raw, scale: npt.NDArray[np.float32], sums: Floats) -> None:
-        """Take in the codes (n, vocabulary) of some rows, those of their targets, their steps and their sums."""
+        """Add some rows: their codes (n, vocabulary), the codes of their targets, their steps and their sums."""
         has_floor = scale * LARGEST_CODE >= FLOOR - SLACK  # in other rows, code 0 is the least logit itself
         self.rows += len(codes)
         self.ids += codes.size
@@ -215,7 +215,7 @@ class Coarseness:
         self.smallest_sum = min(self.smallest_sum, float(sums.min()))
 
     def notes(self) -> tuple[str, ...]:
-        """The same in words, for whoever reads numbers that were made with the file."""
+        """The coarseness in words, for readers of numbers that were computed with the file."""
         floor = "none lies that low"
         if self.ids_on_floor:
             floor = f"{self.ids_on_floor / self.ids:.1%} of the entries lie on that floor"
@@ -261,7 +261,7 @@ def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> An
 
 
 def least_divergence(vocabulary: int) -> float:
-    """The lowest number that llama.cpp's rule can give: minus the probability that rounding and rule leave out."""
+    """The lowest divergence by llama.cpp's rule: minus the probability that the rule and the rounding leave out."""
     return -float(SLACK + vocabulary * np.exp(-FLOOR))
 
 

@@ -164,7 +164,7 @@ def read_rows(
 
 # ── which rows of an unfinished reference are written ────────────────────────────────────────────────────────────────
 def packed_record(first: int, count: int, checksum: int) -> bytes:
-    """A record of partial.rows: these rows are written, and this is their checksum."""
+    """A record of partial.rows, which says that these rows are written and have this checksum."""
     body = ROW_RECORD.pack(first, count, checksum, 0)[:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 

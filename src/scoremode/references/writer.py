@@ -157,7 +157,7 @@ class StatesWriter:
                 self.present[first : first + count] = is_whole
 
     def _count_sent(self, remote: RemoteWriter) -> None:
-        """All rows of a shard that was sent are written, if it still has its size."""
+        """Mark all rows of each shard that was sent as written, if the shard still has its size."""
         sizes = {found.name: found.size for found in remote.objects.listed()} if remote.sent else {}
         sound = list[str]()
         for shard in range(self.layout.shards):
@@ -245,7 +245,7 @@ class StatesWriter:
         return self._shard[1].fileno()
 
     def flush(self) -> None:
-        """Record what was written. The operating system already has the rows: a kill after this loses none of them."""
+        """Record which rows were written. The operating system already has them: a kill after this loses none."""
         records = b"".join(self._pending)
         with disk_errors(self.folder):
             end = self._rows.seek(0, os.SEEK_END)

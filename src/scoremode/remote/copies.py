@@ -31,7 +31,7 @@ AGAIN = "run the same command again; if it stays, make it again with --fresh"
 
 # ── fetch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def fetch_once(folder: Path, mark: str, place: Place, fetch: Callable[[], None]) -> None:
-    """Call ``fetch``, which writes the file ``mark`` last, unless it exists; wait if another process is fetching."""
+    """If the file ``mark`` is missing, call ``fetch``, which writes it last; wait if another process is fetching."""
     waiting = f"another process is fetching {place}; waiting for it (Ctrl-C to stop)"
     try:
         if not (folder / mark).exists():
@@ -53,7 +53,7 @@ def fetch_verified(
     sha256: str,
     wrong: str = "is not the file that its manifest describes",
 ) -> None:
-    """Fetch a file; it gets its name here after its hash was checked. One that was fetched in part goes on."""
+    """Fetch a file, or the rest of it if a part is here. It gets its name here after its hash was checked."""
     part = to.with_name(PART)
     for _ in range(0 if to.exists() else 2):  # the part may be of another file: then all of it is fetched again
         objects.fetch(name, part, size=size)
@@ -66,7 +66,7 @@ def fetch_verified(
 
 
 def copy_of_file(place: Place) -> Path:
-    """A copy of this file as it is now; StorageError if there is no such file."""
+    """The path of a copy of this file as it is now; StorageError if there is no such file."""
     objects, name = (Objects(place.parent), place.name) if "/" in place.path else (Objects(place), "")
     version = objects.version(name)
     if version is None:
@@ -131,7 +131,7 @@ def _texts_at(place: Place, endings: tuple[str, ...]) -> list[Place]:
 
 
 def _matches(names: list[str], patterns: list[str]) -> bool:
-    """As ``glob`` does: a star stands for names of one folder, two stars for any number of folders, none for a dot."""
+    """Does a path match a pattern of ``glob``? ``*`` stays in one folder, ``**`` does not; none matches a first dot."""
     if not patterns:
         return not names
     if patterns[0] == "**":

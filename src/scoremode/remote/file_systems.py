@@ -120,7 +120,7 @@ def _by_fsspec(scheme: str, root: str) -> Any:
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What went wrong, what to do about it, and whether the same may work in a moment."""
+    """What went wrong, what to do about it, and whether the same operation may work in a moment."""
 
     words: str
     fix: str

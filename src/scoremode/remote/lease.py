@@ -66,7 +66,7 @@ class Flag:
     def silence(self, now: float | None) -> float:
         """Seconds since the flag was renewed; 0 if they cannot be known.
 
-        ``now`` is by the server's clock. Where the server has none, the clocks of the machines are compared.
+        ``now`` is the time by the server's clock. If the server has no clock, those of the two machines are compared.
         """
         if self.modified is not None and now is not None:
             return max(0.0, now - self.modified)
@@ -118,7 +118,7 @@ class Lease:
         )
 
     def _renew(self) -> None:
-        """Renew the flag until ``release``. What fails is tried again soon."""
+        """Renew the flag until ``release``. A renewal that fails is tried again soon."""
         pause = self.seconds / RENEWALS
         while not self._ended.wait(pause):
             try:
@@ -132,12 +132,12 @@ class Lease:
                 pause = min(1.0, pause)
 
     def raise_if_lost(self) -> None:
-        """LeaseLostError if it is known that another writer has the folder. Nothing is asked."""
+        """Raise LeaseLostError if it is known that another writer has the folder. The server is not asked."""
         if self._lost is not None:
             raise self._lost
 
     def verify(self) -> None:
-        """Ask whether another writer has the folder now; LeaseLostError if so."""
+        """Ask the server whether another writer has the folder now; LeaseLostError if so."""
         writers = [flag for flag in self._flags() if flag.writes]
         newer = [flag for flag in writers if flag.generation > self.generation]
         if newer or self._name("writer") not in [flag.name for flag in writers]:

@@ -33,7 +33,7 @@ COSTLY_WRITES = ("hf",)  # each file that is written is a commit
 
 
 def seconds_in(variable: str, default: float, least: float, example: str) -> float:
-    """A number of seconds in an environment variable; OptionError if it is none, or less than ``least``."""
+    """The seconds in an environment variable; OptionError if its value is not a number, or less than ``least``."""
     given = os.environ.get(variable, "").strip()
     try:
         seconds = float(given) if given else default
@@ -84,7 +84,7 @@ class Objects:
         return self.place / name if name else self.place
 
     def _attempt(self, name: str, doing: str, work: Callable[[], T], *, may_be_absent: bool = False) -> T:
-        """The result of ``work``, which is tried again while it may pass; StorageError if it stays impossible.
+        """The result of ``work``, which is called again after errors that may pass; StorageError after others.
 
         If the file ``may_be_absent``, FileNotFoundError is passed on.
         """
@@ -120,7 +120,7 @@ class Objects:
         return self._found(info, name) if info.type.name != "NotFound" else None
 
     def _look_on_server(self, name: str) -> Found | None:
-        """fsspec says of every file that it cannot read over HTTP that there is none: raise the real reason."""
+        """Look for a file over HTTP. fsspec calls every file that it cannot read missing: raise the real reason."""
         try:
             assert self._fsspec is not None
             return Found(name, self._fsspec.info(self._path(name))["size"] or 0, None)
@@ -162,7 +162,7 @@ class Objects:
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def read(self, name: str, *, most: int) -> bytes | None:
-        """A small file, up to ``most`` bytes of it; None if there is none."""
+        """The content of a small file, at most ``most`` bytes of it; None if there is no such file."""
 
         def work() -> bytes:
             with self._arrow.open_input_stream(self._path(name)) as stream:
@@ -174,7 +174,7 @@ class Objects:
             return None
 
     def pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
-        """Bytes of a file, in pieces. A cut connection goes on with the piece that was cut."""
+        """The bytes of a file from ``begin`` to ``end``, in pieces. If the connection breaks, a piece is read again."""
         source: Any | None = None
 
         def work() -> bytes:
@@ -200,9 +200,9 @@ class Objects:
             begin += len(piece)
 
     def fetch(self, name: str, to: Path, *, size: int) -> None:
-        """Append to ``to`` what it lacks of a file of this size; start again if it is longer.
+        """Append to ``to`` the bytes that it lacks of a file of this size; start again if ``to`` is longer.
 
-        The caller checks what was fetched: it may have been changed at the other end meanwhile.
+        The caller checks the result: the file may have been changed at the other end meanwhile.
         """
         with to.open("ab") as file:
             if file.tell() > size:
@@ -214,7 +214,7 @@ class Objects:
             os.fsync(file.fileno())
 
     def sha256(self, name: str, size: int) -> str:
-        """The hash of a file of this size as it is now: all of it is read."""
+        """The hash of a file of this size as it is now: the whole file is read."""
         hasher = hashlib.sha256()
         for piece in self.pieces(name, 0, size):
             hasher.update(piece)
@@ -226,7 +226,7 @@ class Objects:
         self._attempt(name, "be written", lambda: self._put(name, [data], len(data)))
 
     def send(self, name: str, path: Path, begin: int = 0, end: int | None = None) -> None:
-        """Write a file of this machine, or some of its bytes, whole."""
+        """Send a file of this machine, or a range of its bytes, as one whole file."""
         with path.open("rb", buffering=0) as file:
             size = (os.fstat(file.fileno()).st_size if end is None else end) - begin
             self._attempt(name, "be written", lambda: self._put(name, _pieces(file, begin, size), size))

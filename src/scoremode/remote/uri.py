@@ -63,7 +63,7 @@ class Place:
 
     @property
     def parent(self) -> Place:
-        """The folder that it lies in."""
+        """The folder that this place lies in."""
         return Place(self.scheme, self.path.rpartition("/")[0], self.settings)
 
     @property
@@ -82,7 +82,7 @@ def is_uri(given: object) -> bool:
 
 
 def require_path(text: str) -> None:
-    """Refuse a text that is not a URI but begins like one, or like a path of Windows. It may contain a secret.
+    """Refuse a text that is not a URI but begins like one, or like a path of Windows. The error hides the rest.
 
     >>> require_path("runs/base"), require_path("run:1"), require_path("./file:/base")
     (None, None, None)
@@ -95,7 +95,7 @@ def require_path(text: str) -> None:
 
 
 def may_be_stored(given: object) -> bool:
-    """Can something of ours lie there? An http address names a server, where a model may be named too."""
+    """Is this a URI that a run may be stored at? An http address is not: it may be the name of a model."""
     if isinstance(given, Place):
         return True
     found = URI.match(given) if isinstance(given, str) else None
@@ -103,7 +103,7 @@ def may_be_stored(given: object) -> bool:
 
 
 def located(given: str | os.PathLike[str] | Place) -> Path | Place:
-    """A path of this machine, or a place elsewhere.
+    """The location that a text names: a path of this machine, or a place behind a URI.
 
     >>> located("runs/base"), located("file:///runs/base")
     (PosixPath('runs/base'), PosixPath('/runs/base'))
@@ -128,7 +128,7 @@ def stored_at(given: str | os.PathLike[str] | Place) -> Path | Place:
 
 
 def shown(given: str) -> str:
-    """A URI as it may be printed; one that cannot be used is named by its scheme alone, because of secrets in it."""
+    """A URI as it may be printed; of an unusable one, only the scheme is shown, because it may contain secrets."""
     try:
         return str(located(given))
     except InputError:
@@ -136,7 +136,7 @@ def shown(given: str) -> str:
 
 
 def local_path(given: str | os.PathLike[str], flag: str) -> Path:
-    """A path of this machine; InputError for a URI where only a path will do."""
+    """The given path of this machine; InputError if it is a URI, because ``flag`` takes only paths."""
     where = located(given)
     if isinstance(where, Place):
         raise InputError(f"{where} is a URI, and {flag} takes a path of this machine", fix=f"give a path to {flag}")
@@ -144,12 +144,12 @@ def local_path(given: str | os.PathLike[str], flag: str) -> Path:
 
 
 def name_in(given: str) -> str:
-    """What a folder, a file or a model is called: the last part of a path or a URI."""
+    """The name of a folder, a file or a model: the last part of its path or URI."""
     return parse(given).name if may_be_stored(given) and not given.startswith("file:") else Path(given).name
 
 
 def parse(text: str) -> Place:
-    """The place that a URI names; InputError if it cannot be one, or has a secret in it, which is not repeated."""
+    """The place that a URI names; InputError if the URI is invalid or contains a secret, which is not repeated."""
     scheme, _, rest = text.partition("://")
     scheme = SAME.get(scheme.lower(), scheme.lower())
     user, at, _ = rest.partition("/")[0].rpartition("@")

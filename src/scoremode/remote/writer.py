@@ -80,7 +80,7 @@ class SentJournals:
         self.longest = max(self.pieces, key=lambda holder: (self.length(holder), holder), default="")
 
     def length(self, holder: str) -> int:
-        """Bytes of a writer's journal."""
+        """The length of a writer's journal in bytes."""
         pieces = self.pieces.get(holder)
         return pieces[-1].end if pieces else 0
 
@@ -91,7 +91,7 @@ class SentJournals:
         return (data or b"").partition(b"\n")[0]
 
     def fetch_longest(self, to: Path) -> None:
-        """Make the longest journal. Its records have checksums, which are checked when they are read."""
+        """Fetch the longest journal. Its records have checksums, which are checked when the records are read."""
         with to.open("wb") as file:
             for piece in self.pieces[self.longest]:
                 data = self._objects.read(piece.name, most=LARGEST + 1)
@@ -120,7 +120,7 @@ class RemoteWriter:
     """
 
     def __init__(self, place: Place, folder: Path) -> None:
-        """Take the folder; RunError if another live process writes there. The caller has locked the work folder."""
+        """Take the folder elsewhere; RunError if another live process writes there. The work folder must be locked."""
         self.place, self.folder = place, folder
         self.objects, self._impatient = Objects(place), Objects(place, seconds=0.0)
         is_known = True
@@ -154,12 +154,12 @@ class RemoteWriter:
         return self._note.sent
 
     def keep_sent(self, names: Iterable[str]) -> None:
-        """Forget all files that were sent but these."""
+        """Forget that files were sent, except for these files."""
         with self._changed:
             self._set_sent({name: self.sent[name] for name in names if name in self.sent})
 
     def record_sent(self, name: str, sha256: str) -> None:
-        """Note that this file lies elsewhere now."""
+        """Note that this file was sent."""
         with self._changed:
             self._set_sent({**self.sent, name: sha256})
 
@@ -173,7 +173,7 @@ class RemoteWriter:
         return self.journals.length(self.journals.longest) > cut_to_sound(path)
 
     def fetch_journal(self, to: Path) -> None:
-        """Make the longest journal that was sent; the shards that its writer sent count as sent by this one."""
+        """Fetch the longest journal that was sent; the shards that its writer sent count as sent by this writer."""
         longest = self.journals.longest
         self.journals.fetch_longest(to)
         if longest != self.holder:
@@ -183,9 +183,9 @@ class RemoteWriter:
             self._set_sent(msgspec.json.decode(data or b"{}", type=dict[str, Sha256]))
 
     def send_journal(self, path: Path, *, resumes: bool = True) -> None:
-        """Send all of this journal, and from now on what is added to it.
+        """Send this journal, and from now on everything that is added to it.
 
-        It ``resumes`` one that this work folder may have sent in part, up to its first unsound record.
+        If it ``resumes``, bytes that were sent from this work folder are not sent again, up to the first bad record.
         """
         self._journal, self._sent_bytes = path, min(self._sent_bytes, cut_to_sound(path) if resumes else 0)
         if self.sent or (self._number and not resumes):  # else there is no list yet
@@ -208,12 +208,12 @@ class RemoteWriter:
 
     # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
     def send_shard(self, name: str) -> None:
-        """Send this shard, whose rows are all written and recorded, when there is time, and remove it here."""
+        """Put a shard whose rows are all written and recorded into the queue; it is sent later, then removed here."""
         with self._changed:
             self._shards[name] = None
 
     def bring_back(self, name: str) -> None:
-        """Bring this shard back, because it is about to be written; what was sent of it no longer counts."""
+        """Bring a sent shard back, because it is about to be written; it no longer counts as sent."""
         path = self.folder / name
         with self._changed:
             self._changed.wait_for(lambda: self._sending != name)
@@ -228,7 +228,7 @@ class RemoteWriter:
             self.keep_sent(self.sent.keys() - {name})
 
     def read_shard(self, name: str, offset: int, place: memoryview) -> None:
-        """Fill memory with bytes of a shard that was removed here."""
+        """Fill ``place`` with the bytes at an offset of a shard that was sent and removed here."""
         place[:] = b"".join(self.objects.pieces(name, offset, offset + len(place)))
 
     def stop_sending_shards(self) -> None:
@@ -296,7 +296,7 @@ class RemoteWriter:
                 pause, is_failing, sent = TICK, False, now
 
     def stop_sending(self) -> None:
-        """End the thread after what it is sending; LeaseLostError if another writer has the folder."""
+        """End the sending thread when its current upload is done; LeaseLostError if another writer has the folder."""
         self._end_thread()
         self._journal = None
         self.lease.raise_if_lost()
@@ -315,13 +315,13 @@ class RemoteWriter:
                 self.record_sent(name, sha256)
 
     def remove(self, *names: str) -> None:
-        """Remove files elsewhere, in this order."""
+        """Remove these files elsewhere, in the given order."""
         for name in names:
             self.lease.verify()
             self.objects.remove(name)
 
     def remove_journals(self, *, of_others: bool = False) -> None:
-        """Remove all pieces; with ``of_others``, only those of other writers that were there at the beginning."""
+        """Remove the pieces of all journals; with ``of_others``, only of other writers' journals found at the start."""
         others = [f"{PARTIAL_FOLDER}/{holder}" for holder in sorted(self.journals.pieces) if holder != self.holder]
         for folder in others if of_others else [PARTIAL_FOLDER]:
             self.lease.verify()
@@ -339,7 +339,7 @@ class RemoteWriter:
 
 
 def cut_to_sound(path: Path) -> int:
-    """Check every record of a file and cut it after the last good one; its length then, 0 if there is no file."""
+    """Check every record of a file and cut it after the last good one; return its new length, 0 without a file."""
     with suppress(FileNotFoundError, RunError):
         header = read_record_header(path)
         if header is not None:

@@ -102,7 +102,7 @@ class Answers(ScoreColumns):
         return (*own, *self.more) if self.more else own
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
-        """Everything that was given, by name: columns, and what was requested in addition."""
+        """Every array that was given, by name: the columns, and the arrays that were requested in addition."""
         for name in (*self.columns, *REQUESTED):
             if (column := getattr(self, name)) is not None:
                 yield name, column
@@ -136,7 +136,7 @@ def measured(column: T | None) -> T:
 def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> None:
     """Require one number for each target of each window, none of them NaN; minus infinity is a probability of zero.
 
-    Every column that was given has its shape. Whoever collects answers checks that all have the same columns.
+    Every given column must have the right shape. Code that collects answers checks that all have the same columns.
     """
     if len(found) > 1 and _all_sound(schema, source, found):
         return
@@ -145,7 +145,7 @@ def check_answers(schema: Schema, source: WindowSource, found: Sequence[tuple[in
 
 
 def check_shapes(schema: Schema, shape: tuple[int, ...], index: int, answers: Answers) -> None:
-    """Require columns of the schema, each of the shape that follows from that of a window's targets."""
+    """Require columns that the schema allows, each in the shape that follows from the shape of a window's targets."""
     wrong = schema.set_problem(answers.columns)
     if wrong is not None:
         raise EngineError(f"window {index} got wrong columns: {wrong}", fix=FAULT)
@@ -171,12 +171,12 @@ def _check_window(schema: Schema, source: WindowSource, index: int, answers: Ans
 
 
 def _is_sound(column: Column, values: Array) -> bool:
-    """No NaN, and no plus infinity. The largest of several numbers is NaN if one of them is."""
+    """Is no value NaN or plus infinity? The maximum shows both: it is NaN if one of the values is."""
     return column.dtype != "float64" or not values.size or bool(np.maximum.reduce(values, axis=None) < np.inf)
 
 
 def _all_sound(schema: Schema, source: WindowSource, found: Sequence[tuple[int, Answers]]) -> bool:
-    """Does ``_check_window`` accept all of them? The columns of all windows are looked at together."""
+    """Does ``_check_window`` accept all of these answers? The columns of all windows are checked together."""
     names = found[0][1].columns
     if schema.set_problem(names) is not None or any(answers.columns != names for _, answers in found):
         return False
@@ -191,6 +191,6 @@ def _all_sound(schema: Schema, source: WindowSource, found: Sequence[tuple[int, 
 
 
 def targets_shape(source: WindowSource, index: int) -> tuple[int, ...]:
-    """How many rows a window asks for, and how many targets for each. A plan knows that without making the window."""
+    """How many rows a window has, and how many targets each row has. A plan knows both without making the window."""
     counts: Ints | None = getattr(source, "target_counts", None)
     return source.window(index).targets.shape if counts is None else (int(counts[index]), 1)

@@ -127,7 +127,7 @@ EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedTexts:
-    """Texts on their way to disk, of which many are equal: each once, and which of them stands where."""
+    """Texts on their way to disk, many of them equal: each different text once, and for each row its text's code."""
 
     codes: Ids  # (n,)
     words: list[str]

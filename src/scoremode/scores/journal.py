@@ -44,7 +44,7 @@ FIRST_BYTES = 1 << 20
 
 
 class PlannedTargets(Protocol):
-    """What a journal must know of a plan."""
+    """What a journal must know about a plan."""
 
     def __len__(self) -> int: ...  # windows
 
@@ -205,7 +205,7 @@ class Journal:
         return self.rows_and_kl(begin, end)[0]
 
     def rows_and_kl(self, begin: int, end: int) -> tuple[Scores, Floats | None]:
-        """As ``rows``, and the divergence of each target, if there is one."""
+        """The scores that ``rows`` gives, and the divergence of each target, if there is one."""
         offsets = self.plan.target_offsets
         found = Scores.empty(end - begin, self.schema.chosen(self.measured or ("logprob",)))
         kl = np.full(end - begin, np.nan) if self.with_kl else None

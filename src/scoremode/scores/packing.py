@@ -72,7 +72,7 @@ class PackedWindows:
 
     @property
     def lengths(self) -> Ints:
-        """Tokens of each window."""
+        """The number of tokens of each window."""
         return np.diff(self.id_ends, prepend=0)
 
     def window(self, index: int) -> Window:
@@ -81,7 +81,7 @@ class PackedWindows:
         return Window(self.ids[_between(self.id_ends, index)], rows, targets)
 
     def check(self) -> None:
-        """Refuse arrays that do not fit each other, as anybody may have sent them. Nothing more is known then."""
+        """Refuse arrays that do not fit each other: anybody may have sent them. Ids and rows are not checked here."""
         sizes = ((self.ids, self.id_ends), (self.rows, self.row_ends), (self.targets, self.target_ends))
         for flat, ends in sizes:
             if flat.ndim != 1 or ends.shape != self.widths.shape or ends.ndim != 1:
@@ -121,7 +121,7 @@ class PackedAnswers:
         return PackedAnswers(np.array([i for i, _ in found], np.int64), shapes[:, 0], shapes[:, 1], columns)
 
     def answers(self, schema: Schema) -> Iterator[tuple[int, Answers]]:
-        """Each window with answers of its own memory: what Ray keeps of a block is given back when all are read."""
+        """Each window's number and a copy of its answers, so that Ray can free the block when all of them are read."""
         cells, rows = _ends(self.rows * self.widths), _ends(self.rows)
         of_targets = {column.name for column in schema.scores if column.per == "target"}
         for i, window in enumerate(self.windows.tolist()):
@@ -132,7 +132,7 @@ class PackedAnswers:
             yield window, Answers.of(found)
 
     def check(self, windows: Sequence[Window], schema: Schema, *, with_kl: bool) -> None:
-        """Refuse answers of a server that are not answers to these windows: every column has its type and length."""
+        """Refuse a server's answers if they are about other windows, or if a column has a wrong type or length."""
         shapes = np.array([w.targets.shape for w in windows], np.int64).reshape(-1, 2)
         given = (*schema.chosen(self.columns), *((KL,) if with_kl else ()))
         names = [column.name for column in given]
@@ -150,7 +150,7 @@ class PackedAnswers:
 
     @staticmethod
     def most_bytes(windows: Sequence[Window], schema: Schema) -> int:
-        """How long the arrays of a right answer to these windows may be."""
+        """The most bytes that the arrays of a right answer to these windows may have."""
         sizes = {per: sum(8 for c in (*schema.scores, KL) if c.per == per) for per in ("target", "row")}
         room = sum(sizes["target"] * w.targets.size + sizes["row"] * len(w.rows) for w in windows)
         return room + 24 * len(windows)
@@ -168,7 +168,7 @@ class AnswerPacker:
         self.size += sum(column.nbytes for _, column in answers.arrays())
 
     def fits(self, answers: Answers) -> bool:
-        """Has this answer the columns of those before it?"""
+        """Has this answer the same columns as the answers before it?"""
         return not self.found or [n for n, _ in answers.arrays()] == [n for n, _ in self.found[0][1].arrays()]
 
     def take(self) -> PackedAnswers:
@@ -185,12 +185,12 @@ KL_WORDS = 2  # a divergence is one float64
 
 
 def line_words(k: int) -> int:
-    """Words per line of an answer with k targets."""
+    """The number of words in each line of an answer with k targets per row."""
     return sum(k if column.per == "target" else 1 for column in BUILT_IN.scores)
 
 
 def read_lines(words: Words, k: int) -> Answers:
-    """Answers from lines of words; those after the columns are left alone."""
+    """Answers from lines of words; words after the columns are not read."""
     words, found, at = np.ascontiguousarray(words), {}, 0
     for column in BUILT_IN.scores:
         count = k if column.per == "target" else 1
@@ -218,12 +218,12 @@ T = TypeVar("T")
 
 
 def to_message(value: Any) -> bytes:
-    """A message: magic and version, then the value in MessagePack. An array is [type, shape, its bytes]."""
+    """Encode a value as a message: magic and version, then MessagePack. An array is [type, shape, its bytes]."""
     return START.pack(MAGIC, VERSION) + msgspec.msgpack.encode(value, enc_hook=_array_out)
 
 
 def from_message(data: bytes | memoryview, kind: type[T]) -> T:
-    """The value in a message that anybody may have written. Nothing in it is executed; arrays cannot be written to."""
+    """Decode a message that anybody may have written. Nothing in it is executed; its arrays are read-only."""
     require_version(data)
     try:
         return msgspec.msgpack.decode(memoryview(data)[START.size :], type=kind, dec_hook=_array_in)
@@ -251,7 +251,7 @@ def _array_out(value: Any) -> Any:
 
 
 def _array_in(kind: Any, value: Any) -> Array:
-    """An array of the type that the field has; msgspec turns a ValueError into one that names the field."""
+    """Decode an array and check that it has its field's type; msgspec adds the field's name to a ValueError."""
     dtype, shape, data = value
     if not (isinstance(dtype, str) and dtype in TYPES and isinstance(data, bytes)):
         raise ValueError("not an array")

@@ -62,7 +62,7 @@ def _numbers(array: npt.NDArray[Any]) -> Any:
 
 
 def _one_dictionary(text: Any, top_text: Any) -> tuple[CodedTexts, CodedTexts | None]:
-    """Both columns with the same words, so that they can be compared; blocks on their way to disk have that already."""
+    """Both columns, coded with one list of words, so that they can be compared; coded columns stay as they are."""
     if isinstance(text, CodedTexts):
         return text, top_text
     places: dict[str, int] = {}
@@ -76,9 +76,9 @@ def _one_dictionary(text: Any, top_text: Any) -> tuple[CodedTexts, CodedTexts | 
 
 
 def _strings(texts: CodedTexts | None, count: int) -> Any:
-    """A pyarrow Array in which every text is stored once; as ``_numbers``, without pandas.
+    """A pyarrow Array in which every text is stored once; made without pandas, as in ``_numbers``.
 
-    Its own ``dictionary_encode`` would import ``pyarrow.compute``: a tenth of a second.
+    The method ``dictionary_encode`` of pyarrow would import ``pyarrow.compute``: a tenth of a second.
     """
     import pyarrow as pa
     from pyarrow.lib import StringBuilder
@@ -91,7 +91,7 @@ def _strings(texts: CodedTexts | None, count: int) -> Any:
 
 
 def load_library() -> None:
-    """Import what writes the file: before it is needed, while others compute."""
+    """Import the library that writes the file before it is needed, while an engine computes."""
     import pyarrow.parquet  # noqa: F401
 
 
@@ -192,7 +192,7 @@ class ColumnFile:
         )
 
     def read(self, name: str) -> npt.NDArray[Any] | None:
-        """A whole column; one that is long and holds numbers lies in a temporary file. None: it was not measured."""
+        """A whole column; a long column of numbers is mapped from a temporary file. None: it was not measured."""
         if self.rows >= LONG and name not in self.not_measured and name not in TEXTS:
             with suppress(OSError):  # no room for the file: then in memory
                 return mapped_column((part for (part,) in self._batches([name])), self.rows)
@@ -257,7 +257,7 @@ class ColumnFile:
         return _from_arrow(column)
 
     def _texts(self, column: Any) -> npt.NDArray[Any]:
-        """Each different text becomes one object; ``to_pylist`` of the whole column would make one per row."""
+        """The texts of a column, with one object per different text; ``to_pylist`` would make one object per row."""
         import pyarrow as pa
 
         if not pa.types.is_dictionary(column.type):
@@ -279,7 +279,7 @@ def _objects(values: list[Any]) -> npt.NDArray[Any]:
 
 
 def _from_arrow(column: Any) -> npt.NDArray[Any]:
-    """A copy of the numbers of a column without nulls. Its own ``to_numpy`` would import pandas, too."""
+    """A copy of the numbers of a column without nulls. The column's own ``to_numpy`` would import pandas."""
     dtype, first, count = np.dtype(column.type.to_pandas_dtype()), column.offset, len(column)
     if dtype == np.bool_:
         bits = np.frombuffer(column.buffers()[1], np.uint8)

@@ -84,7 +84,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 @dataclass(frozen=True, eq=False)
 class ScoreColumns:
-    """What is measured for a target, by the engine. None: not measured."""
+    """What an engine measures for each target. None: not measured."""
 
     __slots__ = ()
 
@@ -209,7 +209,7 @@ class Schema:
         return names if names == BUILT_IN.names else tuple(name for name in self.names if name in names)
 
     def extended(self, declared: Sequence[Column]) -> Schema:
-        """This schema and the columns of an engine, each with its mean as a metric."""
+        """This schema with the columns that an engine declared, each with its mean as a metric."""
         if not declared:
             return self
         taken, found = {*self.names, *RESERVED}, []
@@ -261,9 +261,9 @@ class Schema:
 
 
 def contradiction(columns: Mapping[str, Array]) -> str | None:
-    """The first value that cannot be beside another one of its target, in words; None if there is none.
+    """The first two values of one target that contradict each other, in words; None if there are none.
 
-    No token is more likely than the first choice. The entropy is the mean of -log p, so at least -log p of that one.
+    No token is more likely than the first choice, so the entropy, a mean of -log p, is at least -log p of that choice.
     """
     top = columns.get("top_logprob")
     if top is None or not len(top):

@@ -38,7 +38,7 @@ def accepted_keys(args: Any) -> list[str]:
 
 
 def is_allowed(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[str]) -> bool:
-    """Does one of the keys come with a request? How long this takes tells nothing about them."""
+    """Does a request come with one of the keys? The time that the check takes tells nothing about the keys."""
     given = next((value for name, value in headers if name == b"authorization"), b"")
     scheme, _, key = given.partition(b" ")
     found = digest_of(key)
@@ -46,7 +46,7 @@ def is_allowed(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[str]) -> b
 
 
 class Access:
-    """The outermost layer of vLLM's application."""
+    """The outermost layer of vLLM's application: refuses requests without a key, and those that come too slowly."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -91,14 +91,14 @@ class Access:
 
 
 def _is_open(scope: Any) -> bool:
-    """Health; and a browser's question whether it may ask, which cannot have a key and reaches no route."""
+    """May this request come without a key? Health may, and a CORS preflight, which has none and reaches no route."""
     if scope["type"] == "http" and scope["method"] == "OPTIONS":
         return any(name == b"access-control-request-method" for name, _ in scope["headers"])
     return scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN
 
 
 async def refuse(send: Any, status: int, message: str) -> None:
-    """One line, and the end of the connection: what still comes of the request is not read."""
+    """Answer with one line and close the connection: the rest of the request is not read."""
     body = json.dumps({"error": {"message": message, "type": "Refused", "code": status}}).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     headers.append((b"content-length", b"%d" % len(body)))
@@ -135,7 +135,7 @@ class TimedBody:
 
 
 class ConnectionWatch:
-    """Looks at the connections of a uvicorn server again and again, and ends those that wait for their client."""
+    """Looks at the connections of a uvicorn server regularly, and ends those that wait too long for their client."""
 
     def __init__(self, connections: Collection[Any]) -> None:
         self.connections = connections
@@ -160,7 +160,7 @@ class ConnectionWatch:
 
 
 def _waits_for(connection: Any) -> tuple[str, int] | None:
-    """What a connection waits for, as a value that changes when the client does its part; None: for the server."""
+    """What a connection waits for, as a value that changes when the client makes progress; None: the server."""
     cycle, unread = connection.cycle, connection.transport.get_write_buffer_size()
     if unread:  # of a long answer, a few bytes are no progress
         return "answer", unread if unread < PROGRESS else -(unread // PROGRESS)

@@ -52,14 +52,14 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class ScoreService:
-    """Everything behind the routes. Until ``start`` has finished, they answer 503."""
+    """Everything behind the routes. Until ``start`` has finished, the routes answer 503."""
 
     def __init__(self) -> None:
         self.instance = os.environ.setdefault(INSTANCE, uuid.uuid4().hex)
         self._scorer: Scorer | None = None
 
     async def start(self, client: Any, names: list[str]) -> None:
-        """Make ready: the self-test must pass."""
+        """Make the service ready to answer; EngineError if its self-test fails."""
         scorer = Scorer(client)
         parallel = client.vllm_config.parallel_config
         one_machine = getattr(parallel, "nnodes", 1) == 1 and parallel.distributed_executor_backend != "ray"
@@ -92,7 +92,7 @@ class ScoreService:
         app.add_route(f"{ROOT}/heads/{{digest}}", self._answering(self.put_head), methods=["PUT"])
 
     def _answering(self, route: Handler) -> Handler:
-        """A route whose refusals become one line with a status that says whose fault it is."""
+        """Wrap a route so that its errors become answers of one line, with a status that says whose fault it is."""
 
         async def handler(request: Request) -> Response:
             try:
@@ -114,7 +114,7 @@ class ScoreService:
 
     # ── routes ───────────────────────────────────────────────────────────────────────────────────────────────────────
     async def about(self, request: Request) -> Response:
-        """What a client must know before it asks."""
+        """Answer with what a client must know before it asks for scores."""
         scorer = self.scorer
         facts, config = scorer.facts, scorer.client.vllm_config
         settings = {**facts.settings, **support.kernel_switches()}
@@ -174,7 +174,7 @@ class ScoreService:
             )
 
     async def tokens(self, request: Request) -> Response:
-        """The text of every token, for clients that have no tokenizer."""
+        """Answer with the text of every token, for clients that have no tokenizer."""
         return JSONResponse({"texts": await asyncio.to_thread(lambda: self.prober.token_texts)})
 
     async def has_head(self, request: Request) -> Response:
@@ -207,12 +207,12 @@ class ScoreEndpoint:
         self.service.attach(app)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Called before the server listens: a self-test that fails ends it."""
+        """Start the service. vLLM calls this before it listens, and ends if the self-test fails."""
         await self.service.start(engine_client, names_of(args))
 
 
 class ScoreMiddleware:
-    """The same routes for versions without endpoint plugins, named with vLLM's flag ``--middleware``.
+    """The same routes for versions of vLLM without endpoint plugins, named with vLLM's flag ``--middleware``.
 
     A middleware is called when the application starts, and the application holds the engine. The routes are added to
     the application itself, so the key is checked before them, as for every other route.
@@ -252,7 +252,7 @@ def _content_type(request: Request) -> str:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of the work; if the client vanishes first, the work is cancelled and vLLM forgets its requests."""
+    """Wait for the work's result; if the client vanishes first, cancel the work, and vLLM forgets its requests."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_until_gone(request))
     try:
@@ -267,6 +267,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> A
 
 
 async def _until_gone(request: Request) -> None:
-    """The body has been read, so the next message is that the client is gone."""
+    """Wait until the client is gone. The request's body has been read, so the next message says that."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

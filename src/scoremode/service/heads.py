@@ -23,7 +23,7 @@ PARTIAL = ".partial"
 
 
 def make_folder() -> Path:
-    """A private folder for one service; folders of services that have ended are removed."""
+    """Make a private folder for one service, and remove the folders of services that have ended."""
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         pid = old.name.removeprefix(PREFIX).split("-")[0]
         with suppress(OSError):
@@ -36,7 +36,7 @@ def make_folder() -> Path:
 
 
 class Heads:
-    """The heads that this service holds."""
+    """The heads of baselines that this service holds."""
 
     def __init__(self, most: int) -> None:
         found = os.environ.get(FOLDER)
@@ -49,7 +49,7 @@ class Heads:
         self._coming = 0  # bytes of heads that are being sent
 
     def path(self, digest: str) -> Path:
-        """Where a head lies. The name is a digest and nothing else, so it leads nowhere else."""
+        """The path of a head's file. The name must be a digest, so it cannot lead to another folder."""
         if not DIGEST.fullmatch(digest):
             raise InputError("this is not a digest", fix="name a head by 64 characters from 0-9 and a-f")
         return self.folder / digest
@@ -59,7 +59,7 @@ class Heads:
 
     @contextmanager
     def using(self, digest: str) -> Iterator[HeadFile]:
-        """A head that stays while it is in use."""
+        """Open a head, which is not removed before the block ends."""
         path = self.path(digest)
         if not path.is_file():
             raise AbsentError("the head of the baseline is not here", fix=f"send it to /v1/scoremode/heads/{digest}")
@@ -73,7 +73,7 @@ class Heads:
                 os.utime(path)
 
     async def put(self, digest: str, body: AsyncIterator[bytes], declared: int, vocabulary: int) -> None:
-        """Keep a head whose bytes have this digest."""
+        """Receive and store a head; its bytes must have this digest."""
         path = self.path(digest)
         if declared > self.most:
             raise TooLargeError(f"a head of {declared} bytes is more than the {self.most} kept here", fix="send none")
@@ -103,7 +103,7 @@ class Heads:
             partial.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
-        """Remove the heads that were unused for longest."""
+        """Remove the least recently used heads until there is room for this many bytes; BusyError if there is none."""
         kept = sorted((p for p in self.folder.iterdir()), key=lambda p: p.stat().st_mtime)
         total = sum(p.stat().st_size for p in kept if p.suffix != PARTIAL)
         for path in kept:

@@ -27,20 +27,20 @@ F = TypeVar("F")
 
 
 class TooLargeError(InputError):
-    """More bytes than a request may have."""
+    """A request is larger than the service allows."""
 
 
 class BusyError(InputError):
-    """There is no room at the moment."""
+    """The service has no room for a request at the moment."""
 
 
 class AbsentError(InputError):
-    """What was asked about is not here."""
+    """The service does not have what a request names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that the service states and keeps."""
+    """The limits that the service states and enforces."""
 
     body_bytes: int = 256 * MIB  # of one request
     held_bytes: int = 1024 * MIB  # of all requests that are being answered
@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the model takes."""
+    """The limits of the model."""
 
     longest: int  # tokens
     inputs: int  # ids that can be fed and scored
@@ -65,7 +65,7 @@ class ModelLimits:
 
 
 def check(asked: Asked, limits: Limits, room: ModelLimits) -> None:
-    """Refuse what would be wrong, too much, or end a worker."""
+    """Refuse a request that is wrong, too large, or would end a worker."""
     if not asked.windows:
         raise InputError("there is no window in this request", fix="send at least one")
     if len(asked.windows) > limits.windows:
@@ -111,7 +111,7 @@ def _check_window(window: Window, index: int, limits: Limits, room: ModelLimits)
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def declared_length(request: Any) -> int | None:
-    """``Content-Length``; None if the client does not say."""
+    """The value of ``Content-Length``; None if the client does not send it."""
     said = request.headers.get("content-length")
     if said is None:
         return None
@@ -121,14 +121,14 @@ def declared_length(request: Any) -> int | None:
 
 
 class Bodies:
-    """The bytes of all requests that are being answered: never more than one may have, nor all together."""
+    """Reads the bodies of requests, and limits the bytes of each one and of all that are being answered."""
 
     def __init__(self, most_each: int, most_together: int) -> None:
         self.most_each, self.most_together, self.held = most_each, most_together, 0
 
     @asynccontextmanager
     async def of(self, request: Any) -> AsyncIterator[bytes]:
-        """The whole body of a request; its bytes count until it is answered."""
+        """The whole body of a request; its bytes count towards the limit until the request is answered."""
         body = bytearray()
         try:
             declared = declared_length(request)
@@ -169,7 +169,7 @@ class ScoreForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_form(data: bytes, form: type[F], example: str) -> F:
-    """A body in JSON, of a known form. It is read while others wait, so it must be small."""
+    """Read a body in JSON, of a known form. It must be small, because other requests wait meanwhile."""
     if len(data) > MOST_JSON:
         raise TooLargeError(
             f"{len(data)} bytes of JSON are more than {MOST_JSON}", fix="use the binary form, or several requests"
@@ -183,7 +183,7 @@ def read_form(data: bytes, form: type[F], example: str) -> F:
 
 
 def asked_in_json(data: bytes) -> Asked:
-    """``{"windows": [{"ids": […], "rows": […], "targets": [[…]]}], "vocabulary": n}``; only the ids are required."""
+    """Read ``{"windows": [{"ids": […], "rows": […], "targets": [[…]]}], "vocabulary": n}``; only ids are required."""
     form = read_form(data, ScoreForm, SCORE_EXAMPLE)
     return Asked(tuple(_window(index, given) for index, given in enumerate(form.windows)), form.vocabulary)
 

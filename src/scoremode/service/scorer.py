@@ -50,7 +50,7 @@ WITH_KL = Extra("kl", words=KL_WORDS)
 
 
 class TokensInFlight:
-    """Tokens in flight: as many as keep the scheduler busy. Those who wait are served in turn."""
+    """Limits the tokens in flight to as many as keep the scheduler busy. Requests that wait are let in in order."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0
@@ -77,7 +77,7 @@ class TokensInFlight:
         self._grant()
 
     def _grant(self) -> None:
-        """Let in those who come next, as long as there is room; one is let in however large it is."""
+        """Let in the requests that come next, as long as there is room; one of any size if none is in flight."""
         while self._waiting:
             tokens, turn = self._waiting[0]
             if not turn.cancelled():
@@ -109,7 +109,7 @@ class Scorer:
         self._gather, self._asked = False, 0
 
     async def start(self) -> None:
-        """The self-test: our scores must agree with those of the model's own ``compute_logits``, on every replica."""
+        """Run the self-test: on every replica, our scores must agree with the model's own ``compute_logits``."""
         version, config = support.installed_version(), self.client.vllm_config
         tried: list[Verdict] = []
         answers: list[Words] = []
@@ -181,7 +181,7 @@ def _with_kl(answers: Answers, words: Words, extra: Extra) -> Answers:
 
 
 def _require_divergences(answers: Sequence[Answers]) -> None:
-    """A worker that could not load the baseline's head gives NaN instead of ending the server."""
+    """Refuse NaN: a worker that could not load the baseline's head gives NaN instead of ending the server."""
     for own in answers:
         if own.kl is not None and np.isnan(own.kl).any():
             raise InputError(  # not the engine's fault: the same request would fail again
@@ -192,7 +192,7 @@ def _require_divergences(answers: Sequence[Answers]) -> None:
 
 # ── text ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class ProbForm(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of the prob route; the rules are those of ``scoremode prob``, and so are their defaults."""
+    """The body of the prob route, with the options of ``scoremode prob`` and their defaults."""
 
     prompt: str | list[str]
     targets: str | list[str]
@@ -202,7 +202,7 @@ class ProbForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScorerEngine(Engine):
-    """The service as an engine for code that waits for its answers, in a thread of its own."""
+    """The service as an engine for synchronous code, which runs in a thread of its own and waits for answers."""
 
     def __init__(self, scorer: Scorer, loop: asyncio.AbstractEventLoop) -> None:
         self.scorer, self.loop, self.facts = scorer, loop, scorer.facts
@@ -229,7 +229,7 @@ class ScorerEngine(Engine):
         return self._asking.result()
 
     def stop(self) -> None:
-        """The client is gone: what is in flight is forgotten."""
+        """Cancel the requests in flight, because the client is gone."""
         self._stopped = True
         if self._asking is not None:
             self._asking.cancel()
@@ -243,7 +243,7 @@ class ProbScorer:
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
     async def answer(self, given: ProbForm) -> dict[str, Any]:
-        """Results for each pair, as ``scoremode prob --json`` prints them."""
+        """The results for each pair of prompt and target, as ``scoremode prob --json`` prints them."""
         async with self._turns:
             engine = ScorerEngine(self.scorer, asyncio.get_running_loop())
             try:
@@ -259,7 +259,7 @@ class ProbScorer:
 
     @cached_property
     def token_texts(self) -> list[str]:
-        """What every id that has a probability stands for."""
+        """The text of every id that has a probability."""
         most = self.scorer.room.vocabulary
         known = min(most, self.tokenizer.facts.size)
         return [self.tokenizer.token_text(i) for i in range(known)] + [""] * (most - known)

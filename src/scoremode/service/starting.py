@@ -54,7 +54,7 @@ VLLM_KEY = "VLLM_API_KEY"  # a key may be there instead
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """What ``scoremode serve`` takes itself; everything else is passed on."""
+    """The options that ``scoremode serve`` takes itself; all others are passed on to vLLM."""
 
     head: str = "exact"
     head_kernel: str | None = None
@@ -78,7 +78,7 @@ class ServiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is started: words and environment."""
+    """The command to start: its words, and its changes of the environment."""
 
     words: list[str]
     environment: dict[str, str]  # changes
@@ -93,7 +93,7 @@ class Command:
 
 
 def read_flags(words: Sequence[str]) -> dict[str, str | None]:
-    """vLLM's flags by name, as far as they matter here; None for one without a value."""
+    """vLLM's flags by name, as far as they matter here; None for a flag without a value."""
     found: dict[str, str | None] = {}
     index = 0
     while index < len(words):
@@ -162,7 +162,7 @@ def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Comman
 
 
 def _folder(model: str) -> str:
-    """Where the model lies; a name on the hub as it is, because vLLM fetches it."""
+    """The folder of the model; a name on the hub is returned as it is, because vLLM fetches the model."""
     folder = Path(model).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{model} has no config.json", fix="give the folder of a Hugging Face checkpoint")
@@ -187,7 +187,7 @@ def _refuse(given: dict[str, str | None]) -> None:
 
 
 def _program(model: str) -> list[str]:
-    """``vllm serve``. Its CPU build has no such command, but the module behind it."""
+    """The words for ``vllm serve``. vLLM's CPU build lacks that command, so its server's module is run instead."""
     try:
         version("vllm")
     except PackageNotFoundError:
@@ -196,7 +196,7 @@ def _program(model: str) -> list[str]:
 
 
 def _score_mode(model: str, given: dict[str, str | None], options: ServiceOptions) -> list[str]:
-    """What the engine in one process is started with, too: see engines/vllm/start.py."""
+    """The flags of score mode. The engine in one process has the same settings: see engines/vllm/start.py."""
     from vllm.platforms import current_platform
 
     on_cpu, trusted = current_platform.is_cpu(), "trust_remote_code" in given
@@ -228,7 +228,7 @@ def _score_mode(model: str, given: dict[str, str | None], options: ServiceOption
 
 
 def _batch_tokens(given: dict[str, str | None]) -> list[str]:
-    """As many tokens per batch as the engine in one process takes: vLLM's default for servers suits generation."""
+    """The flag for as many tokens per batch as the engine in one process has: a server's default suits generation."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -241,7 +241,7 @@ def _batch_tokens(given: dict[str, str | None]) -> list[str]:
 
 
 def _overrides(given: dict[str, str | None]) -> dict[str, Any]:
-    """The user's own; a flag that is repeated takes the place of the first one."""
+    """The user's own overrides, to be merged with ours: vLLM would use only the last of two such flags."""
     if "hf_overrides" not in given:
         return {}
     try:
@@ -271,7 +271,7 @@ def _has_endpoints(installed: str) -> bool:
 
 
 def _plugins() -> str:
-    """vLLM loads endpoint plugins only if they are named, and then no others: so name all that it would load."""
+    """The names of all plugins to load: vLLM loads endpoint plugins only if named, and then only named plugins."""
     if not any(point.name == support.PLUGIN_NAME for point in entry_points(group=ENDPOINT_GROUP)):
         raise InputError(
             "vLLM does not see the routes of scoremode",

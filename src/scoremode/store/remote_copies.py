@@ -47,7 +47,7 @@ def open_reference(given: str | os.PathLike[str] | Place) -> Reference:
 
 
 def copy_of(place: Place, *, with_states: bool = True) -> Path:
-    """The copy of a finished run or reference; fetched if it is not here yet.
+    """The folder with a copy of a finished run or reference, which is fetched if it is not here yet.
 
     Without ``with_states``, the hidden states of a reference are not fetched; they may be here anyway.
     """

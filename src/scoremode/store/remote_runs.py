@@ -50,7 +50,7 @@ STAYS = "what was scored is kept on this machine: run the same command again to 
 
 
 class RemoteClaim(runs.Claim):
-    """A folder behind a URI for one run: its finished run, or else the right to write there, and the work folder here.
+    """A folder behind a URI for one run: gives its finished run, or else the right to write there, and a work folder.
 
     A folder that is not a run's is never changed.
     """
@@ -73,7 +73,7 @@ class RemoteClaim(runs.Claim):
         return self.remote
 
     def _take(self) -> Run | None:
-        """The finished run behind the URI; else None, and the folder has no other writer."""
+        """Return the finished run behind the URI; if there is none, take the right to write there and return None."""
         cache_limit()  # raises if the limit is invalid, before anything is scored
         found = self._existing_run()  # raises before anything is written
         if found is None:
@@ -117,7 +117,7 @@ class RemoteClaim(runs.Claim):
         return None
 
     def _prepare(self) -> Run | None:
-        """Bring the work folder up to date; the run if it was scored here and only has to be sent."""
+        """Bring the work folder up to date; if it contains the finished run, send that run and return it."""
         writer, path = self.writer, self.folder / JOURNAL
         self._old_files = {found.name for found in self._objects.listed() if not found.is_folder}
         if writer.is_outdated:
@@ -145,7 +145,7 @@ class RemoteClaim(runs.Claim):
                 path.unlink()
 
     def begin(self) -> None:
-        """Take over the folder for this run: send what is scored so far, then remove what it replaces."""
+        """Take over the folder for this run: send the scores so far, then remove the files that it replaces."""
         if self._has_begun:
             return
         self._has_begun, writer, path, fresh = True, self.writer, self.folder / JOURNAL, self._fresh
@@ -160,12 +160,12 @@ class RemoteClaim(runs.Claim):
         writer.remove_journals(of_others=True)
 
     def check_reference(self) -> None:
-        """StorageError if a file is missing; the content of files is checked when they are fetched."""
+        """Raise StorageError if a file is missing; the content of files is checked when they are fetched."""
         objects = Objects(self.place)
         present_files(objects, read_manifests(objects))
 
     def watched(self, progress: runs.Progress | None) -> runs.Progress | None:
-        """A progress that also stops a run whose folder was taken over."""
+        """A progress callback that also stops the run if another process took its folder over."""
         lease = self.writer.lease
 
         def report(done: int, total: int) -> None:
@@ -180,11 +180,11 @@ class RemoteClaim(runs.Claim):
         return {n: (self.folder / n).read_bytes() for n in (REFERENCE, MANIFEST) if (self.folder / n).exists()}
 
     def _files(self) -> list[tuple[str, str]]:
-        """Names and hashes of a finished run's files but the manifests, in the order in which they are sent."""
+        """Names and hashes of a finished run's files except its manifests, in the order in which they are sent."""
         return list(files_in(self._manifests(), self.place))
 
     def publish(self, run: Run) -> Run:
-        """Send the finished run: the manifest last."""
+        """Send the files of the finished run, its manifest last."""
         writer = self.writer
         writer.stop_sending()
         try:

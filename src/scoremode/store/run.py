@@ -104,7 +104,7 @@ class Run:
 
 # ── manifests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 class StoredEstimate(msgspec.Struct):
-    """A metric."""
+    """A metric in a manifest."""
 
     value: float | None
     stderr: NotNegative | None
@@ -116,7 +116,7 @@ class StoredEstimate(msgspec.Struct):
 
 
 class Identity(msgspec.Struct):
-    """The fields by which two runs are the same run."""
+    """The fields that identify a run: two runs in which they are equal are the same run."""
 
     model: Text
     tokenizer: Text
@@ -144,7 +144,7 @@ class PartSizes(msgspec.Struct):
 
 
 class ComparedWith(msgspec.Struct):
-    """The baseline of a run."""
+    """The baseline that a run was compared with."""
 
     model: Text
     fingerprint: Text
@@ -258,7 +258,7 @@ def require_columns(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def problem_in(manifest: Mapping[str, Any]) -> str | None:
-    """The name of a field that cannot be used; None if all can."""
+    """The name of a field of a manifest that cannot be used; None if all fields can be used."""
     wrong = unusable_field(manifest, RunManifest)
     if wrong is not None:
         return wrong
@@ -281,5 +281,5 @@ def schema_of(manifest: Mapping[str, Any]) -> Schema:
 
 
 def described(schema: Schema) -> dict[str, Any]:
-    """What a manifest says of columns that the engine declared itself."""
+    """The field of a manifest that describes the engine's own columns; empty if the engine declared none."""
     return {"columns": msgspec.to_builtins(schema.declared)} if schema.declared else {}

@@ -77,7 +77,7 @@ class Claim:
         self.release()
 
     def _take(self) -> Run | None:
-        """The finished run in the folder; else None, and the folder is locked."""
+        """Return the finished run in the folder; if there is none, lock the folder and return None."""
         folder, found = self.folder, None
         _require_possible(folder)
         if is_cached(folder):
@@ -118,15 +118,15 @@ class Claim:
             left.unlink(missing_ok=True)
 
     def check_reference(self) -> None:
-        """RunError if files of the finished reference were cut or edited since."""
+        """Raise RunError if files of the finished reference were cut or edited since."""
         Reference.open(self.folder)
 
     def watched(self, progress: Progress | None) -> Progress | None:
-        """The progress to report to, which may raise where another process took the folder over."""
+        """The progress callback to use; for a folder behind a URI, it raises if another process took that over."""
         return progress
 
     def publish(self, run: Run) -> Run:
-        """Bring the finished run to where the user wants it."""
+        """Bring the finished run to the place that the user named; a local folder is that place already."""
         return run
 
     def release(self) -> None:
@@ -137,7 +137,7 @@ class Claim:
 
 
 def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[Lock, bool]:
-    """The lock of a folder, which is created if needed, and whether another process held it first.
+    """Lock a folder, which is created if needed; return the lock, and whether another process held it first.
 
     ``name`` is what the user calls the folder.
     """
@@ -158,7 +158,7 @@ def lock_folder(folder: Path, *, waits: bool, name: str | None = None) -> tuple[
 
 
 def _require_possible(folder: Path) -> None:
-    """Raise RunError if this cannot be a folder."""
+    """Raise RunError if there can be no folder at this path."""
     try:
         if "\0" in str(folder):
             raise RunError(f"{harmless(str(folder))} contains NUL", fix=give_another(folder))
