@@ -59,10 +59,10 @@ demo-formats: $(VENV)/.gguf ## install, then put a GGUF as llama.cpp serves it, 
 	  --out runs/demo-formats --fresh --report runs/demo-formats.html
 
 # three processes on two cores, because much of the time is spent waiting for engines, servers and kills; one thread in
-# each, because threads of several processes wait for each other. A file stays in one process: its tests share engines. Files are given
+# each, and vLLM's threads sleep while they wait, because threads of several processes spin for each other. A file stays in one process: its tests share engines. Files are given
 # out in the order of tests/conftest.py, the longest first. Bytecode is kept: hundreds of processes import scoremode.
 test: $(VENV)/.dev $(VENV)/.triton chromium lint ## install, then lint, types and the whole suite
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 SCOREMODE_TRITON=$(abspath $(TRITON)) \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive SCOREMODE_TRITON=$(abspath $(TRITON)) \
 	  $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # the report is tested in a real browser; without one, and without the right to install one, those tests are skipped

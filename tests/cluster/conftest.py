@@ -16,6 +16,7 @@ from tests.cluster import paced
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else every cluster starts processes that nobody uses
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
