@@ -58,9 +58,10 @@ demo-formats: $(VENV)/.gguf ## install, then put a GGUF as llama.cpp serves it, 
 	  --corpus python-docs --num-samples 20 --document-tokens 256 --context-length 256 --stride 256 \
 	  --out runs/demo-formats --fresh --report runs/demo-formats.html
 
-# three processes on two cores, because much of the time is spent waiting for engines, servers and kills; one thread in
-# each, and vLLM's threads sleep while they wait, because threads of several processes spin for each other. A file stays in one process: its tests share engines. Files are given
-# out in the order of tests/conftest.py, the longest first. Bytecode is kept: hundreds of processes import scoremode.
+# three processes on two cores, because much of the time is spent waiting for engines, servers and kills. One thread in
+# each, and vLLM's threads sleep while they wait: threads of several processes on two cores only spin for each other. A
+# file stays in one process: its tests share engines. Files are given out in the order of tests/conftest.py, the longest
+# first. Bytecode is kept: hundreds of processes import scoremode.
 test: $(VENV)/.dev $(VENV)/.triton chromium lint ## install, then lint, types and the whole suite
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive SCOREMODE_TRITON=$(abspath $(TRITON)) \
 	  $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
