@@ -69,9 +69,11 @@ def _as_it_was() -> Iterator[None]:
     environment = dict(os.environ)
     handlers: dict[int, Any] = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
-    if dict(os.environ) != environment:
-        os.environ.clear()
-        os.environ.update(environment)
+    for name in {*os.environ, *environment}:  # only what changed: threads of libraries may be reading the rest
+        if (value := environment.get(name)) is None:
+            del os.environ[name]
+        elif os.environ.get(name) != value:
+            os.environ[name] = value
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler and handler is not None:
             signal.signal(number, handler)
