@@ -97,7 +97,7 @@ def test_an_interrupted_driver_says_so_in_one_line_and_leaves_nothing_running(
     _, err = started.communicate(timeout=120)
     assert started.returncode == 128 + number
     word = "interrupted" if number == signal.SIGINT else "terminated"
-    said = [line for line in err.strip().splitlines() if not line.startswith("scoremode: waiting for ")]  # busy machines
+    said = [line for line in err.strip().splitlines() if not line.startswith("scoremode: waiting for ")]
     assert said == [f"scoremode: {word}; what was scored is kept: run the same command again to resume"]
     wait_until(lambda: not left_of(family), 30)
 
