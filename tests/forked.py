@@ -322,6 +322,8 @@ if __name__ == "__main__":
             importlib.import_module(name)
     with contextlib.suppress(ImportError):  # it finds the place of a process's name only while the environment is new
         importlib.import_module("setproctitle").getproctitle()
+    if memory := sys.modules.get("vllm.distributed.device_communicators.shm_broadcast"):
+        memory.SpinCondition.__init__.__defaults__ = (0.0,)  # who waits sleeps: a loop of a second costs the others
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Arrow's allocator

@@ -210,7 +210,7 @@ OTHERS_FLAGS = {
 
 def test_hints_name_flags_that_exist() -> None:
     """Every text of a refusal in the source: a flag in it is one of ours, and in a verb's own file one of that verb."""
-    verbs = build_parser()._verbs()  # type: ignore[attr-defined]
+    verbs = build_parser().verbs()
     known = {flag for verb in verbs.values() for flag in verb.flags()} | OTHERS_FLAGS
     wrong = []
     for path in sorted(Path(scoremode.__file__).parent.rglob("*.py")):

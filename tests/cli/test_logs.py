@@ -31,7 +31,7 @@ def _default_level() -> Iterator[None]:
 def test_every_verb_has_the_flags(verb: str) -> None:
     parser = build_parser()
     assert isinstance(parser, Parser)
-    assert {"--verbose", "--quiet"} <= parser._verbs()[verb].flags()
+    assert {"--verbose", "--quiet"} <= parser.verbs()[verb].flags()
 
 
 @pytest.mark.parametrize(

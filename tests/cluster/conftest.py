@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scoremode.cluster import ray_cluster
-from tests.cluster import paced
+from tests.cluster import paced, ray_workers
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -56,6 +56,7 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
+        ray_workers.fork_workers()
         self.cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "num_gpus": 0})
 
     @property

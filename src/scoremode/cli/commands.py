@@ -48,7 +48,8 @@ EXAMPLES = """examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(wanted: str | None = None) -> Parser:
+    """Returns the parser of all verbs, or of the wanted one alone, which takes a tenth of the time."""
     parser = Parser(
         prog="scoremode",
         description="Exactly what a language model, as it is served, thinks of a text.",
@@ -56,10 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if wanted in VERBS:
+        parser.all_verbs = lambda: build_parser().verbs()
     parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
     # the column is as wide as the longest name here; argparse does not count the verbs themselves
     verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", prog="scoremode", parser_class=Parser)
-    for name, verb in VERBS.items():
+    for name, verb in ({wanted: VERBS[wanted]} if wanted in VERBS else VERBS).items():
         its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog)
         its.passes_on = verb.passes_on
         verb.add_arguments(its)
@@ -100,7 +103,7 @@ def _end_with(error: BaseException) -> int:
 def _run(given: list[str]) -> int:
     if given and given[0] == "lm-eval":  # all of its flags are another program's
         return run_lm_eval(given[1:])
-    parser = build_parser()
+    parser = build_parser(given[0] if given else None)
     if given and not given[0].startswith("-") and given[0] not in VERBS:
         return _complain(f"there is no command '{given[0]}'; {did_you_mean(given[0], VERBS)}")
     try:

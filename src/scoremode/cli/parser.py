@@ -10,7 +10,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from scoremode.errors import harmless, one_line
@@ -63,6 +63,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, with its complaints on one line and no usage dump before them."""
 
     passes_on = False  # does this verb hand flags that it does not know to another program?
+    all_verbs: Callable[[], dict[str, Parser]] | None = None  # where this parser has one verb alone
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -93,7 +94,7 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         given = list(sys.argv[1:] if args is None else args)
-        verbs = self._verbs()
+        verbs = self.verbs()
         if verbs and given and given[0].startswith("-") and given[0] not in self.flags():
             self.error(_unknown(given, self, verbs))
         if self.passes_on and given and given[0].startswith("-") and given[0].split("=")[0] not in self.flags():
@@ -104,7 +105,7 @@ class Parser(argparse.ArgumentParser):
             if chosen.passes_on:
                 found.passed_on = unknown
                 return found, []
-            chosen.error(_unknown(unknown, chosen, verbs))
+            chosen.error(_unknown(unknown, chosen, self.all_verbs() if self.all_verbs else verbs))
         found.__dict__.pop("given_once", None)
         return found, unknown
 
@@ -134,7 +135,8 @@ class Parser(argparse.ArgumentParser):
             if action.dest in WRITTEN and isinstance(value, str) and value.lower().startswith("memory://"):
                 self.error(f"{_name_of(action)} memory:// would be lost with this process; give a path or another URI")
 
-    def _verbs(self) -> dict[str, Parser]:
+    def verbs(self) -> dict[str, Parser]:
+        """The parsers of the verbs; none in the parser of a verb."""
         subparsers = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
         return dict(subparsers[0].choices) if subparsers else {}
 
@@ -153,7 +155,7 @@ def _unknown(unknown: list[str], chosen: Parser, verbs: dict[str, Parser]) -> st
     if flag is None:
         several = "; several files are one corpus as a folder or a pattern, as in --corpus 'notes/*.txt'"
         return f"nothing takes the argument '{unknown[0]}'" + (several if "--corpus" in chosen.flags() else "")
-    if chosen not in verbs.values():
+    if chosen.verbs():
         return f"{flag} is not a flag of scoremode itself; a command comes first, as in scoremode ppl MODEL {flag}"
     owners = [name for name, verb in verbs.items() if flag in verb.flags()]
     if owners:

@@ -44,18 +44,23 @@ def score_together(names: Sequence[str], score: ScoreOne[T], slots: int, progres
     """Scores every candidate, ``slots`` of them at a time; returns the results in the order of the names."""
     queue = _CandidateQueue(names, score, progress)
     # daemons: an interrupted comparison must not wait forever for an engine that starts
-    workers = [threading.Thread(target=queue.work, name=f"scoremode-slot-{n}", daemon=True) for n in range(slots)]
+    # events, not Thread.join: a join that was interrupted takes the thread for ended (Python 3.11)
+    ended = [threading.Event() for _ in range(slots)]
+    workers = [
+        threading.Thread(target=queue.work, args=(event,), name=f"scoremode-slot-{n}", daemon=True)
+        for n, event in enumerate(ended)
+    ]
     try:
         for worker in workers:
             worker.start()
-        for worker in workers:
-            worker.join()
+        for event in ended:
+            event.wait()
     except BaseException:
         queue.stopped.set()
         until = time.monotonic() + STOP_SECONDS
-        for worker in workers:  # before Ray ends: a worker that asks it something afterwards would start it again
-            if worker.ident is not None:
-                worker.join(max(0.0, until - time.monotonic()))
+        for worker, event in zip(workers, ended, strict=True):
+            if worker.ident is not None:  # before Ray ends: a worker that asks Ray something later would start it again
+                event.wait(max(0.0, until - time.monotonic()))
         raise
     return queue.results()
 
@@ -77,8 +82,14 @@ class _CandidateQueue(Generic[T]):
         self._failed: dict[str, BaseException] = {}
         self._tokens = dict.fromkeys(names, (0, 0))  # done, and in all
 
-    def work(self) -> None:
-        """Scores waiting candidates, one after the other, until none is left."""
+    def work(self, ended: threading.Event) -> None:
+        """Scores waiting candidates, one after the other, until none is left; then sets ``ended``."""
+        try:
+            self._work()
+        finally:
+            ended.set()
+
+    def _work(self) -> None:
         while not self.stopped.is_set():
             with self._lock:
                 name = next(self._waiting, None)
