@@ -11,19 +11,20 @@ from tests.house import files
 PAGE = (Path(__file__).parents[1] / "docs" / "environment.md").read_text(encoding="utf-8")
 FAMILIES = ("SCOREMODE_", "VLLM_", "RAY_", "AWS_", "HF_", "NVIDIA_", "OMP_", "TORCH_", "XDG_", "EXL3_", "EXLLAMA")
 NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]*)*")
+READING = ("environ.get", "environ.setdefault", "environ.pop", "getenv")
 EXPANDED = ("VLLM_USE_", "VLLM_FLASH_ATTN", "VLLM_FLOAT32_MATMUL", "VLLM_MARLIN", "VLLM_NVFP4", "EXL3_", "EXLLAMA")
 """Beginnings of names, shown with "…" on the page."""
 
 
 def in_source() -> set[str]:
-    """Names by which the source may address the environment: literals of a family, and whatever ``environ`` is given."""
+    """Names by which the source may address the environment: literals of a family, and arguments of ``environ``."""
     found: set[str] = set()
     for path in files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 is_name = NAME.fullmatch(node.value) and node.value.startswith(FAMILIES) and "_" in node.value
                 found |= {node.value} if is_name or node.value in EXPANDED else set()
-            if isinstance(node, ast.Call) and "environ" in ast.unparse(node.func):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(READING):
                 found |= {a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)}
             if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
                 found |= {node.slice.value} if isinstance(node.slice, ast.Constant) else set()  # type: ignore[arg-type]
