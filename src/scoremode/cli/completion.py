@@ -51,8 +51,9 @@ def _name_values(action: Any, files: dict[str, str]) -> None:
     from scoremode.engines.registry import known_engines
     from scoremode.plan.recipes import METHODS
 
-    names = {"method": METHODS, "name": METHODS, "engine": known_engines(), "baseline_engine": known_engines()}
-    if action.dest in names:
-        action.choices = sorted(names[action.dest])
+    if action.dest in ("method", "name"):
+        action.choices = sorted(METHODS)
+    elif action.dest in ("engine", "baseline_engine"):
+        action.choices = sorted(known_engines())
     elif action.dest in FILES:
         action.complete = files
