@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from scoremode.engines.llamacpp.small_gguf import Matrix, add_llama_keys, llama_tensors
+from scoremode.installation import pip_install
 
 NORMAL, CONTROL, BYTE = 1, 3, 6  # types of tokens
 Change = Callable[[Any], None]
@@ -18,10 +19,10 @@ Change = Callable[[Any], None]
 
 def require_llamacpp() -> None:
     """Skip, and print why, where no package brings llama.cpp."""
-    from scoremode.engines.llamacpp.library import INSTALL, installed
+    from scoremode.engines.llamacpp.library import installed
 
     if installed() is None:
-        reason = f"llama.cpp is not installed: {INSTALL}"
+        reason = f"llama.cpp is not installed: {pip_install('gguf')}"
         print(reason)
         pytest.skip(reason)
 

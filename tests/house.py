@@ -10,7 +10,7 @@ import scoremode
 
 HOUSE = Path(scoremode.__file__).parent
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "values", "arguments", "strict_json", "entry_points"),
+    ("errors", "values", "arguments", "strict_json", "entry_points", "installation"),
     ("disk",),
     ("remote",),
     ("text", "head"),

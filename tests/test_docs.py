@@ -48,8 +48,14 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 # ── complete ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_is_in_the_readme(verb: str) -> None:
-    assert f"scoremode {verb}" in TEXT[ROOT / "README.md"]
+def test_every_verb_is_in_the_readme_and_on_the_page_of_commands(verb: str) -> None:
+    assert f"`scoremode {verb}`" in TEXT[ROOT / "README.md"]
+    assert f"| `scoremode {verb}" in TEXT[ROOT / "docs" / "commands.md"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXT[ROOT / "README.md"].split()) <= 900
+    assert max(map(len, TEXT[ROOT / "README.md"].splitlines())) < 260
 
 
 @pytest.mark.parametrize("verb", VERBS)

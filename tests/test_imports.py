@@ -1,7 +1,7 @@
 """The shape of the house, held by tests: imports go down only, and help answers without the heavy libraries.
 
 cli ▶ report ▶ {harness, service} ▶ verbs ▶ cluster ▶ engines ▶ {models, statistics} ▶ store ▶ references ▶ cache ▶ plan
-    ▶ scores ▶ {text, head} ▶ remote ▶ disk ▶ values, errors, arguments, strict_json, entry_points
+    ▶ scores ▶ {text, head} ▶ remote ▶ disk ▶ values, errors, arguments, strict_json, entry_points, installation
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def test_what_it_does_not_give_is_not_measured(run: Run) -> None:
 
 
 def test_its_option_is_a_flag_with_help_and_a_part_of_the_identity(run: Run, tmp_path: Path) -> None:
-    assert "--smoothing COUNT" in run("ppl", "--help").out
+    assert "--smoothing COUNT" in run("ppl", "--help-all").out
     one, other = (
         run("ppl", "unigram:seen.txt", "--corpus", "text.txt", "--smoothing", value, "--out", f"run{value}", "--json")
         for value in ("1.0", "9")

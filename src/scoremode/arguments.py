@@ -59,3 +59,23 @@ def path_text(name: str, value: Any) -> str:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def read_key(variable: str | None) -> str | None:
+    """The key in an environment variable. Neither the key nor the name is shown: some type the key as the name."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip() if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable) else ""
+    if not key:
+        raise OptionError(
+            "the environment variable that --api-key-env names is not set",
+            fix="export it first, and give its name, as in --api-key-env SERVER_KEY",
+        )
+    if not re.fullmatch(r"[\x21-\x7e]+", key):
+        raise OptionError("the key that --api-key-env names has spaces or unusual characters", fix="export it again")
+    return key
+
+
+def secret_on_command_line(what: str, instead: str) -> OptionError:
+    """The refusal of a secret that was typed into a command; ``instead`` says where it belongs."""
+    return OptionError(f"{what} would show a secret to everybody who lists this machine's processes", fix=instead)

@@ -34,11 +34,16 @@ def source() -> str:
 def docs_table(engine: str) -> str:
     """The options of an engine as a Markdown table, for docs/engines.md."""
     rows = [
-        f"| `{option.flag}{' ' + option.details.metavar if option.details.metavar else ''}` | `{option.name}` | "
-        f"{_plain(option)} |\n"
+        f"| {_flag(option)} | `{option.name}` | {_plain(option)} |\n"
         for option in known_engines()[engine].options.known().values()
     ]
     return "| flag | in Python | meaning |\n|---|---|---|\n" + "".join(rows)
+
+
+def _flag(option: KnownOption) -> str:
+    if option.details.instead_of_flag is not None:
+        return "none: it is a secret"
+    return f"`{option.flag}{' ' + option.details.metavar if option.details.metavar else ''}`"
 
 
 def _plain(option: KnownOption) -> str:

@@ -12,6 +12,7 @@ import pytest
 from scoremode.engines.registry import choose
 from scoremode.engines.transformers import choices
 from scoremode.errors import ModelError
+from scoremode.installation import pip_install
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +29,7 @@ def test_the_extra_is_named(
     monkeypatch.setattr(choices, "distributions", lambda name: [])
     with pytest.raises(ModelError, match=package) as refused:
         choose(str(folder)).settings()
-    assert "pip install '.[quantized]'" in refused.value.fix
+    assert pip_install("quantized") in refused.value.fix
     monkeypatch.setattr(choices, "distributions", lambda name: [name])
     choose(str(folder)).settings()
 

@@ -15,6 +15,7 @@ import pytest
 
 from scoremode.cli.main import main
 from scoremode.harness import registering
+from scoremode.installation import pip_install
 from tests import forked
 from tests.harness.tasks import write_tasks
 
@@ -134,7 +135,7 @@ def test_without_the_harness_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(registering, "find_spec", lambda name: None)
     assert main(["lm-eval", "--tasks", "x"]) == 2
-    assert capsys.readouterr().err == ("scoremode: lm-evaluation-harness is not installed; pip install '.[lm-eval]'\n")
+    assert capsys.readouterr().err == f"scoremode: lm-evaluation-harness is not installed; {pip_install('lm-eval')}\n"
 
 
 def test_help_is_ours_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:

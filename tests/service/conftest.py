@@ -100,7 +100,7 @@ class ServedModel(LocalServer):
 
 @pytest.fixture(scope="session")
 def served(small_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
-    server = ServedModel(small_llama, tmp_path_factory.mktemp("service"), "--api-key", KEY)
+    server = ServedModel(small_llama, tmp_path_factory.mktemp("service"), "--api-key-env", "SERVER_KEY", SERVER_KEY=KEY)
     try:
         yield server.start()
     finally:

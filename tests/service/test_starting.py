@@ -13,8 +13,9 @@ import pytest
 from scoremode.cli.main import main
 from scoremode.engines.vllm import VllmPlugin, support
 from scoremode.errors import ModelError, OptionError
+from scoremode.installation import pip_install
 from scoremode.service import heads, starting
-from scoremode.service.starting import ServiceOptions, command, read_flags, split_keys
+from scoremode.service.starting import ServiceOptions, command, read_flags
 
 NEEDS_VLLM = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -82,9 +83,10 @@ def test_options_that_cannot_work(options: dict[str, Any], words: str, tiny: Pat
 
 
 @NEEDS_VLLM
-def test_the_command_is_that_of_stock_vllm(tiny: Path) -> None:
-    flags = ["--port", "81", "--api-key", "sk-verysecret", "--data-parallel-size", "2", "--hf-overrides", '{"a": 1}']
-    made = command(str(tiny), ServiceOptions(body_mib=1), flags)
+def test_the_command_is_that_of_stock_vllm(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-verysecret")
+    flags = ["--port", "81", "--data-parallel-size", "2", "--hf-overrides", '{"a": 1}']
+    made = command(str(tiny), ServiceOptions(body_mib=1, api_key_env=("SERVER_KEY",)), flags)
     assert made.words[made.words.index("--runner") + 1] == "pooling"
     assert '{"head_dtype": "model", "a": 1}' in made.words
     assert '"body_bytes": 1048576' in " ".join(made.words)
@@ -111,31 +113,26 @@ def test_int4_on_a_cpu_without_a_kernel_has_a_remedy_that_a_server_has(
 
 
 @pytest.mark.parametrize(
-    ("words", "rest", "keys"),
+    ("words", "instead"),
     [
-        ([], [], None),
-        (["--port", "80"], ["--port", "80"], None),
-        (["--api-key", "a", "--port", "80"], ["--port", "80"], ["a"]),
-        (["--port", "80", "--api_key=a=b"], ["--port", "80"], ["a=b"]),
-        (["--api-key", "a", "-b", "--x", "--api-key", "c"], ["--x"], ["a", "-b", "c"]),
-        (["--api-key-file", "f"], ["--api-key-file", "f"], None),
+        (["--api-key", "sk-x"], "--api-key-env NAME"),
+        (["--port", "80", "--api_key=sk-x"], "--api-key-env NAME"),
+        (["--hf-token", "sk-x"], "HF_TOKEN"),
     ],
 )
-def test_keys_leave_the_command_line(words: list[str], rest: list[str], keys: list[str] | None) -> None:
-    found = split_keys(words)
-    assert found[0] == rest
-    if keys is None:
-        assert found[1] == {}
-    else:
-        digests = [hashlib.sha256(key.encode()).hexdigest() for key in keys]
-        assert found[1] == {"SCOREMODE_SERVICE_KEYS": ",".join(digests), "VLLM_API_KEY": ""}
+def test_secrets_are_not_taken_from_the_command_line(words: list[str], instead: str) -> None:
+    with pytest.raises(OptionError, match="everybody who lists") as refused:
+        command("MODEL", ServiceOptions(), words)
+    assert instead in str(refused.value)
+    assert "sk-x" not in str(refused.value)
 
 
-@pytest.mark.parametrize("words", [["--api-key"], ["--api-key", ""], ["--api-key="], ["--api-key", "a", " "]])
-def test_an_empty_key_is_refused(words: list[str]) -> None:
+@pytest.mark.parametrize("value", ["", "two words"])
+def test_a_key_that_is_empty_or_unusable_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it comes from a variable that is not set. vLLM would start a server that is open to all."""
-    with pytest.raises(OptionError, match="--api-key is empty"):
-        split_keys(words)
+    monkeypatch.setenv("SERVER_KEY", value)
+    with pytest.raises(OptionError, match="--api-key-env"):
+        command("MODEL", ServiceOptions(api_key_env=("SERVER_KEY",)), [])
 
 
 @NEEDS_VLLM
@@ -151,7 +148,7 @@ def test_without_vllm_one_line_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     with monkeypatch.context() as without:
         without.setattr(support, "DISTRIBUTIONS", ())
         assert main(["serve", "MODEL"]) == 2
-        assert capsys.readouterr().err == "scoremode: vLLM is not installed; pip install '.[vllm]'\n"
+        assert capsys.readouterr().err == f"scoremode: vLLM is not installed; {pip_install('vllm')}\n"
         assert str(VllmPlugin().problem()).endswith("or use --engine transformers")  # other verbs have that flag
     monkeypatch.setattr(support, "installed_version", lambda: "0.11.0")
     assert main(["serve", "MODEL"]) == 2

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scoremode.errors import CorpusError
+from scoremode.installation import pip_install
 from scoremode.text.corpus import Corpus, load
 from scoremode.text.files import Row
 
@@ -292,7 +293,7 @@ def test_a_dataset_that_cannot_be_loaded_gives_its_reason_on_one_line(hub: Datas
 
 def test_without_the_package_datasets_its_installation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install '.[datasets]'" in complaint(dataset="some/set")
+    assert pip_install("datasets") in complaint(dataset="some/set")
 
 
 @pytest.mark.parametrize("flags", [{"dataset_config": "small"}, {"split": "train"}])

@@ -12,62 +12,63 @@ from collections.abc import Sequence
 from scoremode import __version__
 from scoremode.cli import logs, signals, streams
 from scoremode.cli.comparing_verbs import CompareVerb, ReportVerb, TasksVerb
+from scoremode.cli.completion import CompletionVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
+from scoremode.cli.help import add_help_flags, overview
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
 from scoremode.cli.parser import BAD_INPUT, Parser, Verb
 from scoremode.cli.scoring_verbs import NoiseVerb, PlanVerb, PplVerb, ProbVerb, ReferenceVerb
 from scoremode.errors import ScoremodeError, did_you_mean, harmless
 
-VERBS: dict[str, Verb] = {
-    "ppl": PplVerb(),
-    "prob": ProbVerb(),
-    "compare": CompareVerb(),
-    "tasks": TasksVerb(),
-    "reference": ReferenceVerb(),
-    "report": ReportVerb(),
-    "plan": PlanVerb(),
-    "noise": NoiseVerb(),
-    "lm-eval": LmEvalVerb(),
-    "serve": ServeVerb(),
-    "methods": MethodsVerb(),
-    "show": ShowVerb(),
-    "cache": CacheVerb(),
-    "engines": EnginesVerb(),
-    "doctor": DoctorVerb(),
+GROUPS: dict[str, dict[str, Verb]] = {
+    "score one model": {"ppl": PplVerb(), "prob": ProbVerb(), "plan": PlanVerb(), "noise": NoiseVerb()},
+    "compare models": {"compare": CompareVerb(), "tasks": TasksVerb(), "reference": ReferenceVerb()},
+    "results": {"show": ShowVerb(), "report": ReportVerb(), "cache": CacheVerb()},
+    "with other programs": {"serve": ServeVerb(), "lm-eval": LmEvalVerb()},
+    "this installation": {
+        "methods": MethodsVerb(),
+        "engines": EnginesVerb(),
+        "doctor": DoctorVerb(),
+        "completion": CompletionVerb(lambda: build_parser()),  # noqa: PLW0108 - it is defined below
+    },
 }
+VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 PASSED_ON = "lm-eval"  # its flags are another program's
-TAKES_OTHERS = (PASSED_ON, "serve")  # these have no --json, and flags that are not ours go to another program
+TAKES_OTHERS = (PASSED_ON, "serve")  # flags that are not ours go to another program
+NO_JSON = (*TAKES_OTHERS, "completion")
 OUR_BUG = 70
 
-EXAMPLES = """examples:
-  scoremode ppl smollm2-135m --corpus python-docs --num-samples 5
-  scoremode ppl MODEL --corpus wikitext2 --method exl3-2025 --context-length 2048 --stride 512 --out runs/base
-  scoremode prob smollm2-135m --prompt "The capital of France is" --target " Paris" --target " London"
-  scoremode compare BASELINE CANDIDATE --corpus wikitext2 --report report.html
-  scoremode plan MODEL --corpus wikitext2 --method llamacpp
-"""
+EXAMPLES = (
+    "scoremode ppl smollm2-135m --corpus python-docs --num-samples 5",
+    "scoremode compare org/model model-Q4_K_M.gguf --corpus wikitext2",
+)
+
+
+class MainParser(Parser):
+    """The parser of scoremode itself, whose help lists the verbs in groups."""
+
+    def format_help(self) -> str:
+        return overview(self, GROUPS, EXAMPLES)
 
 
 def build_parser(wanted: str | None = None) -> Parser:
     """Returns the parser of all verbs, or of the wanted one alone, which takes a tenth of the time."""
-    parser = Parser(
+    parser = MainParser(
         prog="scoremode",
         description="Exactly what a language model, as it is served, thinks of a text.",
         usage="%(prog)s [-h] [--version] VERB …",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if wanted in VERBS:
         parser.all_verbs = lambda: build_parser().verbs()
-    parser.add_argument("--version", action="version", version=f"scoremode {__version__}")
-    # the column is as wide as the longest name here; argparse does not count the verbs themselves
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB          ", prog="scoremode", parser_class=Parser)
+    parser.add_argument("--version", action="version", version=f"scoremode {__version__}", help="show the version")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", prog="scoremode", parser_class=Parser)
     for name, verb in ({wanted: VERBS[wanted]} if wanted in VERBS else VERBS).items():
-        its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog)
-        its.passes_on = verb.passes_on
+        its = verbs.add_parser(name, help=verb.summary, description=verb.summary, epilog=verb.epilog, add_help=False)
+        its.passes_on, its.everyday, its.examples = verb.passes_on, verb.everyday, verb.examples
         verb.add_arguments(its)
         if name != PASSED_ON:
             logs.add_arguments(its)
+        add_help_flags(its)
         its.set_defaults(run=verb.run)
     return parser
 

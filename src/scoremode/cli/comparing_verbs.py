@@ -20,14 +20,32 @@ RULE_HOLDS = 1
 
 class CompareVerb(Verb):
     summary = "what changed between a baseline and its candidates, with errors"
+    examples = (
+        "scoremode compare org/model model-Q4_K_M.gguf --corpus wikitext2",
+        "scoremode compare reference/ org/model-W4A16 --report report.html",
+    )
+    everyday = (
+        *flags.EVERYDAY_TEXT,
+        "--method",
+        "--context-length",
+        *flags.EVERYDAY_ENGINE,
+        "--out",
+        "--fail-if",
+        "--report",
+        "--markdown",
+        "--json",
+    )
     epilog = (
         "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
         "Exit code 1: a --fail-if rule holds."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, {"baseline BASELINE": "a model, a reference, a .kld file, or a run"})
-        flags.add(parser, {"candidates CANDIDATE …": "models, or runs of the same plan"})
+        flags.add(parser, {"baseline BASELINE": "a model, a reference or a run (a folder or a URI), or a .kld file"})
+        flags.add(
+            parser,
+            {"candidates CANDIDATE …": "models of any format: folders, GGUF files, EXL3, names on the hub; or runs"},
+        )
         flags.add_question(parser)
         flags.add_engine(parser)
         flags.add_baseline(parser)
@@ -81,6 +99,23 @@ class CompareVerb(Verb):
 
 class TasksVerb(Verb):
     summary = "candidates against a baseline on tasks of lm-eval: recovery and flips, with errors"
+    examples = (
+        "scoremode tasks org/model org/model-W4A16 --tasks arc_easy,hellaswag",
+        "scoremode tasks org/model model.gguf --tasks mmlu --limit 100",
+    )
+    everyday = (
+        "--tasks",
+        "--task-data",
+        "--num-fewshot",
+        "--limit",
+        "--metric",
+        *flags.EVERYDAY_ENGINE,
+        "--out",
+        "--fail-if",
+        "--report",
+        "--markdown",
+        "--json",
+    )
     epilog = "Tasks are those of lm-eval that ask for log-likelihoods. Exit code 1: a --fail-if rule holds."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -183,6 +218,10 @@ def _verdict(checked: list[str | None]) -> int:
 
 class ReportVerb(Verb):
     summary = "runs and comparisons as one HTML page"
+    examples = (
+        "scoremode report runs/base --output page.html",
+        "scoremode report runs/base runs/q4 runs/q8 --output page.html",
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"run_folders RUN …": "folders written with --out; the first is the baseline"})

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scoremode import strict_json
+from scoremode.arguments import secret_on_command_line
+from scoremode.engines.options import HUB_TOKEN
 from scoremode.errors import OptionError
 
 if TYPE_CHECKING:
@@ -70,16 +72,22 @@ def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
+EVERYDAY_TEXT = ("--corpus", "--text", "--num-samples")
+EVERYDAY_METHOD = ("--method", "--context-length", "--stride")
+EVERYDAY_ENGINE = ("--engine", "--dtype")
 JSON: Flags = {"--json": "print the facts for machines, and nothing else"}
 CARDS: Flags = {
     "--markdown": "print the table for a model card",
     "--model-index": "print the metadata block for the Hugging Face hub",
 }
 REPORT: Flags = {"--report FILE": "write the HTML report there"}
-MODEL: Flags = {"model MODEL": "smollm2-135m, a checkpoint folder, or a name on the hub"}
+MODEL: Flags = {
+    "model MODEL": "a checkpoint folder, a GGUF file, an EXL3 folder, a name on the Hugging Face hub, smollm2-135m, or "
+    "the name that a server has for it (--engine http://HOST:PORT)"
+}
 TEXT: Flags = {
-    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder or a "
-    "pattern ('notes/*.txt') of files, or - for stdin",
+    "--corpus TEXT …": "wikitext2, wikitext2:FILE, python-docs, a file (.txt .md .jsonl .parquet), a folder, a pattern "
+    "of files, or - for stdin",
     "--text TEXT": "a text given here",
     "--dataset NAME": "a dataset on the Hugging Face hub",
     "--dataset-config CONFIG": "",
@@ -95,10 +103,10 @@ METHOD: Flags = {
     "--stride N": "tokens between windows (default: the method's)",
     "--max-windows N": "0 for all (default: the method's own limit)",
 }
-AGAIN = {"--corpus TEXT …": "; give it again for another question", "--method METHOD …": "; may be given again"}
+AGAIN = {"--corpus TEXT …": "; may be given again", "--method METHOD …": "; may be given again"}
 QUESTION = tuple(flag.split()[0].removeprefix("--").replace("-", "_") for flag in (*TEXT, *METHOD))
 ENGINE: Flags = {
-    "--engine ENGINE": "see scoremode engines (default: the one that fits the model)",
+    "--engine ENGINE": "see scoremode engines (default: what fits the model)",
     "--tokenizer FOLDER": "another tokenizer than the model's own",
 }
 REPLICAS: Flags = {
@@ -159,13 +167,16 @@ def add_engine(parser: argparse.ArgumentParser, *, replicas: bool = True) -> Non
             groups[engines[0]] = parser.add_argument_group(f"engine {engines[0]}")
         _add_option(groups[engines[0]], option)
     if replicas:
-        group = parser.add_argument_group("replicas", "several engines share the work: pip install '.[ray]'")
+        group = parser.add_argument_group("replicas", "several engines share the work, with the extra ray")
         add(group, REPLICAS)
         add(group, PER_REPLICA, type=amount)
 
 
 def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
     details = option.details
+    if details.instead_of_flag is not None:
+        group.add_argument(option.flag, action=RefusedSecret, const=details.instead_of_flag, help=argparse.SUPPRESS)
+        return
     same: dict[str, Any] = {"dest": option.name, "help": details.help}
     if option.kind == "bool":
         same |= {"action": "store_true", "default": None}
@@ -182,9 +193,20 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
     add(parser.add_argument_group("baseline", words), BASELINE)
 
 
+class RefusedSecret(argparse.Action):
+    """An argparse action that refuses a flag whose value is a secret; ``const`` says what to do instead."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        raise secret_on_command_line(str(option_string), str(self.const))
+
+
 def _engine_arg(text: str) -> tuple[str, Any]:
     """Reads ``name=value``; the value is parsed if it is JSON, else it is text."""
+    from scoremode.disk.manifests import is_secret
+
     name, equals, value = text.partition("=")
+    if equals and is_secret(name):
+        raise secret_on_command_line(f"--engine-arg {name}=…", HUB_TOKEN)
     if not equals or not name:
         raise OptionError(f"--engine-arg {text} is not NAME=VALUE", fix="as in --engine-arg max_num_seqs=64")
     try:

@@ -13,28 +13,38 @@ from scoremode.cli.parser import Verb
 logger = logging.getLogger(__name__)
 
 LM_EVAL_HELP = """\
-usage: scoremode lm-eval [run] --tasks TASK … --model_args model=MODEL,engine=ENGINE,… [flags of lm-eval]
+usage: scoremode lm-eval [run] --tasks TASK … --model_args model=MODEL,… [flags]
        scoremode lm-eval ls tasks | validate --tasks TASK …
 
-lm-evaluation-harness's own command line. Its flags are unchanged; --model is scoremode unless another is given.
+lm-evaluation-harness's own command line, with its flags unchanged. --model is
+scoremode unless another is given.
 
 arguments of the model (--model_args NAME=VALUE,…):
-  model            a folder, a name on the hub, a GGUF file, or what an engine calls its models (also: pretrained)
-  engine           as in scoremode ppl --engine (default: the one that the model belongs to)
+  model            a folder, a name on the hub, a GGUF file, or what an engine
+                   calls its models (also: pretrained)
+  engine           as in scoremode ppl --engine (default: what fits the model)
   tokenizer        another tokenizer
   max_length       tokens fed at most (default: the model's context)
   add_bos_token    True or False (default: as the tokenizer does by itself)
-  prefix_token_id  the token before texts without context (default: BOS, else EOS)
+  prefix_token_id  the token before texts without context (default: BOS or EOS)
   out              folder for the score of every token, as Parquet
   greedy           measured, or unknown-is-false for engines without ranks
-  and every option of the engine by its name: dtype, device, batch_tokens, gpu_memory_utilization, …
+  and every option of the engine by its name: dtype, device, batch_tokens, …
 
 The flags of lm-eval itself: scoremode lm-eval run --help
+
+examples:
+  scoremode lm-eval --tasks arc_easy --model_args model=org/model
+  scoremode lm-eval --tasks piqa --limit 100 --model_args model=Q4_K_M.gguf
 """
 
 
 class LmEvalVerb(Verb):
     summary = "lm-evaluation-harness's own command line, with its tasks scored by any engine here"
+    examples = (
+        "scoremode lm-eval --tasks arc_easy --model_args model=org/model",
+        "scoremode lm-eval ls tasks",
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("words", nargs=argparse.REMAINDER)
@@ -45,7 +55,7 @@ class LmEvalVerb(Verb):
 
 def run_lm_eval(words: Sequence[str]) -> int:
     """Runs the harness with these command-line words, unchanged."""
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help", "--help-all"):
         print(LM_EVAL_HELP, end="")
         streams.check()
         return 0
@@ -60,8 +70,12 @@ def run_lm_eval(words: Sequence[str]) -> int:
 
 class ServeVerb(Verb):
     summary = "load a model once, and answer many clients over HTTP"
+    examples = (
+        "scoremode serve org/model-W4A16 --port 8000",
+        "scoremode serve org/model --api-key-env SERVER_KEY",
+    )
     epilog = (
-        "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, --api-key KEY, "
+        "Every other flag after MODEL is passed on to the server: --port 8000, --max-model-len 8192, "
         "--data-parallel-size 2, … Ctrl-C stops it."
     )
     passes_on = True
@@ -77,6 +91,8 @@ class ServeVerb(Verb):
             "--most-heads-mib N": "heads of baselines that clients may leave here (default: 8192)",
         }
         flags.add(parser, most, type=int)
+        key = "environment variable that holds the key clients must send; may be repeated"
+        flags.add(parser, {"--api-key-env NAME …": key})
         flags.add(parser, {"--allow-untested": "start a server that scoremode was not tested with"})
 
     def run(self, parsed: argparse.Namespace) -> None:
@@ -89,6 +105,7 @@ class ServeVerb(Verb):
             windows=parsed.most_windows,
             heads_mib=parsed.most_heads_mib,
             allow_untested=parsed.allow_untested,
+            api_key_env=tuple(parsed.api_key_env or ()),
         )
         made = command(parsed.model, options, getattr(parsed, "passed_on", []))
         logger.info("starting %s", made.shown())

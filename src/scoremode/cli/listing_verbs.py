@@ -20,6 +20,10 @@ T = TypeVar("T")
 
 class MethodsVerb(Verb):
     summary = "the named recipes, or one of them with its windows drawn"
+    examples = (
+        "scoremode methods",
+        "scoremode methods gptq",
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"name METHOD": "show this one with its windows drawn"}, nargs="?")
@@ -44,7 +48,11 @@ class MethodsVerb(Verb):
 
 
 class EnginesVerb(Verb):
-    summary = "what can turn a plan into scores here"
+    summary = "the engines on this machine"
+    examples = (
+        "scoremode engines",
+        "scoremode engines --json",
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, flags.JSON)
@@ -59,6 +67,10 @@ class EnginesVerb(Verb):
 
 class DoctorVerb(Verb):
     summary = "versions, devices, and a self-test of every engine that is installed"
+    examples = (
+        "scoremode doctor",
+        "scoremode doctor --engine transformers",
+    )
     epilog = (
         "Exit code 2, with one line, if a self-test fails. Engines with processes of their own take up to a minute."
     )
@@ -78,6 +90,10 @@ class DoctorVerb(Verb):
 
 class ShowVerb(Verb):
     summary = "a run that was kept with --out"
+    examples = (
+        "scoremode show runs/base",
+        "scoremode show runs/base --worst 20",
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"run_folder RUN": "a folder written with --out"})
@@ -94,6 +110,10 @@ class ShowVerb(Verb):
 
 class CacheVerb(Verb):
     summary = "what is kept in the cache folder; scoremode cache prune removes from it"
+    examples = (
+        "scoremode cache",
+        "scoremode cache prune --older-than 30d --dry-run",
+    )
     epilog = (
         "Runs and references without --out are kept there. SCOREMODE_CACHE is the folder, SCOREMODE_CACHE_LIMIT the "
         "size from which the least recently used go (default: 50GB; none: no limit). Nothing that is in use is removed."

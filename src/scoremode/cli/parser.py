@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from scoremode.cli.help import verb_help
 from scoremode.errors import harmless, one_line
 from scoremode.remote.uri import STORES
 
@@ -32,6 +33,8 @@ class Verb:
 
     summary: str  # docstrings are gone under python -OO
     epilog: str | None = None
+    examples: tuple[str, ...]  # two, or one where there is nothing else to show
+    everyday: tuple[str, ...] | None = None  # flags that --help shows; None: all of them. --help-all shows all
     passes_on = False  # are flags that are not ours those of another program?
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -64,11 +67,16 @@ class Parser(argparse.ArgumentParser):
 
     passes_on = False  # does this verb hand flags that it does not know to another program?
     all_verbs: Callable[[], dict[str, Parser]] | None = None  # where this parser has one verb alone
+    everyday: tuple[str, ...] | None = None  # as those of the verb
+    examples: tuple[str, ...] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
         for name in (None, "store"):
             self.register("action", name, Once)
+
+    def format_help(self) -> str:
+        return verb_help(self, self.everyday, self.examples)
 
     def error(self, message: str) -> NoReturn:
         line = one_line(f"{self.prog}: {self._plainly(message)}")

@@ -24,6 +24,11 @@ SECTION = 1 << 14
 
 class PplVerb(Verb):
     summary = "perplexity of a text by a named method"
+    examples = (
+        "scoremode ppl smollm2-135m --corpus python-docs --num-samples 5",
+        "scoremode ppl model-Q4_K_M.gguf --corpus wikitext2 --method llamacpp",
+    )
+    everyday = (*flags.EVERYDAY_TEXT, *flags.EVERYDAY_METHOD, *flags.EVERYDAY_ENGINE, "--out", "--fresh", "--json")
     epilog = "Without --out the run is kept in the cache folder; asking the same again reads it back."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -60,7 +65,12 @@ class PplVerb(Verb):
 
 
 class PlanVerb(Verb):
-    summary = "a dry run, windows, targets, work and memory, with no weight loaded"
+    summary = "a dry run: windows, targets, work and memory; loads no weights"
+    examples = (
+        "scoremode plan smollm2-135m --corpus python-docs",
+        "scoremode plan org/model --corpus wikitext2 --method gptq",
+    )
+    everyday = (*flags.EVERYDAY_TEXT, *flags.EVERYDAY_METHOD, "--engine", "--json")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add_model(parser, several=True, replicas=False)
@@ -78,6 +88,19 @@ class PlanVerb(Verb):
 
 class ReferenceVerb(Verb):
     summary = "score a text with a baseline and keep its hidden states for comparisons"
+    examples = (
+        "scoremode reference org/model --corpus wikitext2 --out reference",
+        "scoremode reference org/model --corpus wikitext2 --kld base.kld",
+    )
+    everyday = (
+        *flags.EVERYDAY_TEXT,
+        *flags.EVERYDAY_METHOD,
+        *flags.EVERYDAY_ENGINE,
+        "--out",
+        "--kld",
+        "--fresh",
+        "--json",
+    )
     epilog = (
         "A reference holds the exact distributions of every target: scoremode compare DIR CANDIDATE needs nothing "
         "else. A .kld file holds them in 16 bits, for llama-perplexity --kl-divergence."
@@ -119,6 +142,19 @@ class ReferenceVerb(Verb):
 
 class NoiseVerb(Verb):
     summary = "how far scores move when only the engine's settings do"
+    examples = (
+        "scoremode noise org/model --corpus wikitext2 --max-windows 20",
+        "scoremode noise org/model --vary dtype=float32,bfloat16 --corpus wikitext2",
+    )
+    everyday = (
+        *flags.EVERYDAY_TEXT,
+        "--method",
+        "--max-windows",
+        *flags.EVERYDAY_ENGINE,
+        "--vary",
+        "--repeat",
+        "--json",
+    )
     epilog = "The first value of each --vary makes the reference. Nothing is read from the cache."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -147,6 +183,21 @@ class NoiseVerb(Verb):
 
 class ProbVerb(Verb):
     summary = "probability of targets after a prompt"
+    examples = (
+        'scoremode prob smollm2-135m --prompt "1 + 1 =" --target " 2" --target " 3"',
+        "scoremode prob org/model --file pairs.jsonl --out results.jsonl",
+    )
+    everyday = (
+        "--prompt",
+        "--target",
+        "--file",
+        "--out",
+        "--fresh",
+        "--leading-space",
+        "--spanning",
+        *flags.EVERYDAY_ENGINE,
+        "--json",
+    )
     epilog = 'Rows of --file: {"prompt": "…", "target": "…"} or {"prompt": "…", "targets": ["…", "…"]}.'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

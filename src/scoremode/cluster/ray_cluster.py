@@ -20,8 +20,8 @@ from typing import Any
 from scoremode.cluster.spread import Room, Spread
 from scoremode.engines import process_guard
 from scoremode.errors import EngineError, OptionError, one_line
+from scoremode.installation import pip_install
 
-INSTALL = "pip install '.[ray]'"
 START = "start one with ray start --head, or leave --ray out to start Ray on this machine"
 CONNECT_SECONDS = 3.0
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
@@ -31,7 +31,7 @@ TOKEN_SETTINGS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 def require_ray() -> None:
     """Raises an error if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise OptionError("--replicas and --ray need Ray, which is not installed", fix=INSTALL)
+        raise OptionError("--replicas and --ray need Ray, which is not installed", fix=pip_install("ray"))
 
 
 class Cluster:
@@ -44,7 +44,7 @@ class Cluster:
         try:
             import ray
         except ImportError as error:  # half installed, or for another Python
-            raise OptionError(f"Ray is installed but cannot be imported ({error})", fix=INSTALL) from None
+            raise OptionError(f"Ray is installed but cannot be imported ({error})", fix=pip_install("ray")) from None
         self.ray: Any = ray
         self._folder: str | None = None
         self._guard: subprocess.Popen[bytes] | None = None

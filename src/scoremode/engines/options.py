@@ -19,6 +19,7 @@ from typing import Any, Literal, Self, cast
 from scoremode.arguments import require_flag, require_text, whole_number
 from scoremode.errors import OptionError, did_you_mean
 
+HUB_TOKEN = "set HF_TOKEN in the environment, or type hf auth login once"
 Kind = Literal["str", "int", "float", "bool", "Pairs"]
 Pairs = tuple[tuple[str, Any], ...]
 """Names and values: ``--engine-arg NAME=VALUE``, repeated; in Python also a dictionary."""
@@ -39,11 +40,18 @@ class Details:
     identity_name: str | None = None  # if runs that were kept earlier know it by another name
     may_vary: bool = True  # is it worth comparing values of it, as ``scoremode noise`` does?
     group: str | None = None  # heading in --help; None: the engine's own
+    instead_of_flag: str | None = None  # of a secret, which only Python may pass: what to do on the command line
 
 
 def option(help: str, **details: Any) -> Any:
     """A field of an engine's options; ``details`` are the other fields of Details."""
     return field(default=None, metadata={"option": Details(help, **details)})
+
+
+def hub_token() -> Any:
+    """The option for an access token of the hub. The command line has no such flag: ``ps`` would show the token."""
+    words = "access token for the hub (default: `HF_TOKEN`, or the one that `hf auth login` stored)"
+    return option(words, in_identity=False, may_vary=False, instead_of_flag=HUB_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,4 @@ class CheckpointOptions(Options):
     revision: str | None = option(
         "branch, tag or commit of a model on the hub (default: main)", in_identity=False, may_vary=False
     )
-    token: str | None = option(
-        "access token for the hub (default: the one that huggingface_hub knows)", in_identity=False, may_vary=False
-    )
+    token: str | None = hub_token()

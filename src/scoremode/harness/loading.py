@@ -30,6 +30,7 @@ from scoremode.disk.files import write_atomically
 from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError, ScoremodeError, harmless
 from scoremode.harness.task_data import TaskData
+from scoremode.installation import pip_install
 from scoremode.verbs.progress import Progress, announce
 
 SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
@@ -234,7 +235,7 @@ def lm_eval_version() -> str:
         return version("lm_eval")
     except PackageNotFoundError:
         raise InputError(
-            "tasks are defined by lm-evaluation-harness, which is not installed", fix="pip install '.[lm-eval]'"
+            "tasks are defined by lm-evaluation-harness, which is not installed", fix=pip_install("lm-eval")
         ) from None
 
 

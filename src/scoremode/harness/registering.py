@@ -9,17 +9,17 @@ from importlib.util import find_spec
 from typing import Any
 
 from scoremode.errors import InputError, ScoremodeError
+from scoremode.installation import pip_install
 
 NAME = "scoremode"
 TARGET = "scoremode.harness.model:ScoremodeLM"
 COMMANDS = ("run", "ls", "validate")
-INSTALL = "pip install '.[lm-eval]'"
 
 
 def require_harness() -> None:
     """Raises an error of one line if the harness is not installed."""
     if find_spec("lm_eval") is None:
-        raise InputError("lm-evaluation-harness is not installed", fix=INSTALL)
+        raise InputError("lm-evaluation-harness is not installed", fix=pip_install("lm-eval"))
 
 
 def register() -> None:

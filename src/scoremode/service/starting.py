@@ -13,8 +13,10 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scoremode.disk.manifests import command_without_secrets
+from scoremode.arguments import read_key, secret_on_command_line
+from scoremode.disk.manifests import command_without_secrets, is_secret
 from scoremode.engines.messages import FOLDER
+from scoremode.engines.options import HUB_TOKEN
 from scoremode.engines.process_guard import identity
 from scoremode.engines.vllm import plugin, support
 from scoremode.engines.vllm.start import can_plan_ahead, choose_dtype, device_defaults, quantization_of
@@ -62,6 +64,7 @@ class ServiceOptions:
     windows: int | None = None
     heads_mib: int | None = None
     allow_untested: bool = False
+    api_key_env: tuple[str, ...] = ()  # environment variables with the keys of clients
 
     def limits(self) -> dict[str, int]:
         given = {
@@ -108,34 +111,24 @@ def read_flags(words: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
-def split_keys(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The flags without ``--api-key``, and the environment that has the keys instead: anybody may list command lines.
+def refuse_secrets(words: Sequence[str]) -> None:
+    """Refuse flags with a secret for a value, such as ``--api-key``: anybody on the machine may list command lines."""
+    flags = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    for flag in filter(is_secret, flags):
+        instead = HUB_TOKEN if flag.endswith("token") else f"export it, and give the variable's name: {flag}-env NAME"
+        raise secret_on_command_line(flag, instead)
 
-    >>> split_keys(["--port", "80", "--api-key", "a", "b", "--x"])[0]
-    ['--port', '80', '--x']
-    """
-    rest: list[str] = []
-    keys: list[str] = []
-    is_key = is_given = False
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-            is_key = name.replace("_", "-") == "--api-key"
-            is_given |= is_key
-            keys += [value] if is_key and equals else []
-        elif is_key:
-            keys.append(word)
-        rest += [] if is_key else [word]
-    if not is_given:
-        return rest, {}
-    if not keys or not all(key.strip() for key in keys):
-        raise OptionError("--api-key is empty, so everybody could ask", fix="give a key, or leave the flag out")
-    return rest, {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""}
+
+def _keys_of(variables: Sequence[str]) -> dict[str, str]:
+    """The server's environment with the digests of the keys that clients may send; without keys, no change."""
+    keys = [read_key(variable) or "" for variable in variables]
+    return {KEYS: ",".join(digest_of(key.encode()) for key in keys), VLLM_KEY: ""} if keys else {}
 
 
 def command(model: str, options: ServiceOptions, flags: Sequence[str]) -> Command:
     """The command line for a model. Whatever cannot work is refused here, before anything is loaded."""
-    flags, keys = split_keys(flags)
+    refuse_secrets(flags)
+    keys = _keys_of(options.api_key_env)
     installed = support.installed_version()
     support.check_version(installed, options.allow_untested)
     support.check_plugin()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scoremode.errors import CorpusError, one_line
+from scoremode.installation import pip_install
 from scoremode.text.files import Row, RowKind, RowsOf, checked_row, kind_of_rows, parquet_rows, text_field
 
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"
@@ -38,7 +39,7 @@ def hub_dataset(name: str, config: str | None, split: str | None, field: str | N
     try:
         from datasets import load_dataset
     except ImportError:
-        raise CorpusError("--dataset needs the package 'datasets'", fix="pip install '.[datasets]'") from None
+        raise CorpusError("--dataset needs the package 'datasets'", fix=pip_install("datasets")) from None
     try:
         rows: Any = load_dataset(name, config, split=split or "test")
     except Exception as error:

@@ -103,7 +103,7 @@ def list_engines() -> list[dict[str, Any]]:
             "problem": plugin.problem(),
             "package": type(plugin).__module__.split(".")[0],
             "capabilities": msgspec.to_builtins(plugin.capabilities),
-            "options": [option.flag for option in plugin.options.known().values()],
+            "options": [o.flag for o in plugin.options.known().values() if o.details.instead_of_flag is None],
         }
         for name, plugin in known_engines().items()
     ]

@@ -18,6 +18,7 @@ from scoremode.engines.llamacpp.library import CONTEXT_DEFAULTS, MODEL_DEFAULTS,
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import choose, open_engine
 from scoremode.errors import EngineError, OptionError, ScoremodeError
+from scoremode.installation import pip_install
 
 
 def functions(model: dict[str, Any], context: dict[str, Any]) -> Any:
@@ -46,7 +47,7 @@ def test_a_library_with_other_defaults_is_refused(model: dict[str, Any], context
     with pytest.raises(EngineError, match=words) as refused:
         check_layout(functions(model, context), "other 1.0")
     assert "other 1.0" in str(refused.value)
-    assert ".[gguf]" in str(refused.value)
+    assert pip_install("gguf") in str(refused.value)
 
 
 def test_a_broken_own_build_must_go_before_another_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_without_a_package_the_line_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr(library, "installed", lambda: None)
     library.library.cache_clear()
     try:
-        assert "pip install '.[gguf]'" in str(LlamaCppPlugin().problem())
+        assert pip_install("gguf") in str(LlamaCppPlugin().problem())
         with pytest.raises(EngineError, match=r"not installed.*pip install"):
             choose(str(tiny_gguf))
     finally:

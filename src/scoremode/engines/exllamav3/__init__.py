@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from scoremode.engines.options import Options, option
+from scoremode.engines.options import Options, hub_token, option
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work, subject_of_checkpoint
 from scoremode.errors import EngineError, ModelError
+from scoremode.installation import pip_install
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 METHOD = "exl3"  # in a config's quantization_config
 BLOCK = 128  # ExLlamaV3 pads hidden sizes to multiples of this, and cannot run unquantized layers that need it
-INSTALL = "install a CUDA build of torch, then pip install '.[exl3]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,7 @@ class ExllamaOptions(Options):
     revision: str | None = option(
         "branch, tag or commit of a model on the hub (default: main)", in_identity=False, may_vary=False
     )
-    token: str | None = option(
-        "access token for the hub (default: the one that huggingface_hub knows)", in_identity=False, may_vary=False
-    )
+    token: str | None = hub_token()
 
 
 def kernel_switches() -> dict[str, str]:
@@ -47,7 +45,7 @@ class ExllamaPlugin(EnginePlugin):
 
     contract = 1
     name = "exllamav3"
-    summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU: pip install '.[exl3]'"
+    summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU"
     capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False)
     options = ExllamaOptions
     instead: ClassVar[dict[str, str]] = {
@@ -65,7 +63,7 @@ class ExllamaPlugin(EnginePlugin):
         try:
             version("exllamav3")
         except PackageNotFoundError:
-            return f"ExLlamaV3 is not installed; {INSTALL}"
+            return f"ExLlamaV3 is not installed; install a CUDA build of torch, then {pip_install('exl3')}"
         import torch
 
         return None if torch.cuda.is_available() else "ExLlamaV3 needs an NVIDIA GPU, and torch finds none"

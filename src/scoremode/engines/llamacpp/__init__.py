@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
 from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.installation import pip_install
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
@@ -21,7 +22,7 @@ class LlamaCppPlugin(EnginePlugin):
 
     contract = 1
     name = "llamacpp"
-    summary = "GGUF files as llama.cpp serves them: pip install '.[gguf]'"
+    summary = "GGUF files as llama.cpp serves them"
     capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False)
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
@@ -35,9 +36,9 @@ class LlamaCppPlugin(EnginePlugin):
     packages = ("llama-cpp-python", "xllamacpp", "gguf")
 
     def problem(self) -> str | None:
-        from scoremode.engines.llamacpp.library import INSTALL, installed
+        from scoremode.engines.llamacpp.library import installed
 
-        return None if installed() else f"llama.cpp is not installed; {INSTALL}"
+        return None if installed() else f"llama.cpp is not installed; {pip_install('gguf')}"
 
     def claims(self, model: str) -> bool:
         from scoremode.models.gguf import SUFFIX, gguf_models

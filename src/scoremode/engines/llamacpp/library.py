@@ -1,6 +1,6 @@
 """llama.cpp's own library, as a Python package brings it: its functions, and structs whose layout was checked.
 
-Two packages are known. ``xllamacpp`` is what ``pip install '.[gguf]'`` brings: built ahead of time, and its
+Two packages are known. ``xllamacpp`` is what the extra ``gguf`` brings: built ahead of time, and its
 library exports llama.cpp's C functions. ``llama-cpp-python`` is compiled by its user, usually for a GPU, and is
 preferred if it is installed. llama.cpp changes its structs between releases without a version number in them, so
 their defaults are read back and compared before anything is done.
@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 from scoremode.engines.llamacpp import crash_handlers
 from scoremode.errors import EngineError, ModelError
+from scoremode.installation import pip_install
 
-INSTALL = "pip install '.[gguf]'"
 OWN_BUILD, PREBUILT = "llama-cpp-python", "xllamacpp"  # distributions, in the order of preference
 SPARE = 512  # bytes behind a struct: a later release may have more fields there, and gets its own defaults back
 
@@ -210,7 +210,7 @@ def library() -> Library:
     """llama.cpp's library; loaded once for the whole process."""
     found = installed()
     if found is None:
-        raise EngineError("llama.cpp is not installed, and it scores GGUF files", fix=INSTALL)
+        raise EngineError("llama.cpp is not installed, and it scores GGUF files", fix=pip_install("gguf"))
     package, its_version = found
     try:
         functions, model, context = _own_build() if package == OWN_BUILD else _prebuilt()
@@ -218,7 +218,8 @@ def library() -> Library:
             function = getattr(functions, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError, ImportError) as error:
-        repair = INSTALL if package == PREBUILT else f"repair it, or pip uninstall {package} and {INSTALL}"
+        install = pip_install("gguf")
+        repair = install if package == PREBUILT else f"repair it, or pip uninstall {package} and {install}"
         raise EngineError(f"llama.cpp of {package} {its_version} cannot be loaded ({error})", fix=repair) from None
     check_layout(functions, f"{package} {its_version}")
     complaints: deque[str] = deque(maxlen=6)
@@ -265,7 +266,7 @@ def check_layout(functions: Any, name: str) -> None:
         if wrong:
             raise EngineError(
                 f"the llama.cpp of {name} is a release with another {struct} ({', '.join(wrong)})",
-                fix=f"install the release that scoremode was tested with: {INSTALL}",
+                fix=f"install the release that scoremode was tested with: {pip_install('gguf')}",
             )
 
 

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from scoremode.engines.plugin import Capabilities, EnginePlugin, Work
 from scoremode.engines.server.server_options import PLAIN, SERVICE, ServerOptions
 from scoremode.errors import ModelError
+from scoremode.installation import pip_install
 
 if TYPE_CHECKING:
     from scoremode.engines.base import Engine
     from scoremode.models.subject import Subject
-
-INSTALL = "pip install '.[server]'"
 
 
 class ServerPlugin(EnginePlugin):
@@ -44,7 +43,7 @@ class ServerPlugin(EnginePlugin):
     _is_service: bool | None = None  # None: it did not say yet
 
     def problem(self) -> str | None:
-        return None if find_spec("httpx") else f"httpx is not installed: {INSTALL}"
+        return None if find_spec("httpx") else f"httpx is not installed: {pip_install('server')}"
 
     def able(self) -> Capabilities:
         """The abilities of the server. One that does not say what it is without a key may be a scoring service."""

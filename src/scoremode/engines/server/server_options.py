@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -80,18 +79,3 @@ def root_of(address: str) -> str:
     place = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
     path = parts.path.rstrip("/")
     return f"{parts.scheme.lower()}://{place}{path.removesuffix('/v1')}"
-
-
-def read_key(variable: str | None) -> str | None:
-    """The key in an environment variable. Neither the key nor the name is shown: some type the key as the name."""
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "").strip() if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable) else ""
-    if not key:
-        raise OptionError(
-            "the environment variable that --api-key-env names is not set",
-            fix="export it first, and give its name, as in --api-key-env SERVER_KEY",
-        )
-    if not re.fullmatch(r"[\x21-\x7e]+", key):
-        raise OptionError("the key that --api-key-env names has spaces or unusual characters", fix="export it again")
-    return key

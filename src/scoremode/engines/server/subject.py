@@ -21,9 +21,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from scoremode.arguments import read_key
 from scoremode.engines.server.link import SMALL, Link, Reply
 from scoremode.engines.server.served import Form, ServerFacts, ServiceFacts, find_form, find_service, look
-from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions, read_key, root_of
+from scoremode.engines.server.server_options import PATIENCE, TIMEOUT, ServerOptions, root_of
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.models.embedded import EMBEDDED
 from scoremode.models.facts import resolve

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from scoremode.engines.options import CheckpointOptions, option
 from scoremode.errors import ModelError, OptionError
+from scoremode.installation import pip_install
 
 if TYPE_CHECKING:
     from scoremode.models.facts import ModelFacts
@@ -88,5 +89,5 @@ def require_quantization_library(facts: ModelFacts) -> None:
     if missing:
         raise ModelError(
             f"{facts.name} is quantized with {method}, and Transformers needs {' and '.join(missing)} for that",
-            fix="pip install '.[quantized]'",
+            fix=pip_install("quantized"),
         )

@@ -15,6 +15,7 @@ from scoremode.disk.files import remembered_sha256
 from scoremode.engines.registry import known_engines
 from scoremode.engines.transformers.choices import TransformersOptions, choose_device, choose_dtype
 from scoremode.errors import EngineError, ModelError
+from scoremode.installation import pip_install
 from scoremode.models.facts import ModelFacts, unused_note
 from scoremode.models.safetensors import read_header
 from scoremode.models.subject import Subject
@@ -103,7 +104,7 @@ def with_adapter(subject: Subject, folder: str) -> Subject:
     """The subject with an adapter added: another model, with another fingerprint. No weights are loaded."""
     path = Path(folder).expanduser()
     if find_spec("peft") is None:
-        raise ModelError("--adapter needs the package 'peft'", fix="pip install '.[peft]'")
+        raise ModelError("--adapter needs the package 'peft'", fix=pip_install("peft"))
     for name in ADAPTER_FILES:
         if not (path / name).is_file():
             raise ModelError(f"the adapter folder {folder} has no {name}", fix="give a folder that PEFT saved")

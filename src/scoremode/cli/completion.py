@@ -1,0 +1,59 @@
+"""``scoremode completion SHELL`` prints a script that completes verbs, flags, names and files; shtab writes it.
+
+The script is fixed text: a TAB starts no Python. It has the flags of the plug-ins that are installed when it is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from scoremode.cli.parser import Parser, Verb
+from scoremode.errors import InputError
+
+SHELLS = ("bash", "zsh", "fish")
+FILES = {
+    *("model", "baseline", "candidates", "corpus", "out", "report", "output", "file", "kld", "tokenizer", "adapter"),
+    *("run_folder", "run_folders", "task_data", "include_path"),
+}
+
+
+class CompletionVerb(Verb):
+    summary = "print the script for tab completion in bash, zsh or fish"
+    examples = (
+        'eval "$(scoremode completion bash)"',
+        "scoremode completion fish > ~/.config/fish/completions/scoremode.fish",
+    )
+
+    def __init__(self, make_parser: Callable[[], Parser]) -> None:
+        self._make_parser = make_parser  # of the whole command line
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
+
+    def run(self, parsed: argparse.Namespace) -> None:
+        if importlib.util.find_spec("shtab") is None:
+            raise InputError("tab completion needs the package shtab", fix="pip install 'shtab>=1.13,<2'")
+        import shtab
+
+        parser = self._make_parser()
+        for verb in parser.verbs().values():
+            for action in verb._actions:
+                _name_values(action, shtab.FILE)
+        sys.stdout.write(shtab.complete(parser, parsed.shell))
+
+
+def _name_values(action: Any, files: dict[str, str]) -> None:
+    """Tell shtab which values an argument may have: names that are known here, or files."""
+    from scoremode.engines.registry import known_engines
+    from scoremode.plan.recipes import METHODS
+
+    if action.dest in ("method", "name"):
+        action.choices = sorted(METHODS)
+    elif action.dest in ("engine", "baseline_engine"):
+        action.choices = sorted(known_engines())
+    elif action.dest in FILES:
+        action.complete = files

@@ -1,0 +1,91 @@
+"""Help that fits on a screen: the flags of every day and two examples. ``--help-all`` prints every flag."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from scoremode.cli.streams import check
+
+EVERYDAY = ("--help", "--help-all")
+
+
+def add_help_flags(parser: Any) -> None:
+    """Add ``--help`` and ``--help-all`` to a parser that was made without argparse's own help flag."""
+    parser.add_argument("-h", "--help", action="help", help="show this page")
+    parser.add_argument("--help-all", action=ShowEverything, help="show every flag, those of each engine apart")
+
+
+class ShowEverything(argparse.Action):
+    """An argparse action that prints the full help and ends the command."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **given: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=given.get("help"))
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(verb_help(parser, None, getattr(parser, "examples", ())), end="")
+        check()
+        parser.exit()
+
+
+def verb_help(parser: argparse.ArgumentParser, everyday: Collection[str] | None, examples: Sequence[str]) -> str:
+    """The help of a verb: flags in ``everyday`` alone, or all of them if it is None; then its examples."""
+    formatter = parser._get_formatter()
+    formatter.add_usage(_usage(parser), parser._actions, [])
+    formatter.add_text(parser.description)
+    # the flags that every verb has come last, before them those of one engine each
+    groups = sorted(parser._action_groups[1:], key=lambda group: _place(parser, group))
+    for group in [parser._action_groups[0], *groups]:
+        shown = [action for action in group._group_actions if everyday is None or _is_shown(action, everyday)]
+        if shown:
+            formatter.start_section(_title(parser, group))
+            formatter.add_text(group.description if everyday is None else None)
+            formatter.add_arguments(shown)
+            formatter.end_section()
+    formatter.add_text(parser.epilog if everyday is None else None)
+    return formatter.format_help() + _examples(examples)
+
+
+def _is_shown(action: argparse.Action, everyday: Collection[str]) -> bool:
+    return not action.option_strings or any(flag in (*EVERYDAY, *everyday) for flag in action.option_strings)
+
+
+def _place(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> int:
+    return 2 if group is parser._optionals else 1 if (group.title or "").startswith("engine ") else 0
+
+
+def _title(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> str | None:
+    return {parser._positionals: "arguments", parser._optionals: "more"}.get(group, group.title)
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """The usage with the names of the arguments alone; argparse would list every flag."""
+    places = []
+    for action in parser._positionals._group_actions:
+        name = str(action.metavar or action.dest)
+        many = f"{name} …" if action.nargs in ("+", "*") else name
+        places.append(f"[{many}]" if action.nargs in ("?", "*") else many)
+    needed = [action for action in parser._actions if action.required and action.option_strings]
+    places += [f"{action.option_strings[0]} {action.metavar}" for action in needed]
+    return " ".join(["%(prog)s", *places, "[flags]"])
+
+
+def _examples(commands: Sequence[str]) -> str:
+    return "\nexamples:\n" + "".join(f"  {command}\n" for command in commands) if commands else ""
+
+
+def overview(parser: argparse.ArgumentParser, groups: Mapping[str, Collection[str]], examples: Sequence[str]) -> str:
+    """The help of scoremode itself: the verbs in their groups."""
+    (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    formatter = parser._get_formatter()
+    formatter.add_usage(parser.usage, parser._actions, [])
+    formatter.add_text(parser.description)
+    for title, names in groups.items():
+        formatter.start_section(title)
+        formatter.add_arguments([choice for choice in verbs._choices_actions if choice.dest in names])
+        formatter.end_section()
+    formatter.start_section("more")
+    formatter.add_arguments([action for action in parser._actions if action.option_strings])
+    formatter.end_section()
+    return formatter.format_help() + _examples(examples)

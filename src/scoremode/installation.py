@@ -1,0 +1,76 @@
+"""How scoremode was installed, and so the command that adds one of its extras.
+
+    pip install 'scoremode[gguf]'                       from a package index
+    pip install '.[gguf]'                               from a checkout that is the current folder
+    pip install -e '/home/me/scoremode[gguf]'           from a checkout elsewhere, editable
+    pip install 'scoremode[gguf] @ git+https://…'       from a repository or an archive
+
+Installers write where a package came from into ``direct_url.json``. A package from an index has no such file.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+NAME = "scoremode"
+
+
+def pip_install(extra: str) -> str:
+    """The command that installs an extra of scoremode, as its user would type it here."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        ours = distribution(NAME)
+        origin = _parse(ours.read_text("direct_url.json"))
+        installer = (ours.read_text("INSTALLER") or "").strip()
+    except PackageNotFoundError:  # run from its source, with PYTHONPATH
+        origin, installer = {"url": Path(__file__).parents[2].as_uri(), "dir_info": {"editable": True}}, "pip"
+    return f"{'uv pip' if installer == 'uv' else 'pip'} install {_requirement(extra, origin)}"
+
+
+def _parse(text: str | None) -> dict[str, Any]:
+    """The content of ``direct_url.json``; empty if the file is missing or damaged."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("url"), str) else {}
+
+
+def _requirement(extra: str, origin: dict[str, Any]) -> str:
+    if not origin:
+        return f"'{NAME}[{extra}]'"
+    url = origin["url"]
+    if url.startswith("file:") and "vcs_info" not in origin:
+        is_editable = (origin.get("dir_info") or {}).get("editable") is True
+        return f"{'-e ' if is_editable else ''}{_quoted(f'{_path(url)}[{extra}]')}"
+    repository = origin.get("vcs_info") or {}
+    prefix = f"{repository['vcs']}+" if "vcs" in repository else ""
+    revision = f"@{repository['requested_revision']}" if "requested_revision" in repository else ""
+    return _quoted(f"{NAME}[{extra}] @ {prefix}{_without_user(url)}{revision}")
+
+
+def _path(url: str) -> str:
+    """The path of a ``file:`` URL: ``.`` if it is the current folder."""
+    from urllib.parse import unquote, urlsplit
+
+    path = unquote(urlsplit(url).path)
+    try:
+        return "." if Path(path).samefile(".") else path
+    except OSError:
+        return path
+
+
+def _without_user(url: str) -> str:
+    """A URL without the user name and password that a careless installer may have left in it."""
+    from urllib.parse import urlsplit, urlunsplit
+
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text) if "'" in text else f"'{text}'"

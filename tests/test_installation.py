@@ -1,0 +1,59 @@
+"""Install hints name the command that fits the way in which scoremode was installed."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from scoremode.installation import pip_install
+
+REPOSITORY = {"url": "https://me:secret@host.example/a/b.git", "vcs_info": {"vcs": "git", "requested_revision": "v1"}}
+
+
+class Installed:
+    """A distribution of scoremode as an installer left it."""
+
+    def __init__(self, direct_url: str | None, installer: str = "pip\n") -> None:
+        self.files = {"direct_url.json": direct_url, "INSTALLER": installer}
+
+    def read_text(self, name: str) -> str | None:
+        return self.files[name]
+
+
+def hint(monkeypatch: pytest.MonkeyPatch, installed: Installed) -> str:
+    monkeypatch.setattr(metadata, "distribution", lambda _: installed)
+    return pip_install("gguf")
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ({"url": "file:///no/such%20folder", "dir_info": {}}, "pip install '/no/such folder[gguf]'"),
+        ({"url": "file:///no/such", "dir_info": {"editable": True}}, "pip install -e '/no/such[gguf]'"),
+        ({"url": "file:///no/a.whl", "archive_info": {}}, "pip install '/no/a.whl[gguf]'"),
+        (REPOSITORY, "pip install 'scoremode[gguf] @ git+https://host.example/a/b.git@v1'"),
+        ({"url": "https://host.example/a.whl"}, "pip install 'scoremode[gguf] @ https://host.example/a.whl'"),
+        ({}, "pip install 'scoremode[gguf]'"),
+        ([], "pip install 'scoremode[gguf]'"),
+    ],
+)
+def test_the_command_fits_the_origin(origin: object, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hint(monkeypatch, Installed(json.dumps(origin))) == command
+
+
+@pytest.mark.parametrize("damaged", [None, "", "{"])
+def test_without_an_origin_the_index_is_named(damaged: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hint(monkeypatch, Installed(damaged)) == "pip install 'scoremode[gguf]'"
+
+
+def test_the_current_folder_is_a_dot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    origin = {"url": tmp_path.as_uri(), "dir_info": {"editable": False}}
+    assert hint(monkeypatch, Installed(json.dumps(origin))) == "pip install '.[gguf]'"
+
+
+def test_uv_is_named_where_it_was_the_installer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hint(monkeypatch, Installed(None, "uv")) == "uv pip install 'scoremode[gguf]'"
