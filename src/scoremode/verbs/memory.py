@@ -48,8 +48,9 @@ def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) ->
     if baseline.is_open and candidate.is_open:
         return
     sides = [(its, its.memory(longest)) for its in (baseline, candidate)]
-    each = " and ".join(f"{size_words(need.size)} for {short(its.subject.name)}{need.where}" for its, need in sides)
-    print_line(f"scoremode: both models run at the same time and need about {each}")
+    each = ", ".join(f"{size_words(need.size)} for {short(its.subject.name)}{need.where}" for its, need in sides)
+    both = size_words(sum(need.size for _, need in sides))
+    print_line(f"scoremode: both models run at the same time and need about {both} of memory ({each})")
     for on_gpu, free in ((False, available), (True, _free_on_gpus)):
         needed = sum(need.size for its, need in sides if need.on_gpu is on_gpu and not its.is_open)
         left = free() if needed else None
