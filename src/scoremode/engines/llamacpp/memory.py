@@ -17,7 +17,7 @@ def memory_of(facts: GgufFacts, vocabulary: int, choices: Choices, longest: int)
     blocks = (
         GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]] for kind in (choices.cache_type_k, choices.cache_type_v)
     )
-    cache = sum(values * size // of for of, size in blocks)
+    cache: int = sum(values * size // of for of, size in blocks)
     logits = min(longest, choices.n_batch) * vocabulary * 4
     together = min(longest, choices.n_ubatch)
     inner = facts.number("feed_forward_length") or 4 * width
