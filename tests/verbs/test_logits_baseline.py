@@ -324,7 +324,7 @@ def test_memory_is_said_before_anything_is_loaded_and_too_much_is_refused(
     monkeypatch.setattr(memory, "available", lambda: 10_000)
     asked: Any = {**ASKED, "stride": 19}
     with pytest.raises(
-        EngineError, match=r"both models need about .* of memory at once, and this machine has 10 kB"
+        EngineError, match=r"about .* of memory must be free for both models at once, and this machine has 10 kB left"
     ) as no:
         sm.compare(*map(str, files[:2]), **asked)
     assert opened == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 import torch
@@ -37,7 +36,8 @@ class LogitsReducer:
         self.want, self.device, self.vocabulary = want, device, vocabulary
         self.width = min(source.vocabulary or vocabulary, vocabulary)
         self.against = None if want.against is None else load_baseline(want.against, device, vocabulary)
-        self._index, self._rows_of = -1, cast(RowsOf | None, None)  # the window in work, and the baseline's rows of it
+        self._index = -1  # of the window that is being reduced
+        self._rows_of: RowsOf | None = None  # what the baseline gives for its rows
 
     def reduce(self, indexed: IndexedWindow, rows: slice, logits: Tensor) -> list[Reduced]:
         """Reduce the logits (n, vocabulary) of some rows of a window. May overwrite the logits."""

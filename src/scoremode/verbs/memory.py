@@ -57,7 +57,7 @@ def require_both_fit(baseline: LazyModel, candidate: LazyModel, longest: int) ->
         if left is not None and needed > left:
             device = "the GPU" if on_gpu else "this machine"
             raise EngineError(
-                f"both models need about {size_words(needed)} of memory at once, and {device} has "
+                f"about {size_words(needed)} of memory must be free for both models at once, and {device} has "
                 f"{size_words(left)} left",
                 fix=KLD_WAY,
             )
