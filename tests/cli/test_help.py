@@ -22,7 +22,7 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def flags_of(verb: str) -> set[str]:
-    found: set[str] = build_parser()._verbs()[verb].flags()  # type: ignore[attr-defined]
+    found: set[str] = build_parser().verbs()[verb].flags()
     return found - {"--token"}  # refused, and not shown
 
 

@@ -100,11 +100,6 @@ def test_one_comparison_of_models_of_two_engines(tiny: Path, made: Path, other: 
     assert np.abs(alone.kl - same.kl).max() < 1e-7, "side by side, and against a stored reference"
 
 
-def test_a_gguf_cannot_be_the_baseline_of_a_model(tiny: Path, made: Path) -> None:
-    with pytest.raises(sm.ScoremodeError, match=r"the llamacpp engine cannot be the baseline|hidden states"):
-        sm.compare(str(made), str(tiny), **ASKED)
-
-
 # ── tokenizers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_ids_that_differ_are_refused_where_they_first_do_and_one_tokenizer_for_both_helps(
     tiny: Path, tmp_path: Path

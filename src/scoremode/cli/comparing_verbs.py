@@ -37,11 +37,12 @@ class CompareVerb(Verb):
     )
     epilog = (
         "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
+        "As in: scoremode compare model-BF16.gguf model-Q4_K_M.gguf model-Q5_K_M.gguf --corpus wikitext2. "
         "Exit code 1: a --fail-if rule holds."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        flags.add(parser, {"baseline BASELINE": "a model, a reference or a run (a folder or a URI), or a .kld file"})
+        flags.add(parser, {"baseline BASELINE": "a model (a GGUF too), a reference, a .kld file or a run"})
         flags.add(
             parser,
             {"candidates CANDIDATE …": "models of any format: folders, GGUF files, EXL3, names on the hub; or runs"},

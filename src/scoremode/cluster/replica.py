@@ -22,7 +22,7 @@ from scoremode import __version__
 from scoremode.disk.files import remembered_sha256
 from scoremode.disk.folders import cache_folder
 from scoremode.disk.manifests import without_secrets
-from scoremode.engines.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredDistributions, StoredHead, Want
+from scoremode.engines.base import Baseline, Engine, EngineFacts, NoiseFloor, StoredHead, Want, WholeDistributions
 from scoremode.engines.baseline import FileBaseline, HeldBaseline, StoredBaseline
 from scoremode.engines.plugin import EnginePlugin, Work
 from scoremode.engines.registry import Chosen, choose, open_engine
@@ -122,7 +122,7 @@ class SentBaseline:
     uri: str | None = None  # where every node may fetch a copy of its own
 
     @staticmethod
-    def of(baseline: Baseline | StoredDistributions) -> SentBaseline:
+    def of(baseline: Baseline | WholeDistributions) -> SentBaseline:
         """The path and the seal of a stored baseline. An open model is refused: it lives in this process alone."""
         if isinstance(baseline, StoredBaseline):
             stored = baseline.stored

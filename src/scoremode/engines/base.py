@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scoremode.errors import EngineError, ModelError
 from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.scores.schema import BUILT_IN, Column, Schema
 from scoremode.values import Bools, Floats, Ints, Raw
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNIFORM = "all logits are equal: the model gives every token the same probability, as untrained or empty weights do"
 
@@ -80,17 +83,33 @@ class Baseline(Protocol):
         """The final hidden states (m, d) of the rows that window ``index`` asks for."""
 
 
-class StoredDistributions(ABC):
-    """A baseline whose distributions were kept, in 16 bits, instead of its hidden states.
+class WholeDistributions(ABC):
+    """A baseline that gives the whole distribution of each row, instead of hidden states and a head."""
+
+    vocabulary: int
+
+
+class StoredDistributions(WholeDistributions):
+    """A baseline whose distributions were kept, in 16 bits.
 
     Its divergence has a rule of its own: ``head.sixteen_bits.kl_from_records``.
     """
 
-    vocabulary: int
-
     @abstractmethod
     def records(self, index: int, window: Window) -> Raw:
         """The records (m, words) of uint16 of the rows that window ``index`` asks for: see head/budget.py."""
+
+
+class LogitsBaseline(WholeDistributions):
+    """A baseline that runs at the same time as the candidate, and gives its logits. Nothing is rounded or kept."""
+
+    @abstractmethod
+    def logits(self, index: int, window: Window) -> Callable[[slice], Tensor]:
+        """Returns a function that gives the float32 logits (n, vocabulary) of some of the window's rows.
+
+        It is called once for each part of the rows, in their order, and may be called for fewer rows than there are.
+        The caller must not change the logits, and may use them only until the next call.
+        """
 
 
 def require_one_vocabulary(baseline: int, candidate: int | None) -> None:
@@ -106,7 +125,7 @@ class Want:
     """Results that are wanted of each window in addition to its scores."""
 
     states: bool = False  # the final hidden states of the rows asked for
-    against: Baseline | StoredDistributions | None = None  # KL(baseline‖this model) for each row
+    against: Baseline | WholeDistributions | None = None  # KL(baseline‖this model) for each row
     records: bool = False  # the whole distribution of each row in 16 bits: head.sixteen_bits.encode_records
 
 
@@ -133,6 +152,14 @@ class Engine(ABC):
         """The head of the model, to be stored in a reference."""
         raise EngineError(f"the {self.facts.engine} engine cannot give its head", fix="use --engine transformers")
 
+    def logits(self, window: Window) -> Iterator[tuple[slice, Tensor]]:
+        """Yields logits (n, vocabulary) of the rows that a window asks for, in order, with their places among the rows.
+
+        They are those from which ``score`` computes its answers, bit for bit. A block is valid until the next one is
+        asked for. Only engines with the capability ``logits`` have this: they can be baselines without hidden states.
+        """
+        raise EngineError(f"the {self.facts.engine} engine cannot give its logits", fix="use another")
+
     def batches(self, source: WindowSource) -> list[Ints] | None:
         """Batches of windows that must be computed together to get the same bits.
 
@@ -156,7 +183,12 @@ class Engine(ABC):
         An unusual way adds numbers in another order, as another batch does; it never uses fewer bits. The engine says
         what it changed, leaves out rows that it may have computed in the usual way, and is unchanged afterwards.
         """
-        return NoiseFloor(None, f"the {self.facts.engine} engine knows one way to compute")
+        return only_one_way(self)
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
         """Release the memory and processes that the engine holds."""
+
+
+def only_one_way(engine: Engine) -> NoiseFloor:
+    """The noise floor of an engine whose model cannot be computed in another way."""
+    return NoiseFloor(None, f"the {engine.facts.engine} engine knows one way to compute")

@@ -2,6 +2,7 @@
 
 model ──score──▶ hidden states of every target, and the head ──▶ reference folder ──▶ StoredBaseline
                                                    └────────────── as they come ──▶ LiveBaseline
+model without such a head ──▶ its logits, as they come: LiveLogits, in logits.py
 llama.cpp's file of base logits ──▶ its distributions: FileBaseline; its scores: BaseLogitsEngine
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from scoremode.plan.windows import Answers, Window, WindowSource
 from scoremode.references.kld import Coarseness, KldFile, read_scores
 from scoremode.references.reader import Reference
 from scoremode.values import Bools, Ints, Raw
+
+if TYPE_CHECKING:
+    from scoremode.engines.logits import LiveLogits
 
 NOISE_WINDOWS, NOISE_TARGETS = 8, 4096  # what the noise floor is measured on, at most
 
@@ -94,6 +98,15 @@ class LiveBaseline:
             if found == index:
                 return
         raise AssertionError("the baseline left a window without states")
+
+
+def live_baseline(engine: Engine, plan: Plan, *, by_logits: bool, keeps_answers: bool) -> LiveBaseline | LiveLogits:
+    """Makes a live baseline of an open engine: by its logits, or by its hidden states and its head."""
+    if not by_logits:
+        return LiveBaseline(engine, plan, keeps_answers=keeps_answers)
+    from scoremode.engines.logits import LiveLogits
+
+    return LiveLogits(engine, plan, keeps_answers=keeps_answers)
 
 
 class StoredBaseline:

@@ -5,19 +5,27 @@ An engine that has logits uses logits.py. One that has hidden states passes its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scoremode.engines.base import Baseline, StoredDistributions, StoredHead, Want, require_one_vocabulary
+from scoremode.engines.base import (
+    Baseline,
+    LogitsBaseline,
+    StoredDistributions,
+    StoredHead,
+    Want,
+    WholeDistributions,
+    require_one_vocabulary,
+)
 from scoremode.errors import EngineError
 from scoremode.head.budget import rows_within
 from scoremode.head.chunked import LogitsOf, diverge_logits, reduce_logits
 from scoremode.head.definition import Columns
-from scoremode.head.divergence import Divergence
+from scoremode.head.divergence import Divergence, divergence_of
 from scoremode.head.matrix import Head
 from scoremode.head.precision import full_float32
 from scoremode.head.sixteen_bits import encode_records, kl_from_records
@@ -73,6 +81,10 @@ def loaded_head(stored: StoredHead, device: torch.device) -> Head:
 
 
 # ── baselines ────────────────────────────────────────────────────────────────────────────────────────────────────────
+RowsOf = Callable[[slice], Tensor]
+"""Some of a window's rows -> what a baseline gives for them, on the device of the candidate."""
+
+
 class StatesOnDevice:
     """A baseline with hidden states, and its head on the device of the candidate."""
 
@@ -86,25 +98,53 @@ class StatesOnDevice:
         raw = [self.baseline.states(index, window) for index, window in windows]
         return torch.cat([from_raw(own, self.baseline.dtype).to(self.device) for own in raw])
 
+    def window(self, index: int, window: Window) -> RowsOf:
+        return self.rows([(index, window)]).__getitem__
+
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
         """The KL from the baseline's rows, and the candidate's own columns; ids from ``width`` on are left out."""
         return diverge_logits(kept, self.head.within(width), logits[:, :width], targets)
 
 
 class RecordsOnDevice:
-    """A baseline whose distributions were kept: its records go to the device of the candidate."""
+    """A baseline whose distributions were kept: its records go to the device of the candidate, as int16."""
 
     def __init__(self, baseline: StoredDistributions, device: torch.device, vocabulary: int) -> None:
         require_one_vocabulary(baseline.vocabulary, vocabulary)
         self.baseline, self.device = baseline, device
 
-    def rows(self, windows: list[IndexedWindow]) -> Tensor:
-        """The baseline's records for the rows of these windows, concatenated, as int16."""
-        return torch.cat([to_device(self.baseline.records(i, window), self.device) for i, window in windows])
+    def window(self, index: int, window: Window) -> RowsOf:
+        records = self.baseline.records(index, window)
+        return lambda rows: to_device(records[rows], self.device)
+
+    def kl(self, kept: Tensor, logits: Tensor, width: int) -> Tensor:
+        """The KL (n,) over all ids: llama.cpp's rule leaves none out."""
+        return kl_from_records(kept, logits)
 
     def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
         """The KL from the baseline's records over all ids, and the candidate's columns for ids below ``width``."""
-        kl = kl_from_records(kept, logits)
+        kl = self.kl(kept, logits, width)
+        return Divergence(kl, reduce_logits(logits[:, :width], targets))
+
+
+class LogitsOnDevice:
+    """A baseline that runs at the same time: its logits go to the device of the candidate, a few rows at a time."""
+
+    def __init__(self, baseline: LogitsBaseline, device: torch.device, vocabulary: int) -> None:
+        require_one_vocabulary(baseline.vocabulary, vocabulary)
+        self.baseline, self.device = baseline, device
+
+    def window(self, index: int, window: Window) -> RowsOf:
+        logits = self.baseline.logits(index, window)
+        return lambda rows: logits(rows).to(self.device)
+
+    def kl(self, kept: Tensor, logits: Tensor, width: int) -> Tensor:
+        """The KL (n,) over the ids below ``width``."""
+        return divergence_of(kept[:, :width], logits[:, :width])
+
+    def diverge(self, kept: Tensor, logits: Tensor, targets: Tensor, width: int) -> Divergence:
+        """The KL and the candidate's columns for ids below ``width``."""
+        kl = self.kl(kept, logits, width)
         return Divergence(kl, reduce_logits(logits[:, :width], targets))
 
 
@@ -113,24 +153,38 @@ def to_device(records: Raw, device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(records, "<u2").view(np.int16)).to(device)
 
 
-def load_baseline(
-    baseline: Baseline | StoredDistributions, device: torch.device, vocabulary: int
-) -> StatesOnDevice | RecordsOnDevice:
-    """Puts a baseline of either kind on a device; refuses one with a vocabulary of another size."""
+def load_distributions(
+    baseline: WholeDistributions, device: torch.device, vocabulary: int
+) -> RecordsOnDevice | LogitsOnDevice:
+    """Puts a baseline that has whole distributions on a device; refuses one with a vocabulary of another size."""
     if isinstance(baseline, StoredDistributions):
         return RecordsOnDevice(baseline, device, vocabulary)
+    assert isinstance(baseline, LogitsBaseline), "whole distributions are stored, or logits"
+    return LogitsOnDevice(baseline, device, vocabulary)
+
+
+def load_baseline(
+    baseline: Baseline | WholeDistributions, device: torch.device, vocabulary: int
+) -> StatesOnDevice | RecordsOnDevice | LogitsOnDevice:
+    """Puts a baseline of any kind on a device; refuses one with a vocabulary of another size."""
+    if isinstance(baseline, WholeDistributions):
+        return load_distributions(baseline, device, vocabulary)
     return StatesOnDevice(baseline, device, vocabulary)
 
 
 def divergence_of_logits(
-    against: StatesOnDevice | RecordsOnDevice, windows: list[IndexedWindow], logits: Tensor, targets: Tensor
+    against: StatesOnDevice | RecordsOnDevice | LogitsOnDevice,
+    windows: list[IndexedWindow],
+    logits: Tensor,
+    targets: Tensor,
 ) -> Divergence:
     """The KL from a baseline, and the candidate's columns, both from the candidate's logits (n, vocabulary).
 
     The rows are those that the windows ask for, concatenated; ``targets`` is (n, k). The sums of the divergence are in
     float64. May overwrite the logits.
     """
-    return against.diverge(against.rows(windows), logits, targets, logits.shape[1])
+    every = [against.window(index, window)(slice(0, len(window.rows))).clone() for index, window in windows]
+    return against.diverge(torch.cat(every), logits, targets, logits.shape[1])
 
 
 def records_of_logits(logits: Tensor) -> Raw:
@@ -156,11 +210,10 @@ class LogitsOfStates:
     def records(self, states: Raw) -> Raw:
         return np.concatenate([records_of_logits(self._logits(states[rows])) for rows in self._blocks(states)])
 
-    def kl(self, states: Raw, records: Raw) -> Floats:
-        """The KL (n,) from the distributions in ``records`` to those of the states."""
+    def kl(self, states: Raw, rows_of: RowsOf, against: RecordsOnDevice | LogitsOnDevice, width: int) -> Floats:
+        """The KL (n,) from a baseline's distributions, which ``rows_of`` gives, to those of the states."""
         parts = [
-            kl_from_records(to_device(records[rows], self.device), self._logits(states[rows])).cpu().numpy()
-            for rows in self._blocks(states)
+            against.kl(rows_of(rows), self._logits(states[rows]), width).cpu().numpy() for rows in self._blocks(states)
         ]
         found: Floats = np.concatenate(parts)
         return found
@@ -168,7 +221,7 @@ class LogitsOfStates:
     def _blocks(self, states: Raw) -> Iterator[slice]:
         """Slices of a few rows each, so that their logits stay within the memory budget."""
         step = rows_within(0, self.vocabulary, self.device.type)
-        yield from (slice(i, i + step) for i in range(0, len(states), step))
+        yield from (slice(i, min(i + step, len(states))) for i in range(0, len(states), step))
 
     @torch.inference_mode()
     def _logits(self, states: Raw) -> Tensor:
@@ -179,18 +232,19 @@ class LogitsOfStates:
 def with_distributions(
     answered: Iterator[tuple[int, Answers]], source: WindowSource, want: Want, made: LogitsOfStates
 ) -> Iterator[tuple[int, Answers]]:
-    """Adds the wanted records, or the KL from stored distributions, to answers that have hidden states.
+    """Adds the wanted records, or the KL from whole distributions, to answers that have hidden states.
 
     Works on one window at a time, so that the distributions of a whole batch are never in memory at once.
     """
-    against = want.against
-    if against is not None and not isinstance(against, StoredDistributions):
+    if want.against is not None and not isinstance(want.against, WholeDistributions):
         raise EngineError("records and a divergence from states were asked for at once", fix="ask for one of them")
-    if against is not None:
-        require_one_vocabulary(against.vocabulary, made.vocabulary)
+    against = None if want.against is None else load_distributions(want.against, made.device, made.vocabulary)
+    width = min(source.vocabulary or made.vocabulary, made.vocabulary)
     for index, answers in answered:
         states = answers.states
         assert states is not None, "answers without hidden states"
         records = made.records(states) if want.records else None
-        kl = None if against is None else made.kl(states, against.records(index, source.window(index)))
+        kl = None
+        if against is not None:
+            kl = made.kl(states, against.window(index, source.window(index)), against, width)
         yield index, replace(answers, records=records, kl=kl, states=states if want.states else None)

@@ -48,6 +48,7 @@ class Capabilities:
         False  # two of it, or it and another engine, can run in one process, window by window, without a reference
     )
     replicas: bool = False  # several of it may run at a time
+    logits: bool = False  # has ``Engine.logits``: baselines without hidden states; not in EVERYTHING, as the next
     generates: bool = False  # has ``open_generator``; not in EVERYTHING, which plug-ins used before this was asked for
     columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones; its answers have them in ``more``
 
@@ -71,6 +72,19 @@ class Work:
 
     longest: int | None = None  # tokens of the longest window
     shares_prompts: bool = False  # do many windows begin alike?
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """The memory that a model takes while it is scored, about."""
+
+    size: int  # bytes
+    on_gpu: bool | None = False  # None: the engine itself chooses, by what is free
+
+    @property
+    def where(self) -> str:
+        """Words for memory that is not that of the machine, with a space before them."""
+        return {None: " (GPU or CPU)", True: " (GPU)", False: ""}[self.on_gpu]
 
 
 def require_docstrings(library: str) -> None:
@@ -161,6 +175,13 @@ class EnginePlugin(ABC):
     def on_gpus(self, options: Any) -> bool:
         """Does each of the engine's ranks need a GPU of its own?"""
         return False
+
+    def memory(self, subject: Subject, options: Any, longest: int) -> MemoryNeed:
+        """The memory for a model and windows of at most ``longest`` tokens, about. Nothing is loaded to tell it."""
+        from scoremode.head.budget import most_bytes
+
+        rows = longest * (subject.vocabulary or 0) * 4  # of float32 logits, of both models of a comparison
+        return MemoryNeed((subject.weight_bytes or 0) + min(2 * rows, most_bytes("cpu", 2)), self.on_gpus(options))
 
     def over_nodes(self, options: Any) -> bool:
         """Does the engine itself place its ranks on the nodes of a Ray cluster?"""

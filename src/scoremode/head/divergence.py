@@ -67,6 +67,15 @@ def divergence_partials(
     return DivergencePartials(partials(x_q, targets, at_q, first_id, one_pass), *sums)
 
 
+def divergence_of(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """KL(p‖q) (n,) in float64, from float32 logits of both over the whole vocabulary. Changes neither.
+
+    >>> divergence_of(torch.zeros(1, 3), torch.zeros(1, 3)).tolist()
+    [0.0]
+    """
+    return _from_sums(*_sums_in_float64(p_logits, q_logits)[2:])
+
+
 COPIES = 4  # most float64 copies of a row's logits in memory at once
 
 
@@ -119,7 +128,10 @@ def combine_divergence(parts: list[DivergencePartials]) -> DivergencePartials:
 
 def finish_divergence(whole: DivergencePartials, at_q: Tensor) -> Divergence:
     """The divergence and the candidate's columns, from the partials of the whole vocabulary."""
+    return Divergence(_from_sums(whole.total_p, whole.total_q, whole.cross), finish(whole.q, at_q))
+
+
+def _from_sums(total_p: Tensor, total_q: Tensor, cross: Tensor) -> Tensor:
     # log(total_q / total_p), without losing digits if both are nearly equal
-    ratio = torch.log1p((whole.total_q - whole.total_p) / whole.total_p)
-    kl = (whole.cross / whole.total_p + ratio).clamp_min(0.0)
-    return Divergence(kl, finish(whole.q, at_q))
+    ratio = torch.log1p((total_q - total_p) / total_p)
+    return (cross / total_p + ratio).clamp_min(0.0)

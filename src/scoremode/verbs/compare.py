@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from scoremode.cluster.engine import require_alone
 from scoremode.cluster.ray_cluster import Cluster
 from scoremode.disk.folders import REFERENCE
-from scoremode.engines.base import Want
-from scoremode.engines.baseline import LiveBaseline, noise_facts, noise_floor
+from scoremode.engines.base import Want, only_one_way
+from scoremode.engines.baseline import LiveBaseline, live_baseline, noise_facts, noise_floor
 from scoremode.engines.registry import require
 from scoremode.errors import InputError, RunError, harmless
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
@@ -34,7 +34,9 @@ from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
+from scoremode.verbs.memory import is_by_logits, require_both_fit, require_by_logits
 from scoremode.verbs.model import LazyModel
+from scoremode.verbs.ppl import ppl_of
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.reference import reference_of
@@ -50,6 +52,9 @@ from scoremode.verbs.sides import (
     score_against,
     short,
 )
+
+if TYPE_CHECKING:
+    from scoremode.engines.logits import LiveLogits
 
 
 @spelled_out(AllArguments)
@@ -70,7 +75,8 @@ def compare(
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
     their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
     The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
-    baseline runs beside a single candidate if both engines allow that; else its states are kept first.
+    baseline runs beside a single candidate if both engines allow that; else its states are kept first. One that has
+    logits only, such as a GGUF file, runs beside each candidate.
 
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
@@ -92,6 +98,9 @@ def compare(
         kept = baseline
     elif baseline_model is None:
         return of_runs(baseline, candidates)
+    elif is_by_logits(baseline_model.plugin):
+        with closing(baseline_model.prepare()) as model:
+            return _against_logits(model, candidates, models, question, folders)
     elif len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
         with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
             return [lockstep(first, second, question, folders)]
@@ -109,6 +118,31 @@ def compare(
         found = _score_each(models, folders, lambda model, where: against_reference(stored, model, question, where))
     finished = [name for name in candidates if name not in found]
     found |= zip(finished, of_runs(kept, finished, run_p), strict=True)
+    return [found[name] for name in candidates]
+
+
+def _against_logits(
+    baseline: LazyModel,
+    candidates: Sequence[str],
+    models: Mapping[str, ModelSettings],
+    question: Mapping[str, Any],
+    folders: Folders,
+) -> list[Comparison]:
+    """Compares candidates with a model that has logits only. It stays open while one after the other runs beside it."""
+    run_p: Run | None = None
+
+    def beside(model: LazyModel, where: Folders) -> Comparison:
+        nonlocal run_p
+        found = lockstep(baseline, model, question, where, run_p)
+        run_p = found.baseline
+        return found
+
+    found = _score_each(models, folders, beside)
+    finished = [name for name in candidates if name not in found]
+    if finished and run_p is None:
+        out = folders.folder("baseline")
+        run_p = ppl_of(baseline, question, out=out, fresh=folders.fresh, progress=folders.progress)
+    found |= zip(finished, of_runs(baseline.subject.name, finished, run_p), strict=True)
     return [found[name] for name in candidates]
 
 
@@ -201,15 +235,29 @@ class _Side:
     model: LazyModel
     asked: Question
     claim: runs.Claim
+    run: Run | None = None  # if it is finished already
 
 
-def lockstep(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, Any], folders: Folders) -> Comparison:
-    """Compares two models that are scored side by side, window by window."""
-    require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
-    require(candidate.plugin, "divergence", "be compared")
-    for model in (baseline, candidate):
-        require_alone(model.spread)
-        require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
+def lockstep(
+    baseline: LazyModel,
+    candidate: LazyModel,
+    question: Mapping[str, Any],
+    folders: Folders,
+    run_p: Run | None = None,
+) -> Comparison:
+    """Compares two models that are scored side by side, window by window.
+
+    A baseline without hidden states gives its logits instead: both are then reduced together, and none are kept.
+    ``run_p`` is the baseline's run if it is finished already.
+    """
+    if is_by_logits(baseline.plugin):
+        require_by_logits(baseline, candidate)
+    else:
+        require(baseline.plugin, "hidden_states", "be the baseline of a comparison")
+        require(candidate.plugin, "divergence", "be compared")
+        for model in (baseline, candidate):
+            require_alone(model.spread)
+            require(model.plugin, "side_by_side", "run beside another; make a reference of the baseline first")
     first = baseline.ask(question, folders.progress)
     known, ids = _comparable_facts(first), first.tokens.ids
     del first  # where the two may be compared, they have the same text, tokens and plan: one of each is enough
@@ -218,14 +266,15 @@ def lockstep(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, A
     del ids
     asked_p = replace(asked, subject=baseline.subject)
     own, against = folders.folder(candidate.subject.name), baseline.identity(asked_p)
+    fresh_p = folders.fresh and run_p is None
     with (
         # baseline first, everywhere: two processes that wait for each other would wait forever
-        baseline.claimed(asked_p, folders.folder("baseline"), fresh=folders.fresh) as claim_p,
+        baseline.claimed(asked_p, folders.folder("baseline"), fresh=fresh_p) as claim_p,
         candidate.claimed(asked, own, fresh=folders.fresh, against=against) as claim_q,
     ):
-        run_p, run_q = claim_p.finished, claim_q.finished
+        run_p, run_q = run_p or claim_p.finished, claim_q.finished
         if run_q is None:
-            sides = _Side(baseline, asked_p, claim_p), _Side(candidate, asked, claim_q)
+            sides = _Side(baseline, asked_p, claim_p, run_p), _Side(candidate, asked, claim_q)
             run_p, run_q = _score_both(*sides, folders.progress)
         elif run_p is None:
             engine = baseline.engine_for(asked_p, folders.progress)
@@ -236,16 +285,22 @@ def lockstep(baseline: LazyModel, candidate: LazyModel, question: Mapping[str, A
 
 def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run]:
     """Scores both models in one pass over the plan. The baseline's answers also go into its own journal."""
-    engine_p, plan, run_p = p.model.engine_for(p.asked, progress), q.asked.plan, p.claim.finished
+    plan, run_p, by_logits = q.asked.plan, p.run, is_by_logits(p.model.plugin)
+    if by_logits:
+        require_both_fit(p.model, q.model, int(plan.lengths.max()))
+    engine_p = p.model.engine_for(p.asked, progress)
     check_fits(plan, engine_p.facts.vocabulary, engine_p.facts.context_length)
-    live = LiveBaseline(engine_p, plan, keeps_answers=run_p is None)
+    live = live_baseline(engine_p, plan, by_logits=by_logits, keeps_answers=run_p is None)
     engine_q = q.model.engine_for(q.asked, progress)
+    if by_logits and engine_q is engine_p:
+        raise InputError("one open model cannot run beside itself", fix="open it twice")
     with ExitStack() as opened:
         baseline: UnfinishedRun | None = None
         if run_p is None:
             baseline = opened.enter_context(UnfinishedRun(p.asked, engine_p, p.claim, progress))
         candidate = opened.enter_context(UnfinishedRun(q.asked, engine_q, q.claim, progress, with_kl=True))
-        live.want(engine_q.computes(plan, candidate.journal.done))
+        if isinstance(live, LiveBaseline):
+            live.want(engine_q.computes(plan, candidate.journal.done))
         for index, answers in candidate.answers(Want(against=live)):
             if baseline is not None:
                 _keep_answers(baseline, live)
@@ -256,11 +311,11 @@ def _score_both(p: _Side, q: _Side, progress: Progress | None) -> tuple[Run, Run
             run_p = baseline.save(baseline.manifest())
             p.claim.release()  # others may compare with the same baseline meanwhile
         assert run_p is not None, "the baseline is scored now, or was before"
-        noise = noise_facts(noise_floor(engine_p, plan))
+        noise = noise_facts(only_one_way(engine_p) if by_logits else noise_floor(engine_p, plan))
         return run_p, candidate.save(manifest | compared_with(run_p, noise))
 
 
-def _keep_answers(run: UnfinishedRun, live: LiveBaseline) -> None:
+def _keep_answers(run: UnfinishedRun, live: LiveBaseline | LiveLogits) -> None:
     """Write the answers that a live baseline has given since the last time into the journal of its own run."""
     for index, answers, seconds in live.take_answers():
         if not run.journal.done[index]:

@@ -18,7 +18,7 @@ from scoremode.disk.folders import entry_folder
 from scoremode.engines import registry
 from scoremode.engines.base import Engine, EngineFacts
 from scoremode.engines.options import Options
-from scoremode.engines.plugin import EVERYTHING, EnginePlugin, Work
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.engines.registry import Chosen
 from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
@@ -47,6 +47,10 @@ class GivenEngine(EnginePlugin):
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.instance = engine, uuid.uuid4().hex
+
+    def able(self) -> Capabilities:
+        has_logits = type(self.engine).logits is not Engine.logits
+        return replace(EVERYTHING, hidden_states=False, logits=True) if has_logits else EVERYTHING
 
     def subject(self, model: str, options: Any, tokenizer: str | None) -> Subject:
         raise AssertionError("a given engine is asked about a model that is known already")
@@ -175,6 +179,10 @@ class LazyModel:
     def engine_for(self, asked: Question, progress: Progress | None = None) -> Engine:
         """The open engine, ready for all windows of a question."""
         return self.engine(Work(longest=int(asked.plan.lengths.max())), progress)
+
+    def memory(self, longest: int) -> MemoryNeed:
+        """The memory that the open engine takes for windows of at most ``longest`` tokens, about."""
+        return self.plugin.memory(self.subject, self.chosen.options, longest)
 
     @property
     def usual_length(self) -> int:

@@ -46,7 +46,7 @@ class ExllamaPlugin(EnginePlugin):
     contract = 1
     name = "exllamav3"
     summary = "EXL3 checkpoints as ExLlamaV3 serves them, on a GPU"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True)
     options = ExllamaOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "leave it out: ExLlamaV3 computes in float16",

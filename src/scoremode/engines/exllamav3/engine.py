@@ -70,6 +70,12 @@ class ExllamaEngine(Engine):
         logits: Tensor = self.model.forward(torch.from_numpy(ids.astype(np.int64))[None], parameters)[0]
         return logits[:, : self.vocabulary]
 
+    def logits(self, window: Window) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the logits of all rows of a window at once."""
+        with self._within_memory(window):
+            rows = self._rows(window)
+        yield slice(0, len(window.rows)), rows
+
     def _rows(self, window: Window) -> Tensor:
         """The logits of the rows that a window asks for, in float16 as the kernels give them."""
         last = len(window.ids) - int(window.rows[0])
@@ -99,7 +105,7 @@ class ExllamaEngine(Engine):
         if want.states:
             raise EngineError(
                 "ExLlamaV3's head is quantized, so no reference can be kept",
-                fix="use an unquantized checkpoint as the baseline, with --baseline-engine transformers",
+                fix="use an unquantized checkpoint for a reference, with --engine transformers",
             )
         reducer = LogitsReducer(source, want, self.device, self.vocabulary)
         waiting: tuple[IndexedWindow, list[Reduced]] | None = None
@@ -114,9 +120,15 @@ class ExllamaEngine(Engine):
 
     def _reduced(self, indexed: IndexedWindow, reducer: LogitsReducer) -> list[Reduced]:
         window = indexed[1]
+        with self._within_memory(window):
+            return reducer.reduce(indexed, slice(0, len(window.rows)), self._rows(window))
+
+    @contextlib.contextmanager
+    def _within_memory(self, window: Window) -> Iterator[None]:
+        """Computes without gradients and TF32; says in one line which window does not fit on the GPU."""
         try:
             with full_float32(), torch.inference_mode():
-                return reducer.reduce(indexed, slice(0, len(window.rows)), self._rows(window))
+                yield
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise EngineError(

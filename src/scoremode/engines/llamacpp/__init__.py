@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from scoremode.engines.llamacpp.llamacpp_options import Choices, LlamaCppOptions
-from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, Work
+from scoremode.engines.plugin import EVERYTHING, Capabilities, EnginePlugin, MemoryNeed, Work
 from scoremode.installation import pip_install
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class LlamaCppPlugin(EnginePlugin):
     contract = 1
     name = "llamacpp"
     summary = "GGUF files as llama.cpp serves them"
-    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False)
+    capabilities: ClassVar[Capabilities] = replace(EVERYTHING, hidden_states=False, logits=True)
     options = LlamaCppOptions
     instead: ClassVar[dict[str, str]] = {
         "dtype": "the file decides how weights are stored; --cache-type-k and --cache-type-v set the K/V cache",
@@ -65,6 +65,16 @@ class LlamaCppPlugin(EnginePlugin):
 
         longest = work.longest or min(subject.context_length or USUAL_CONTEXT, USUAL_CONTEXT)
         return LlamaCppEngine(read_gguf(subject.name), subject.vocabulary or 0, options, longest)
+
+    def memory(self, subject: Subject, options: LlamaCppOptions, longest: int) -> MemoryNeed:
+        from scoremode.engines.llamacpp.library import library
+        from scoremode.engines.llamacpp.memory import memory_of
+        from scoremode.models.gguf import read_gguf
+
+        size = super().memory(subject, options, longest).size
+        size += memory_of(read_gguf(subject.name), subject.vocabulary or 0, Choices.of(options), longest)
+        may_offload = options.n_gpu_layers != 0 and library().call.llama_supports_gpu_offload()
+        return MemoryNeed(size, None if may_offload else False)
 
     def on_gpus(self, options: LlamaCppOptions) -> bool:
         return bool(options.n_gpu_layers)  # a build for GPUs uses them without being asked: give --gpus-per-replica 1

@@ -149,7 +149,7 @@ class LlamaCppEngine(Engine):
             np.ctypeslib.as_array(call.llama_get_logits(self._context), (len(rows), self.vocabulary))
         )
 
-    def _logits(self, window: Window, begin: int) -> Iterator[tuple[slice, Tensor]]:
+    def logits(self, window: Window, begin: int = 0) -> Iterator[tuple[slice, Tensor]]:
         """Yields the logits of a window's rows, decode by decode; the cache already has the tokens before ``begin``."""
         step = self._at_once
         for first in range(begin, len(window.ids), step):
@@ -164,7 +164,7 @@ class LlamaCppEngine(Engine):
         if want.states:
             raise EngineError(
                 "llama.cpp does not give hidden states with the head that belongs to them",
-                fix="use an unquantized Hugging Face checkpoint as the baseline",
+                fix="use an unquantized Hugging Face checkpoint for a reference",
             )
         reducer = LogitsReducer(source, want, torch.device("cpu"), self.vocabulary)
         for group in prompt_groups(source):
@@ -202,7 +202,7 @@ class LlamaCppEngine(Engine):
         call, window = self._llama.call, indexed[1]
         if shared and not call.llama_memory_seq_rm(call.llama_get_memory(self._context), 0, shared, -1):
             raise EngineError("llama.cpp could not go back to the end of the prompt", fix="report this model")
-        parts = [part for rows, x in self._logits(window, shared) for part in reducer.reduce(indexed, rows, x)]
+        parts = [part for rows, x in self.logits(window, shared) for part in reducer.reduce(indexed, rows, x)]
         return reducer.answers(parts, window.targets.shape[1])
 
     def close(self) -> None:

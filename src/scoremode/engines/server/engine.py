@@ -21,8 +21,8 @@ from scoremode.engines.base import (
     Baseline,
     Engine,
     EngineFacts,
-    StoredDistributions,
     Want,
+    WholeDistributions,
     require_one_vocabulary,
 )
 from scoremode.engines.batching import in_groups
@@ -235,9 +235,9 @@ class ServiceEngine(RequestEngine):
                 "a server gives no hidden states or whole distributions",
                 fix="use an engine that loads the model itself",
             )
-        if isinstance(want.against, StoredDistributions):
+        if isinstance(want.against, WholeDistributions):
             raise EngineError(
-                "a server is compared with hidden states, not with a file of base logits",
+                "a server is compared with hidden states, not with whole distributions",
                 fix="make a reference of the baseline: scoremode reference MODEL --out ref/",
             )
         if want.against is None:

@@ -16,10 +16,12 @@ from scoremode.engines.base import (
     Baseline,
     Engine,
     EngineFacts,
+    LogitsBaseline,
     NoiseFloor,
     StoredDistributions,
     StoredHead,
     Want,
+    WholeDistributions,
     require_one_vocabulary,
 )
 from scoremode.errors import ModelError, did_you_mean
@@ -165,12 +167,22 @@ Divergence = Callable[[int, Window, Floats], Floats]
 """A window's index, the window, and the candidate's log-probabilities of its rows -> KL."""
 
 
-def _divergence_from(baseline: Baseline | StoredDistributions, vocabulary: int) -> Divergence:
-    if isinstance(baseline, StoredDistributions):
+def _divergence_from(baseline: Baseline | WholeDistributions, vocabulary: int) -> Divergence:
+    if isinstance(baseline, LogitsBaseline):
         require_one_vocabulary(baseline.vocabulary, vocabulary)
 
+        def from_logits(index: int, window: Window, logq: Floats) -> Floats:
+            rows = baseline.logits(index, window)(slice(0, len(window.rows)))
+            return _kl(rows.double().log_softmax(1).cpu().numpy(), logq)
+
+        return from_logits
+    if isinstance(baseline, WholeDistributions):
+        assert isinstance(baseline, StoredDistributions), "whole distributions are stored, or logits"
+        stored = baseline
+        require_one_vocabulary(stored.vocabulary, vocabulary)
+
         def from_records(index: int, window: Window, logq: Floats) -> Floats:
-            logp = log_probabilities(baseline.records(index, window), vocabulary)
+            logp = log_probabilities(stored.records(index, window), vocabulary)
             return _kl(np.where(logp > LEFT_OUT, logp, -np.inf), logq)
 
         return from_records

@@ -9,6 +9,7 @@ from scoremode.engines.plugin import (
     EVERYTHING,
     Capabilities,
     EnginePlugin,
+    MemoryNeed,
     Work,
     require_docstrings,
     subject_of_checkpoint,
@@ -83,6 +84,16 @@ class TransformersPlugin(EnginePlugin):
         assert isinstance(subject.tokenizer, HuggingFaceTokenizer)
         model, _ = load_model(subject.checkpoint, options)
         return TransformersGenerator(model, subject.tokenizer.hf, options.batch_tokens)
+
+    def memory(self, subject: Subject, options: TransformersOptions, longest: int) -> MemoryNeed:
+        found, stored = super().memory(subject, options, longest), subject.weight_bytes or 0
+        if subject.checkpoint is None or not subject.bits_per_weight:
+            return found
+        _, dtype = chosen_device_and_dtype(options, subject.checkpoint)
+        bits = {"float32": 32, "float64": 64}.get(dtype, 16)
+        unpacked = int(stored * bits / subject.bits_per_weight)
+        states = longest * (subject.hidden_size or 0) * 4 * 12  # a layer's and its MLP's, about
+        return replace(found, size=found.size - stored + max(stored, unpacked) + states)
 
     def on_gpus(self, options: TransformersOptions) -> bool:
         return choose_device(options.device) != "cpu"

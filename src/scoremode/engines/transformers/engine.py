@@ -24,9 +24,9 @@ from scoremode.engines.base import (
     Engine,
     EngineFacts,
     NoiseFloor,
-    StoredDistributions,
     StoredHead,
     Want,
+    WholeDistributions,
 )
 from scoremode.engines.batching import batches_by_length, common_prefix
 from scoremode.engines.distributions import (
@@ -173,9 +173,9 @@ class TransformersEngine(Engine):
         return hidden
 
     def score(self, source: WindowSource, done: Bools, want: Want = SCORES) -> Iterator[tuple[int, Answers]]:
-        needs_distributions = want.records or isinstance(want.against, StoredDistributions)
+        needs_distributions = want.records or isinstance(want.against, WholeDistributions)
         against: StatesOnDevice | None = None
-        if want.against is not None and not isinstance(want.against, StoredDistributions) and not want.records:
+        if want.against is not None and not isinstance(want.against, WholeDistributions) and not want.records:
             self._check_divergence()
             against = StatesOnDevice(want.against, self.model.device, self.vocabulary)
         found = self._each(source, done, against, states=want.states or needs_distributions)

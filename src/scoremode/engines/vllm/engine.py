@@ -16,9 +16,9 @@ from scoremode.engines.base import (
     Baseline,
     Engine,
     NoiseFloor,
-    StoredDistributions,
     StoredHead,
     Want,
+    WholeDistributions,
     require_one_vocabulary,
 )
 from scoremode.engines.batching import in_groups
@@ -120,7 +120,7 @@ class VllmEngine(Engine):
         vLLM forms batches from whatever is in flight, so a resumed run gives the same numbers only up to float noise.
         If memory runs out, vLLM is restarted with smaller batches, and only the missing windows are scored.
         """
-        if want.records or isinstance(want.against, StoredDistributions):
+        if want.records or isinstance(want.against, WholeDistributions):
             import torch
 
             from scoremode.engines.distributions import LogitsOfStates, with_distributions
