@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from scoremode import __version__
 from scoremode.cli import logs, signals, streams
-from scoremode.cli.comparing_verbs import CompareVerb, ReportVerb, TasksVerb
+from scoremode.cli.comparing_verbs import CardVerb, CompareVerb, ReportVerb, TasksVerb
 from scoremode.cli.forwarding_verbs import LmEvalVerb, ServeVerb, run_lm_eval
 from scoremode.cli.listing_verbs import CacheVerb, DoctorVerb, EnginesVerb, MethodsVerb, ShowVerb
 from scoremode.cli.parser import BAD_INPUT, Parser, Verb
@@ -25,6 +25,7 @@ VERBS: dict[str, Verb] = {
     "tasks": TasksVerb(),
     "reference": ReferenceVerb(),
     "report": ReportVerb(),
+    "card": CardVerb(),
     "plan": PlanVerb(),
     "noise": NoiseVerb(),
     "lm-eval": LmEvalVerb(),
