@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 URI = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s'\",;()]*)", re.IGNORECASE)
-PATH = re.compile(r"(?<![^\s:='\"(\[])(?:~[\w.-]*|\.{1,2}|[A-Za-z]:)?[/\\][^\s'\",;()]+")
+PATH = re.compile(r"(?<![^\s:='\"(\[])(?:~[\w.-]*|\.{1,2}|[A-Za-z]:)?[/\\](?![/\\])[^\s'\",;()]+")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 PUBLIC = ("hf",)  # schemes whose addresses everybody may read
 SERVERS = ("http", "https")
