@@ -246,11 +246,13 @@ class CardVerb(Verb):
         markers = card.YAML_MARKERS if dialect == "model-index" else card.MARKERS
         readme = None if parsed.write is None else card.check_readme(parsed.write, markers)  # before columns are read
         from scoremode.statistics.comparison import comparison_statistics
+        from scoremode.store.runs import is_run
         from scoremode.verbs.compare import of_runs
 
         first, *others = card.run_folders(parsed.run_folders)
         if not others:
-            raise InputError(f"{first} is one run, and a card compares", fix="give the baseline, then its candidates")
+            what = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
+            raise InputError(f"{first} {what}", fix="give the baseline's run, then those of its candidates")
         found = of_runs(first, others)
         statistics = [comparison_statistics(c) for c in found]
         if in_files:

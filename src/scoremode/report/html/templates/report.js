@@ -457,13 +457,14 @@
     say("");
   }
 
-  /** Shows the page of the worst token with the token selected, and leaves the window where it is. */
+  /** Shows the page of the worst token, and leaves the window where it is. */
   function openOnWorst() {
     const [token] = worstFirst(view(), state.measure);
     if (token === undefined) return;
     state.page = Math.floor(token / PAGE);
     drawPage();
-    mark(token);
+    // on a narrow screen the details of a selected token lie over the page, which nobody asked for yet
+    if (getComputedStyle(byId("details")).position !== "fixed") mark(token);
   }
 
   function turn(page) {
