@@ -48,6 +48,7 @@ def emulate(model: str, folder: Path, bits: int) -> Path:
         count += sum(w.numel() for w in weights.values())
     config = json.loads((made / "config.json").read_text())
     config["bits_per_weight"] = stored / count  # with a scale of 16 bits per group; the rest counts at its stored size
+    config["emulated_bits"] = bits  # of the numbers inside the layers
     (made / "config.json").write_text(json.dumps(config, indent=1))
     return made
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from scoremode.report.numbers import shown_statistic
 from scoremode.report.terminal.comparison_tables import comparison_table
 from scoremode.report.terminal.console import BlockTable, TableColumn
-from scoremode.statistics.comparison import Comparison, comparison_statistics
+from scoremode.statistics.comparison import BY_NAME, Comparison, comparison_statistics
 from tests.report.demo import make_demo, make_formats
 from tests.report.test_table import drawn
 
@@ -26,33 +27,45 @@ def long_names() -> tuple[list[Comparison], list[dict[str, Any]]]:
     return named, [comparison_statistics(c) for c in named]
 
 
+STAY = ("ppl_candidate", "ppl_ratio", "kl_mean", "same_top")
+MAY_LEAVE = ("kl_p99", "kl_median", "kl_max")
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160, 240])
 def test_no_number_is_cut(long_names: tuple[list[Comparison], list[dict[str, Any]]], width: int) -> None:
+    """A column is shown whole or named as left out, and the columns that matter most always stay."""
     comparisons, statistics = long_names
     out = drawn(comparison_table(comparisons, statistics)[:1], width=width)
     assert max(map(cell_len, out.splitlines())) <= width
+    left_out = out.rpartition("left out at this width:")[2] if "left out" in out else ""
+    stays = [name for name in MAY_LEAVE if measured_column(name) not in left_out]
+    assert stays == [name for name in MAY_LEAVE if measured_column(name) in out.splitlines()[0] + out.splitlines()[1]]
     for s in statistics:
-        for wanted in (
-            f"{s['ppl_candidate']:.4f}",
-            f"{s['ppl_ratio']:.4f} ± {s['ppl_ratio_stderr']:.4f}",
-            f"{s['kl_mean']:.5f} ± {s['kl_mean_stderr']:.5f}",
-            f"{s['kl_median']:.5f}",
-            f"{s['kl_p99']:.4f}",
-            f"{s['kl_max']:.2f}",
-            f"{100 * s['same_top']:.2f}%",
-        ):
-            assert re.search(rf"(?<!\S){re.escape(wanted)}(?!\S)", out), wanted
-    for words in ("GGUF Q4_K_M", "compressed-tensors W4A16", "exllamav3", "16.00", "4.96"):
-        assert words in out
+        for name in (*STAY, *stays):
+            for wanted in filter(None, shown_statistic(BY_NAME[name], s)):
+                assert re.search(rf"(?<!\S){re.escape(wanted)}(?!\S)", out), wanted
+    flat = " ".join(out.split())
+    for words in ("GGUF Q4_K_M", "exllamav3", "16.00", "4.96"):
+        assert words in flat
+
+
+def measured_column(name: str) -> str:
+    column = BY_NAME[name].column
+    assert column is not None
+    return column.title
+
+
+def test_eighty_columns_have_one_table(long_names: tuple[list[Comparison], list[dict[str, Any]]]) -> None:
+    out = drawn(comparison_table(*long_names)[:1], width=80)
+    assert "\n\n" not in out.strip()
+    assert "left out at this width: " in out
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_short_names_still_differ(long_names: tuple[list[Comparison], list[dict[str, Any]]], width: int) -> None:
     out = drawn(comparison_table(*long_names)[:1], width=width)
-    first = out.split("\n\n", maxsplit=1)[0].splitlines()[2:]
-    names = [line.split("  ")[0] for line in first]
+    names = [line.split("  ")[0] for line in out.splitlines() if "…" in line]
     assert len(set(names)) == len(names) == 10
-    assert all("…" in name for name in names)
 
 
 def test_names_that_only_differ_in_the_middle_are_told_apart() -> None:
@@ -69,7 +82,8 @@ def test_a_table_that_fits_is_one_table() -> None:
     comparisons = make_demo(6000)[0]
     out = drawn(comparison_table(comparisons, [comparison_statistics(c) for c in comparisons])[:1], width=100)
     assert "\n\n" not in out.strip()
-    assert out.splitlines()[0].split() == ["ppl", "ratio", "KL", "mean", "median", "99%", "max", "same", "top", "over"]
+    titles = ["ppl", "ratio", "KL mean", "KL median", "KL 99%", "KL max", "same top", "documents"]
+    assert re.split("  +", out.splitlines()[0].strip()) == titles
     assert "format" not in out, "one format, one engine"
 
 

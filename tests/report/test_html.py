@@ -22,7 +22,7 @@ from scoremode.report.html.scored_text import column, page_data, reading_order
 from scoremode.report.html.series import places_of
 from scoremode.report.html.tables import comparison_html, comparisons_table, run_html
 from scoremode.report.html.templating import asset, escaped, visible
-from scoremode.report.numbers import file_size, written
+from scoremode.report.numbers import file_size, rounded
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from scoremode.store.run import Run
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
@@ -98,7 +98,7 @@ def test_the_page_is_whole_and_has_every_part(page: str) -> None:
     assert parsed.open == []
     ids = [a["id"] for _, a in parsed.tags if "id" in a]
     assert len(ids) == len(set(ids))
-    assert {"summary", "charts", "text", "provenance", "scoremode-data", "commands", "copy"} <= set(ids)
+    assert {"summary", "charts", "text", "provenance", "scoremode-data", "commands", "publish"} <= set(ids)
     assert parsed.count("figure") == 4 + 3  # three of them behind the switch of quality against size
     assert parsed.count("h1") == 1
     for wanted in (
@@ -290,7 +290,7 @@ def test_finished_runs_without_kl(demo: tuple[list[Comparison], list[Any]]) -> N
     assert parsed.wrong == []
     assert "no KL, because two finished runs were compared" in parsed.text
     assert "KL mean" not in parsed.text
-    assert 'id="copy"' not in page
+    assert 'id="publish"' not in page
     assert data_of(page)["views"][0]["kl"] is None
 
 
@@ -359,11 +359,11 @@ def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison
     ("value", "stderr", "expected"),
     [
         (12.7412, 0.3149, ("12.74", "± 0.31")),
-        (3.83e-5, 2.4e-6, ("3.83e−5", "± 0.24e−5")),
-        (6.7e-6, None, ("6.70e−6", "")),
+        (3.83e-5, 2.4e-6, ("3.83e-5", "± 0.24e-5")),
+        (6.7e-6, None, ("6.70e-6", "")),
         (0.00271, None, ("0.00271", "")),
         (6.75113, None, ("6.751", "")),
-        (-1.5, 0.1, ("−1.50", "± 0.10")),
+        (-1.5, 0.1, ("-1.50", "± 0.10")),
         (0.0, None, ("0", "")),
         (None, 0.1, ("–", "")),
         (float("nan"), None, ("–", "")),
@@ -375,12 +375,12 @@ def test_written_whole_or_not_at_all(tmp_path: Path, demo: tuple[list[Comparison
     ],
 )
 def test_numbers_have_the_digits_that_their_errors_allow(value: Any, stderr: Any, expected: tuple[str, str]) -> None:
-    assert written(value, stderr) == expected
+    assert rounded(value, stderr) == expected
 
 
 def test_percent_and_sizes() -> None:
-    assert written(0.5929, 0.0072, percent=True) == ("59.29%", "± 0.72%")
-    assert written(0.5, percent=True) == ("50.00%", "")
+    assert rounded(0.5929, 0.0072, percent=True) == ("59.29%", "± 0.72%")
+    assert rounded(0.5, percent=True) == ("50.00%", "")
     assert [file_size(n) for n in (12, 3 * 2**20, 5 * 2**30, None)] == ["12 bytes", "3.00 MiB", "5.00 GiB", "–"]
 
 

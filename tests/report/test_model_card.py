@@ -11,6 +11,7 @@ import pytest
 
 from scoremode.errors import RunError
 from scoremode.report.model_card import code, escaped_markdown, markdown, model_index
+from scoremode.report.numbers import statistics_for_people
 from scoremode.statistics.comparison import Comparison, comparison_statistics
 from tests.statistics.test_comparison import compared, random_comparison
 
@@ -42,7 +43,7 @@ def test_a_row_a_candidate_behind_the_baseline() -> None:
     found = comparison_statistics(random_comparison(50))
     share, error = found["same_top"], found["same_top_stderr"]
     assert table[3][6] == f"{100 * share:.1f}% ± {100 * error:.1f}%"
-    assert table[3][5] == f"{found['kl_p99']:.4g}"
+    assert table[3][5] == f"{found['kl_p99']:.3g}"
     assert re.fullmatch(r"[\d.]+ ± [\d.]+", table[3][3])
 
 
@@ -70,13 +71,13 @@ def test_engines_that_differ_are_named_apart() -> None:
 
 def test_sizes_are_bits_else_bytes_else_left_out() -> None:
     assert rows(published(random_comparison(5, manifest={"bytes": 3 * 2**30})))[3][1] == "3.00 GiB"
-    assert rows(published(random_comparison(5, manifest={"bytes": 5 * 2**19})))[3][1] == "2.5 MiB"
+    assert rows(published(random_comparison(5, manifest={"bytes": 5 * 2**19})))[3][1] == "2.50 MiB"
     assert rows(published(random_comparison(5)))[0][1] == "perplexity"
 
 
 def test_what_is_not_known_is_a_dash_and_one_group_has_no_error() -> None:
     row = rows(published(compared([-1.0, -2.0], [-1.5, -math.inf], groups=[0, 0])))[3]
-    assert row == ["q4", "–", "–", "–", "–", "100%"]
+    assert row == ["q4", "–", "–", "–", "–", "100.0%"]
 
 
 def test_a_hostile_name_stays_in_its_cell() -> None:
@@ -84,7 +85,7 @@ def test_a_hostile_name_stays_in_its_cell() -> None:
     text = published(c)
     table, line = rows(text), text.rstrip("\n").split("\n")[-1]
     assert {len(row) for row in table} == {6}
-    assert len(text.split("\n")) == 7  # 4 lines of table, an empty one, the method, the last line's end
+    assert len(text.split("\n")) == 11  # 4 lines of table, a verdict, its rule, the method; empty ones; the end
     for part in (table[3][0], table[2][0], line.split("Command:")[0].replace("docs\\_", "")):
         assert not re.search(r"[<>`*\[\]~$@\x1b]|https:|www\.", part)
         assert not re.search(r"&(?!#\d+;)", part)
@@ -133,9 +134,10 @@ def test_the_hub_reads_the_metadata(name: str) -> None:
     results = {r.metric_type: r for r in data.eval_results}
     assert set(results) == {"perplexity", "perplexity_ratio", "kl_divergence"}
     assert {r.task_type for r in data.eval_results} == {"text-generation"}
-    assert {r.dataset_type for r in data.eval_results} == {plain}
+    assert {r.dataset_type for r in data.eval_results} == {plain.replace("https://evil.example", "https://HOST")}
     for kind, field in (("perplexity", "ppl_candidate"), ("kl_divergence", "kl_mean")):
-        assert math.isclose(results[kind].metric_value, found[field], rel_tol=1e-5)
+        shown = statistics_for_people(found, [found])[field].split(" ")[0]
+        assert results[kind].metric_value == float(shown), "the digits of all tables"
     assert "sliding-once (context 512, stride 256)" in results["perplexity"].metric_name
 
 

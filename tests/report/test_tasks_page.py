@@ -94,7 +94,7 @@ def test_the_chart_draws_bounds_and_leaves_out_what_is_undefined() -> None:
     ]
     chart = recovery_chart(lines, ["q4", "q3"])
     assert chart.count("<circle") == 2 * 3  # drawn wide and narrow
-    assert "98.00%, 95%: 95.00% to 101.00%" in chart
+    assert "98.00%, 95%: 95.00% to 101.0%" in chart
     assert recovery_chart([[row("a", "task", None, None, None)]], ["q4"]) == ""
 
 

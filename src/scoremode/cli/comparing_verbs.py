@@ -1,4 +1,4 @@
-"""The verbs that compare: compare, tasks and report. Their flags, and what they print."""
+"""The verbs that compare and publish: compare, tasks, report and card. Their flags, and what they print."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ class CompareVerb(Verb):
     def run(self, parsed: argparse.Namespace) -> int:
         from scoremode.statistics import gate
         from scoremode.statistics.comparison import comparison_statistics
+        from scoremode.store.runs import is_run
         from scoremode.verbs.compare import compare
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
@@ -81,7 +82,8 @@ class CompareVerb(Verb):
         from scoremode.report.model_card import markdown, model_index
         from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
 
-        found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
+        if not all(map(is_run, parsed.candidates)):  # a comparison of finished runs does not say how they were made
+            found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]
         if parsed.markdown:
             print(markdown(found, statistics))
@@ -244,3 +246,80 @@ class ReportVerb(Verb):
         if parsed.json:
             print_json({"report": parsed.output, "runs": len(parsed.run_folders)})
         output.announce(f"written to {output}", quiet=parsed.json)
+
+
+class CardVerb(Verb):
+    summary = "comparisons for a model card, in the dialects that people publish"
+    epilog = (
+        "DIALECT is markdown, compact, llamacpp, exl3, model-index, eval-results or json. --write replaces what stands "
+        "between <!-- scoremode begin --> and <!-- scoremode end -->, or for model-index between # scoremode begin and "
+        "# scoremode end, and leaves the rest of the file alone."
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        runs = "the folder of compare --out; or folders of runs, the baseline first"
+        flags.add(parser, {"run_folders RUN …": runs, "--dialect DIALECT": "what to write (default: markdown)"})
+        flags.add(parser, {"--write FILE": "replace the part between two markers, as in README.md"})
+        flags.add(parser, {"--out DIR": "write one file per candidate there (eval-results and json)"})
+        flags.add(parser, {"--benchmark DATASET": "for eval-results: a dataset of the hub that is a benchmark"})
+        flags.add(parser, {"--task-id ID": "for eval-results: the task in that dataset's eval.yaml"})
+        flags.add(parser, {"--metric NAME": "for eval-results: the number (default: ppl_candidate)"})
+        flags.add(parser, flags.JSON)
+
+    def run(self, parsed: argparse.Namespace) -> None:
+        from scoremode.errors import InputError, OptionError, did_you_mean
+        from scoremode.report import publish
+        from scoremode.verbs import card
+
+        dialect = parsed.dialect or ("json" if parsed.json else "markdown")
+        if dialect not in publish.DIALECTS:
+            raise OptionError(f"there is no dialect '{dialect}'", fix=did_you_mean(dialect, publish.DIALECTS))
+        in_files = dialect in publish.FILES
+        if parsed.write is not None and in_files:
+            raise OptionError(f"--write does not fit --dialect {dialect}", fix="give --out DIR")
+        if parsed.out is not None and not in_files:
+            raise OptionError(f"--out does not fit --dialect {dialect}", fix="give --write README.md")
+        given = parsed.benchmark and parsed.task_id
+        benchmark = (
+            publish.Benchmark(parsed.benchmark, parsed.task_id, parsed.metric or "ppl_candidate") if given else None
+        )
+        markers = card.YAML_MARKERS if dialect == "model-index" else card.MARKERS
+        readme = None if parsed.write is None else card.check_readme(parsed.write, markers)  # before columns are read
+        from scoremode.statistics.comparison import comparison_statistics
+        from scoremode.store.runs import is_run
+        from scoremode.verbs.compare import of_runs
+
+        first, *others = card.run_folders(parsed.run_folders)
+        if not others:
+            what = "is one run, and a card compares" if is_run(first) else "is not a folder of compare --out"
+            raise InputError(f"{first} {what}", fix="give the baseline's run, then those of its candidates")
+        found = of_runs(first, others)
+        statistics = [comparison_statistics(c) for c in found]
+        if in_files:
+            self._files(parsed, publish.published_files(dialect, found, statistics, benchmark))
+            return
+        text = publish.README_PARTS[dialect](found, statistics)
+        if readme is None:
+            print(text, end="")
+        else:
+            changed = card.replace_between(readme, text, markers)
+            print(f"{readme} {'now has' if changed else 'already has'} these results")
+
+    def _files(self, parsed: argparse.Namespace, files: dict[str, str]) -> None:
+        from pathlib import Path
+
+        from scoremode.verbs.outputs import check_output
+
+        if parsed.out is None:
+            if parsed.dialect == "json" or parsed.json:
+                import json
+
+                print_json([json.loads(text) for text in files.values()])
+            else:
+                print("".join(f"# {name}\n{text}" for name, text in files.items()), end="")
+            return
+        for name, text in files.items():
+            path = Path(parsed.out, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            check_output(path, "--out").write(text.encode())
+            print(f"written to {path}")

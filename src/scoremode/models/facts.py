@@ -13,7 +13,7 @@ from typing import Any
 from scoremode.disk.files import remembered_sha256
 from scoremode.errors import ModelError, OptionError, did_you_mean
 from scoremode.models.embedded import EMBEDDED, embedded_model
-from scoremode.models.safetensors import StoredTensor, read_header, sizes_of, stored_bytes
+from scoremode.models.safetensors import read_header, sizes_of, stored_bytes
 from scoremode.models.sizes import ModelSizes
 from scoremode.strict_json import read_object
 
@@ -43,6 +43,7 @@ class ModelFacts:
     weight_bytes: int
     bits_per_weight: float | None  # stored bits / weights; None if the format is not understood
     config: dict[str, Any]
+    emulated_bytes: int | None = None  # the size that an emulated quantization would have; None if it is real
     sizes: ModelSizes | None = None  # of the stored tensors; None if the format is not understood or only emulated
     left_out: tuple[str, ...] = ()  # safetensors files in the folder that are not counted as weights
     notes: tuple[str, ...] = ()  # which parts of the checkpoint are not used, in words
@@ -89,7 +90,11 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
     config = _read_config(path)
     weights, left_out = _weight_files(path)
     headers = [read_header(p) for p in weights]
-    sizes = _sizes(config, {name: t for tensors in headers for name, t in tensors.items()})
+    stored = sizes_of(
+        {name: t for tensors in headers for name, t in tensors.items()}, config.get("quantization_config")
+    )
+    emulated = _emulated_bits(config)  # the sizes of the stored tensors then say nothing
+    sizes = stored if emulated is None else None
     text_config = config.get("text_config") or config
     notes = check_layers(name, text_config, (tensor for tensors in headers for tensor in tensors))
     revision = path.name if path.parent.name == "snapshots" else None
@@ -107,7 +112,8 @@ def inspect(name: str, *, revision: str | None = None, token: str | None = None)
         hidden_size=_first_int(text_config, "hidden_size", "n_embd", "d_model"),
         layers=_first_int(text_config, "num_hidden_layers", "n_layer"),
         weight_bytes=sum(stored_bytes(tensors.values()) for tensors in headers),
-        bits_per_weight=_emulated_bits(config) or (sizes.bits_per_weight if sizes else None),
+        bits_per_weight=emulated or (sizes.bits_per_weight if sizes else None),
+        emulated_bytes=round(emulated * stored.weights / 8) if emulated and stored else None,
         sizes=sizes,
         config=config,
         left_out=tuple(p.name for p in left_out),
@@ -188,11 +194,6 @@ def _emulated_bits(config: dict[str, Any]) -> float | None:
     if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 64:
         return float(said)
     return None
-
-
-def _sizes(config: dict[str, Any], tensors: dict[str, StoredTensor]) -> ModelSizes | None:
-    """The sizes of the stored tensors; None if a quantization is only emulated: its stored sizes say nothing."""
-    return None if _emulated_bits(config) else sizes_of(tensors, config.get("quantization_config"))
 
 
 # ── layers ───────────────────────────────────────────────────────────────────────────────────────────────────────────

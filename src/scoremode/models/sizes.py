@@ -46,9 +46,12 @@ class ModelSizes:
         return sum(part.bytes for part in self.parts.values())
 
     @property
+    def weights(self) -> int:
+        return sum(part.weights for part in self.parts.values())
+
+    @property
     def bits_per_weight(self) -> float | None:
-        weights = sum(part.weights for part in self.parts.values())
-        return 8 * self.bytes / weights if weights else None
+        return 8 * self.bytes / self.weights if self.weights else None
 
     def as_json(self) -> dict[str, Any]:
         """The sizes as plain data, for a manifest."""

@@ -30,6 +30,7 @@ class Subject:
     dtype: str | None = None  # of the stored weights
     weight_bytes: int | None = None
     bits_per_weight: float | None = None
+    emulated_bytes: int | None = None  # the size that an emulated quantization would have
     format: str | None = None  # how the weights are stored, in a few words: GGUF Q4_K_M, compressed-tensors W4A16
     sizes: ModelSizes | None = None  # of the body, the embedding and the head
     revision: str | None = None  # the commit on the hub
@@ -62,6 +63,7 @@ def checkpoint_subject(
         dtype=stored if isinstance(stored, str) else None,
         weight_bytes=facts.weight_bytes,
         bits_per_weight=facts.bits_per_weight,
+        emulated_bytes=facts.emulated_bytes,
         format=format_of(facts.config, stored if isinstance(stored, str) else None),
         sizes=facts.sizes,
         revision=facts.revision,
@@ -83,9 +85,10 @@ def format_of(config: Mapping[str, Any], dtype: str | None) -> str:
     quantization = config.get("quantization_config")
     if isinstance(quantization, Mapping):
         return _quantized(quantization)[:LONGEST_FORMAT]
-    bits = config.get("bits_per_weight")
+    bits, body = config.get("bits_per_weight"), config.get("emulated_bits")
     if isinstance(bits, int | float) and not isinstance(bits, bool):
-        return f"emulated {bits:.3g} bit"
+        is_known = type(body) is int and 0 < body <= 64  # the bits of the numbers in the layers, without their scales
+        return f"emulated {body}-bit body" if is_known else f"emulated {bits:.3g} bit"
     return f"safetensors {dtype or ''}".strip()[:LONGEST_FORMAT]
 
 

@@ -8,8 +8,8 @@ YAML can read.
 from __future__ import annotations
 
 import json
+import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,12 @@ from markupsafe import Markup
 
 from scoremode.errors import RunError, harmless
 from scoremode.harness.results import TasksComparison
-from scoremode.report.numbers import SHOWN, with_error
+from scoremode.report.numbers import SHOWN, baseline_perplexity, file_size, rounded, shown_statistic, usable
+from scoremode.report.public_text import command_of_question, public_command, public_name, public_words
 from scoremode.report.served import ServedModel, engine_version, in_groups, served, served_manifest
 from scoremode.report.text import model_notes, noise_words, other_metrics, shown_rows, top_words
-from scoremode.statistics.comparison import Comparison
-from scoremode.values import Estimate
+from scoremode.report.verdicts import rule_words, verdicts
+from scoremode.statistics.comparison import BY_NAME, Comparison, Statistic
 
 if TYPE_CHECKING:
     import jinja2
@@ -76,13 +77,13 @@ def code(text: str) -> Markup:
 
 
 def cell(statistics: Mapping[str, Any], name: str, percent: bool = False) -> str:
-    """A statistic as in ``12.74 ± 0.31``; four digits if there is no error; a dash if there is no value."""
-    value, error = statistics.get(name), statistics.get(f"{name}_stderr")
-    if value is None:
-        return NOTHING
-    if error is not None:
-        return with_error(Estimate(value, error, 0, 0), percent=percent)
-    return f"{100 * value:.4g}%" if percent else f"{value:.4g}"
+    """A number of tasks as in ``12.74 ± 0.31``; a dash if there is no value."""
+    return " ".join(rounded(statistics.get(name), statistics.get(f"{name}_stderr"), percent=percent)).rstrip()
+
+
+def shown_cell(measure: Statistic, statistics: Mapping[str, Any]) -> str:
+    """A statistic of a comparison; a dash if there is no value."""
+    return " ".join(shown_statistic(measure, statistics)).rstrip()
 
 
 def quoted(text: str) -> Markup:
@@ -111,23 +112,28 @@ def markdown(comparisons: Sequence[Comparison], statistics: Sequence[Mapping[str
     facts = [served(c) for c in comparisons]
     measures = [measure for measure in SHOWN if measure.card]
     kinds = _kinds([served_manifest(m), *facts])
-    own = [f"{m['model']} (baseline)", *(cells[0] for _, cells in kinds)]
-    rows = [[*own, cell(statistics[0], "ppl_baseline"), *[NOTHING] * (len(measures) - 1)]]
-    for i in (i for members in in_groups(facts).values() for i in members):
+    own = [f"{public_name(m['model'])} (baseline)", *(cells[0] for _, cells in kinds)]
+    rows = [[*own, baseline_perplexity(statistics), *[NOTHING] * (len(measures) - 1)]]
+    order = [i for members in in_groups(facts).values() for i in members]
+    judged = verdicts(comparisons, statistics)
+    for i in order:
         named = [comparisons[i].name, *(cells[1 + i] for _, cells in kinds)]
-        rows.append([*named, *(cell(statistics[i], measure.name, percent=measure.percent) for measure in measures)])
+        rows.append([*named, *(shown_cell(measure, statistics[i]) for measure in measures)])
     notes = [noise_words(first, statistics[0]), *(f"Baseline: {note}" for note in model_notes(first.baseline))]
     return _fill(
         "model_card.md",
         header=["model", *(title for title, _ in kinds), *(measure.card for measure in measures)],
         rows=rows,
+        verdicts=[(comparisons[i].name, public_words(judged[i].sentence)) for i in order],
+        verdict_rule=rule_words(len(comparisons)),
         m=m,
+        corpus=public_name(str(m["corpus"])),
         s=statistics[0],
-        rule=_rule(m),
+        rule=method_words(m),
         plan=first.baseline.plan_digest,
         served_by=_engines({"baseline": m} | {f"candidate {c.name}": c.candidate.manifest for c in comparisons}),
-        notes=[note for note in (*notes, *dict.fromkeys(map(top_words, comparisons))) if note],
-        commands=_commands(comparisons),
+        notes=[public_words(note) for note in (*notes, *dict.fromkeys(map(top_words, comparisons))) if note],
+        commands=_commands(comparisons) or _asked_again(comparisons),
     )
 
 
@@ -137,26 +143,20 @@ def _kinds(facts: Sequence[ServedModel]) -> list[tuple[str, list[str]]]:
     Format and engine, if a format is known or engines differ; bits per weight if any candidate has them, else size.
     """
     found = []
-    formats, engines = [f.format for f in facts], [f.engine for f in facts]
+    formats, engines = [f.format_and_body for f in facts], [f.engine for f in facts]
     if any(formats):
         found.append(("format", [text or NOTHING for text in formats]))
     if any(formats) or len(set(engines)) > 1:
         found.append(("engine", [text or NOTHING for text in engines]))
     if any(f.bits_per_weight is not None for f in facts[1:]):
         bits = [NOTHING if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts]
-        found.append(("bits per weight", bits))
-    elif any(f.stored_bytes is not None for f in facts[1:]):
-        found.append(("size", [_size(f.stored_bytes) for f in facts]))
+        found.append(("bits overall" if any("-bit body" in text for text in formats) else "bits per weight", bits))
+    elif any(f.size is not None for f in facts[1:]):
+        found.append(("size", [file_size(f.size) for f in facts]))
     return found
 
 
-def _size(stored: int | None) -> str:
-    if stored is None:
-        return NOTHING
-    return f"{stored / 2**30:.2f} GiB" if stored >= 2**30 else f"{stored / 2**20:.1f} MiB"
-
-
-def _rule(manifest: Mapping[str, Any]) -> str:
+def method_words(manifest: Mapping[str, Any]) -> str:
     settings = manifest.get("method_settings", {})
     ordered = [name for name in SETTINGS if name in settings] + sorted(settings.keys() - SETTINGS.keys())
     given = ", ".join(f"{SETTINGS.get(name, name)} {settings[name]}" for name in ordered)
@@ -177,9 +177,15 @@ def _engines(manifests: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 def _commands(found: Sequence[Comparison] | Sequence[TasksComparison]) -> list[str]:
     """The distinct commands that made these comparisons, as far as they are known."""
-    given = [c.manifest.get("command") or "" for c in found]
-    distinct = dict.fromkeys(command if isinstance(command, str) else shlex.join(command) for command in given)
+    distinct = dict.fromkeys(public_command(c.manifest.get("command") or "") for c in found)
     return [command for command in distinct if command]
+
+
+def _asked_again(comparisons: Sequence[Comparison]) -> list[str]:
+    """A command for stored runs, which do not keep the command that made them."""
+    first, candidates = comparisons[0].baseline.manifest, [str(c.candidate.manifest["model"]) for c in comparisons]
+    command = command_of_question(first, str(first["model"]), candidates)
+    return [command] if command else []
 
 
 def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
@@ -188,14 +194,18 @@ def model_index(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     Only metrics that have a value are written: the hub accepts no empty metric.
     """
     m = comparison.baseline.manifest
-    corpus, rule = str(m["corpus"]), _rule(m)
-    named, baseline = f"{corpus}, sha256 {m['corpus_sha256'][:12]}", str(m["model"])
+    corpus, rule = public_name(str(m["corpus"])), method_words(m)
+    named, baseline = f"{corpus}, sha256 {m['corpus_sha256'][:12]}", public_name(str(m["model"]))
     metrics = (
         ("perplexity", f"perplexity, {rule}", "ppl_candidate"),
         ("perplexity_ratio", f"perplexity ratio to {baseline}, {rule}", "ppl_ratio"),
         ("kl_divergence", f"mean KL divergence from {baseline} in nats, {rule}", "kl_mean"),
     )
-    known = [(kind, label, statistics[name]) for kind, label, name in metrics if statistics.get(name) is not None]
+    known = [
+        (kind, label, float(shown_statistic(BY_NAME[name], statistics)[0].replace(",", "")))
+        for kind, label, name in metrics
+        if (value := usable(statistics.get(name))) is not None and math.isfinite(value)
+    ]
     if not known:
         raise RunError(f"{comparison.name} has no metric that the hub could show", fix="compare on a longer text")
     return _fill("model_index.yaml", name=comparison.name, results=[(corpus, named, known)])

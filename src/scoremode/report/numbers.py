@@ -1,19 +1,21 @@
-"""Numbers for people, with the digits that their errors justify."""
+"""Numbers for people: the one rule for their digits, which terminal, page, card and JSON follow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scoremode.statistics.comparison import STATISTICS
+from scoremode.statistics.comparison import BY_NAME, STATISTICS, Statistic
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Estimate
 
 Statistics = Mapping[str, Any]
 
 DUST = 1e-9  # relative to the value: a smaller error is rounding noise
+SMALL = 1e-4  # smaller numbers have an exponent
+PERPLEXITIES = ("ppl_baseline", "ppl_candidate")
 
 
 @dataclass(frozen=True)
@@ -49,71 +51,87 @@ def usable(value: Any) -> float | None:
 
 def digits_of(error: float) -> int:
     """How many decimals an error justifies: as many as show two digits of the error."""
-    return min(8, max(0, 1 - math.floor(math.log10(error))))
+    return max(0, 1 - math.floor(math.log10(error)))
 
 
-def written(value: Any, stderr: Any = None, *, percent: bool = False) -> tuple[str, str]:
-    """For the page: a number to the digits that its error justifies, and the error, which is '' if there is none.
+def rounded(value: Any, stderr: Any = None, *, percent: bool = False, supports: Any = None) -> tuple[str, str]:
+    """Writes a number for people, and its error, which is '' if it has none. Every table follows this one rule.
 
-    >>> written(12.7412, 0.3149)
-    ('12.74', '± 0.31')
-    >>> written(None)
-    ('–', '')
+    A number has the decimals that show two digits of its error. ``supports`` is an error that decides the decimals and
+    is not written: perplexities of one table are compared, so the paired error of their difference decides. Without an
+    error, a number has four digits, or three if it is below 1. Numbers below 0.0001 have an exponent, and so have those
+    without an error from a million on.
+
+    >>> rounded(12.7412, 0.3149), rounded(18.0401, supports=0.018), rounded(291.8165)
+    (('12.74', '± 0.31'), ('18.040', ''), ('291.8', ''))
+    >>> rounded(3.83e-5, 2.4e-6), rounded(0.98149, 0.00203, percent=True), rounded(None)
+    (('3.83e-5', '± 0.24e-5'), ('98.15%', '± 0.20%'), ('–', ''))
     """
-    number, error = usable(value), usable(stderr)
+    number, error = usable(value), usable(stderr if supports is None else supports)
     if number is None:
         return "–", ""
     if math.isinf(number):
-        return ("∞" if number > 0 else "−∞"), ""
+        return ("∞" if number > 0 else "-∞"), ""
     factor, unit = (100.0, "%") if percent else (1.0, "")
-    number *= factor
-    if error is None or math.isinf(error):
-        return f"{_rounded(number, percent)}{unit}", ""
-    error *= factor
-    if error <= DUST * abs(number):
-        return f"{_rounded(number, percent)}{unit}", f"± 0{unit}"
-    # numbers in a column are compared: below a thousandth, a number and its error share a power of ten
-    power = math.floor(math.log10(abs(number))) if 0 < abs(number) < 1e-3 else 0
-    number, error, shown = number / 10.0**power, error / 10.0**power, f"e{power}" if power else ""
+    number, error = number * factor, None if error is None else error * factor
+    if error is None or math.isinf(error) or error <= DUST * abs(number):
+        has_error = error is not None and not math.isinf(error) and supports is None
+        return f"{_few_digits(number)}{unit}", f"± 0{unit}" if has_error else ""
+    # numbers of a column are compared: a small number and its error share a power of ten
+    power = math.floor(math.log10(abs(number))) if 0 < abs(number) < SMALL else 0
+    number, error, tail = number / 10.0**power, error / 10.0**power, f"e{power}{unit}" if power else unit
     digits = digits_of(error)
-    tail = f"{shown}{unit}".replace("-", "−")
-    return f"{number:,.{digits}f}{tail}".replace("-", "−"), f"± {error:,.{digits}f}{tail}"
+    return f"{number:,.{digits}f}{tail}", "" if supports is not None else f"± {error:,.{digits}f}{tail}"
 
 
-def _rounded(number: float, percent: bool) -> str:
-    """Rounds a number that has no standard error to three or four digits."""
+def _few_digits(number: float) -> str:
+    """Rounds a number that has no standard error."""
     size = abs(number)
     if size == 0:
-        text = "0"
-    elif percent and size >= 0.01:
-        text = f"{number:,.2f}"
-    elif 1e-3 <= size < 1e6:
-        text = f"{number:,.{max(0, 3 - math.floor(math.log10(size)))}f}" if size >= 1 else f"{number:#.3g}"
-    else:
-        mantissa, power = f"{number:.2e}".split("e")
-        text = f"{mantissa}e{int(power)}"
-    return text.replace("-", "−")
+        return "0"
+    if SMALL <= size < 1e6:
+        return f"{number:,.{max(0, (3 if size >= 1 else 2) - math.floor(math.log10(size)))}f}"
+    mantissa, power = f"{number:.2e}".split("e")
+    return f"{mantissa}e{int(power)}"
 
 
 def with_error(estimate: Estimate, percent: bool = False) -> str:
-    """For a terminal and Markdown: the value to the digits that its error justifies, and the error.
+    """The value and its error in one text, or in words why there is no value.
 
     >>> with_error(Estimate(12.7412, 0.3149, 100, 10))
     '12.74 ± 0.31'
     """
-    factor, unit = (100.0, "%") if percent else (1.0, "")
-    value = estimate.value * factor
-    if math.isnan(value):
+    if math.isnan(estimate.value):
         return "none (no whole word or byte was scored)"
-    if math.isinf(value):
+    if math.isinf(estimate.value):
         return "unbounded (a target has probability zero)"
-    if estimate.stderr is None:
-        return f"{value:,.4f}{unit}"
-    error = estimate.stderr * factor
-    if error <= DUST * abs(value):
-        return f"{value:,.4f}{unit} ± 0"
-    digits = digits_of(error)
-    return f"{value:,.{digits}f}{unit} ± {error:,.{digits}f}{unit}"
+    return " ".join(rounded(estimate.value, estimate.stderr, percent=percent)).rstrip()
+
+
+def shown_statistic(statistic: Statistic, s: Statistics, paired: Any = None) -> tuple[str, str]:
+    """A statistic of a comparison and its error, rounded for people.
+
+    The decimals of a perplexity follow from the paired error of its difference from the baseline's, ``paired`` if it is
+    given: its own error is mostly the difficulty of the text, which both models share.
+    """
+    if statistic.name in PERPLEXITIES:
+        return rounded(s.get(statistic.name), supports=s.get("ppl_difference_stderr") if paired is None else paired)
+    return rounded(s.get(statistic.name), s.get(f"{statistic.name}_stderr"), percent=statistic.percent)
+
+
+def baseline_perplexity(statistics: Sequence[Statistics]) -> str:
+    """The baseline's perplexity, as exactly as the candidate that is closest to it can be told from it."""
+    errors = [e for s in statistics if (e := usable(s.get("ppl_difference_stderr")))]
+    return shown_statistic(BY_NAME["ppl_baseline"], statistics[0], min(errors, default=None))[0]
+
+
+def statistics_for_people(s: Statistics, together: Sequence[Statistics]) -> dict[str, str]:
+    """The statistics that tables show, by name, each as one text such as ``1.0015 ± 0.0010``.
+
+    ``together`` are the statistics of all candidates of the table.
+    """
+    found = {m.name: " ".join(shown_statistic(m, s)).rstrip() for m in SHOWN if s.get(m.name) is not None}
+    return {"ppl_baseline": baseline_perplexity(together), **found}
 
 
 def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
@@ -129,10 +147,9 @@ def basis(estimate: Estimate, kind: str, percent: bool = False) -> str:
         return ""
     if estimate.stderr is None or estimate.low is None or estimate.high is None:
         return f"too few groups for an error: {counted}, {FEWEST} are needed"
-    factor, unit = (100.0, "%") if percent else (1.0, "")
-    some = estimate.stderr > DUST * abs(estimate.value)
-    digits = digits_of(estimate.stderr * factor) if some else 4
-    low, high = (f"{bound * factor:,.{digits}f}{unit}" for bound in (estimate.low, estimate.high))
+    low, high = (
+        rounded(bound, supports=estimate.stderr, percent=percent)[0] for bound in (estimate.low, estimate.high)
+    )
     return f"{counted}, 95%: {low} to {high}"
 
 

@@ -37,6 +37,29 @@ class ServedModel:
     bits_per_weight: float | None
     stored_bytes: int | None
     parts: tuple[PartSize, ...] = ()
+    emulated_bytes: int | None = None  # the size that an emulated quantization would have
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.format.startswith("emulated ")
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the weights; of an emulated quantization, those that it would have, if they are known."""
+        return self.emulated_bytes if self.is_emulated else self.stored_bytes
+
+    @property
+    def format_and_body(self) -> str:
+        """The format, and the bits of the body if they are not those of the whole model.
+
+        >>> parts = (PartSize("body", 500, 1000), PartSize("embedding", 1000, 1000))
+        >>> ServedModel("GGUF Q4_0", "llamacpp", "", 6.0, 1500, parts).format_and_body
+        'GGUF Q4_0, 4-bit body'
+        """
+        body = next((part.bits_per_weight for part in self.parts if part.name == "body"), None)
+        if body is None or self.bits_per_weight is None or abs(body / self.bits_per_weight - 1) < 0.02:
+            return self.format
+        return f"{self.format}, {body:.2g}-bit body".removeprefix(", ")
 
     @property
     def group(self) -> str:
@@ -60,6 +83,7 @@ class ServedModel:
             "engine": self.engine or None,
             "bits_per_weight": self.bits_per_weight,
             "weight_bytes": self.stored_bytes,
+            "emulated_bytes": self.emulated_bytes,
             "sizes": {
                 p.name: {"bytes": p.stored_bytes, "weights": p.weights, "bits_per_weight": p.bits_per_weight}
                 for p in self.parts
@@ -86,6 +110,7 @@ def served_manifest(m: Mapping[str, Any]) -> ServedModel:
         float(bits) if known and bits is not None else None,
         stored or None,
         tuple(_parts(m.get("sizes"))),
+        _count(m.get("emulated_bytes")) or None,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scoremode.errors import harmless
+from scoremode.report.numbers import rounded
 from scoremode.statistics.comparison import Comparison
 from scoremode.store.run import Run
 from scoremode.text.token_text import joined
@@ -115,7 +116,7 @@ def noise_words(comparison: Comparison, statistics: Mapping[str, Any]) -> str:
     floor, words = statistics.get("noise_floor_kl_mean"), comparison.noise_perturbed
     if floor is None:
         return f"noise floor: not measured ({words or 'the run does not say why'})"
-    return f"noise floor: KL mean {floor:.2g}" + (f" under: {words}" if words else "")
+    return f"noise floor: KL mean {rounded(floor)[0]}" + (f" under: {words}" if words else "")
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────

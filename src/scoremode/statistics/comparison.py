@@ -36,8 +36,7 @@ class TerminalColumn:
     """A statistic as a column of the table in a terminal."""
 
     title: str
-    digits: int
-    with_error: bool = False
+    leaves: int = 0  # in a narrow terminal, columns with the largest number are left out first; those with 0 stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +218,7 @@ STATISTICS: tuple[Statistic, ...] = (
         of=_stored("candidate", "perplexity"),
         needs="logprob",
         label="Perplexity",
-        column=TerminalColumn("ppl", 4),
+        column=TerminalColumn("ppl"),
         card="perplexity",
     ),
     _plain(
@@ -247,7 +246,7 @@ STATISTICS: tuple[Statistic, ...] = (
         ranks=-1,
         better="one",
         label="PPL ratio",
-        column=TerminalColumn("ratio", 4, with_error=True),
+        column=TerminalColumn("ratio"),
         card="ratio",
         choice="Perplexity ratio",
         axis="perplexity ratio",
@@ -270,20 +269,20 @@ STATISTICS: tuple[Statistic, ...] = (
         ranks=-1,
         better="low",
         label="KL mean",
-        column=TerminalColumn("KL mean", 5, with_error=True),
+        column=TerminalColumn("KL mean"),
         card="KL mean (nats)",
         choice="KL",
         axis="mean KL, nats per token",
     ),
     _plain("kl_infinite", "targets with infinite KL", lambda means: means.infinite, needs="kl"),
-    _kl_quantile("median", "half of the tokens moved less", label="KL median", column=TerminalColumn("median", 5)),
+    _kl_quantile("median", "half of the tokens moved less", label="KL median", column=TerminalColumn("KL median", 2)),
     _kl_quantile("p90"),
     _kl_quantile("p95"),
     _kl_quantile(
-        "p99", "99% of the tokens moved less", label="KL 99%", column=TerminalColumn("99%", 4), card="KL 99 %"
+        "p99", "99% of the tokens moved less", label="KL 99%", column=TerminalColumn("KL 99%", 1), card="KL 99 %"
     ),
     _kl_quantile("p999", "99.9% of the tokens moved less", label="KL 99.9%"),
-    _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("max", 2)),
+    _kl_quantile("max", "the token that moved most", label="KL max", column=TerminalColumn("KL max", 3)),
     _plain("noise_floor_kl_mean", "mean KL of the baseline against itself", _noise_mean, needs="noise"),
     _plain("noise_floor_kl_p99", "99 % quantile of that KL", _noise_p99, needs="noise"),
     Statistic("delta_logprob_mean", "mean of ln q - ln p", mean=lambda b: b.cand - b.base, needs="logprob", ranks=1),
@@ -307,7 +306,7 @@ STATISTICS: tuple[Statistic, ...] = (
         better="high",
         percent=True,
         label="Same top",
-        column=TerminalColumn("same top", 2),
+        column=TerminalColumn("same top"),
         card="same top",
         choice="Same top",
         axis="same first choice, % of tokens",

@@ -205,6 +205,7 @@ class RunManifest(msgspec.Struct, kw_only=True):
     model_files: dict[str, Sha256] = {}
     weight_bytes: Count | None = None
     bits_per_weight: Annotated[float, Meta(ge=0, le=1024)] | None = None
+    emulated_bytes: Count | None = None  # the size that an emulated quantization would have
     model_format: Text | None = None  # such as "GGUF Q4_K_M"; ``format`` is that of the manifest
     sizes: PartSizes | None = None
     engine_settings: dict[str, Any] = {}

@@ -81,7 +81,11 @@ def add_account(manifest: dict[str, Any], account: Mapping[str, Any]) -> None:
 
 def describe_model(subject: Subject) -> dict[str, Any]:
     """The manifest's fields about the model, with its weights' format and its parts' sizes where they are known."""
-    stored_as = {"model_format": subject.format, "sizes": subject.sizes.as_json() if subject.sizes else None}
+    stored_as = {
+        "model_format": subject.format,
+        "sizes": subject.sizes.as_json() if subject.sizes else None,
+        "emulated_bytes": subject.emulated_bytes,
+    }
     return {
         "model": subject.name,
         "model_fingerprint": subject.fingerprint,

@@ -15,9 +15,9 @@ from scoremode.errors import InputError, RunError
 from scoremode.harness.results import TasksComparison
 from scoremode.report.html.charts import charts_section
 from scoremode.report.html.provenance import distinct_baselines, provenance_section, run_key
-from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section
+from scoremode.report.html.scored_text import TEXT_TARGETS, page_data, text_section, worst_view
 from scoremode.report.html.size_chart import size_section
-from scoremode.report.html.tables import summary_section
+from scoremode.report.html.tables import publish_section, summary_section
 from scoremode.report.html.tasks_page import render_tasks
 from scoremode.report.html.templating import fill_page
 from scoremode.report.numbers import Statistics, usable
@@ -61,10 +61,11 @@ def render(
             size_section(comparisons, statistics),
             charts_section(comparisons, statistics, alone),
             text_section(comparisons, alone, text_targets),
+            publish_section(comparisons, statistics),
             provenance_section(comparisons, alone),
         ),
-        left_out=() if len(comparisons) > 1 else ("quality",),
-        data=page_data(comparisons, alone, text_targets),
+        left_out=(*(() if len(comparisons) > 1 else ("quality",)), *(() if comparisons else ("publish",))),
+        data={**page_data(comparisons, alone, text_targets), "first": worst_view(comparisons, statistics, alone)},
     )
 
 

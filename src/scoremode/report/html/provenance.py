@@ -97,7 +97,9 @@ def served_facts(m: Mapping[str, Any], its: ServedModel | None = None) -> dict[s
     ``its`` are the sizes to show, if they are not those of the manifest.
     """
     settings, its = m.get("engine_settings") or {}, its or served_manifest(m)
-    bits, stored = its.bits_per_weight, its.stored_bytes
+    bits = its.bits_per_weight
+    stored_as = "size of the file that emulates it" if its.is_emulated else "size of the weights"
+    sizes = (("size that it would have", its.emulated_bytes), (stored_as, its.stored_bytes))
     parts = {
         f"size of the {part.name}": f"{part.bits_per_weight:,.3f} bits per weight, {file_size(part.stored_bytes)}, "
         f"{part.weights:,} weights"
@@ -107,7 +109,7 @@ def served_facts(m: Mapping[str, Any], its: ServedModel | None = None) -> dict[s
         {
             "format": m.get("model_format"),
             "bits per weight": None if bits is None else f"{bits:.3f}, all weights together",
-            "size of the weights": None if stored is None else f"{file_size(stored)} ({stored:,} bytes)",
+            **{label: None if count is None else f"{file_size(count)} ({count:,} bytes)" for label, count in sizes},
             **parts,
             "engine": m.get("engine"),
             "versions": _pairs(m.get("versions")),

@@ -7,6 +7,7 @@ elements for only one page of them at a time.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,8 +19,9 @@ from markupsafe import Markup
 from scoremode.report.html.provenance import run_name
 from scoremode.report.html.series import StreamedColumn, delta_logprob
 from scoremode.report.html.templating import fill, visible
+from scoremode.report.numbers import Statistics, usable
 from scoremode.scores.columns import Scores, TargetFacts
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import BY_NAME, Comparison
 from scoremode.store.run import Run
 from scoremode.text.token_text import owned
 from scoremode.values import Ints
@@ -40,6 +42,19 @@ def text_section(comparisons: Sequence[Comparison], alone: Sequence[Run], limit:
         kl=any(c.kl is not None for c in comparisons),
         notes=_notes([*(c.baseline for c in comparisons), *alone], limit),
     )
+
+
+def worst_view(comparisons: Sequence[Comparison], statistics: Sequence[Statistics], alone: Sequence[Run]) -> int:
+    """The number of the view that the page opens with: the candidate that lost most, or the most surprised run."""
+    if not comparisons:
+        metrics = [run.manifest.get("metrics", {}).get("mean_nll") or {} for run in alone]
+        costs = [usable(own.get("value")) for own in metrics]
+    else:
+        name = "kl_mean" if all(usable(s.get("kl_mean")) is not None for s in statistics) else "ppl_ratio"
+        values = [usable(s.get(name)) for s in statistics]
+        costs = [None if value is None else BY_NAME[name].cost(value) for value in values]
+    known = [-math.inf if cost is None else cost for cost in costs]
+    return known.index(max(known)) if known else 0
 
 
 def _notes(runs: Sequence[Run], limit: int) -> list[str]:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from scoremode.report.html.drawing import Axis, Frame, linear, logarithmic, plain
 from scoremode.report.html.templating import fill
-from scoremode.report.numbers import SHOWN, Statistics, usable, written
+from scoremode.report.numbers import SHOWN, Statistics, rounded, usable
 from scoremode.report.served import ServedModel, in_groups, served
 from scoremode.report.text import counted, middle_cut, without_common_start
 from scoremode.statistics.comparison import Comparison, Statistic
@@ -97,7 +97,7 @@ def size_chart(
     points: list[Point] = []
     missing: Missing = {}
     for c, s, f, label in zip(comparisons, statistics, facts, labels, strict=True):
-        size = f.bits_per_weight if by_bits else f.stored_bytes / 2**30 if f.stored_bytes else None
+        size = f.bits_per_weight if by_bits else f.size / 2**30 if f.size else None
         value, error = usable(s.get(name)), usable(s.get(f"{name}_stderr"))
         if size is None:
             missing.setdefault(f"{'bits per weight' if by_bits else 'size'} not known", []).append(c.name)
@@ -105,7 +105,7 @@ def size_chart(
             missing.setdefault(_why_missing(measure, c, s), []).append(c.name)
         else:
             stderr = measure.factor * error if error is not None and 0 < error <= LARGEST else None
-            shown = " ".join(written(s.get(name), s.get(f"{name}_stderr"), percent=measure.percent)).strip()
+            shown = " ".join(rounded(s.get(name), s.get(f"{name}_stderr"), percent=measure.percent)).strip()
             said = f"{c.name}: {size:.2f} {'bits per weight' if by_bits else 'GiB'}, {measure.choice} {shown}"
             said += f" ({f.line})" if f.line else ""
             points.append(Point(c.name, label, said, groups.index(f.group), size, measure.factor * value, stderr))

@@ -8,12 +8,24 @@ from typing import Any
 
 from markupsafe import Markup
 
+from scoremode.errors import RunError
 from scoremode.harness.results import TasksComparison
-from scoremode.report.html.provenance import distinct_baselines, run_name, served_facts
-from scoremode.report.html.templating import cell_with_error, fill
-from scoremode.report.numbers import RUN_MEASURES, SHOWN, Statistics, file_size, usable
+from scoremode.report.html.provenance import distinct_baselines, run_key, run_name, served_facts
+from scoremode.report.html.templating import as_html, cell_with_error, fill
+from scoremode.report.model_card import markdown
+from scoremode.report.numbers import (
+    RUN_MEASURES,
+    SHOWN,
+    Statistics,
+    baseline_perplexity,
+    file_size,
+    shown_statistic,
+    usable,
+)
+from scoremode.report.publish import compact, metadata
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
 from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, shown_rows, top_words
+from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.gate import too_few
 from scoremode.store.run import NEEDS, Run
@@ -31,16 +43,29 @@ def summary_section(
     return fill("summary.html", tables=[*tables, *([runs_table(alone)] if alone else [])])
 
 
+def publish_section(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> Markup:
+    """The texts of a model card, to copy; a text that cannot be made is left out, with the reason."""
+    found, notes = [], []
+    if not comparisons or any(s.get("targets") is None for s in statistics):
+        return Markup()
+    for title, make in (("Markdown table", markdown), ("Compact table", compact), ("Metadata (model-index)", metadata)):
+        try:
+            found.append((title, make(comparisons, statistics)))
+        except RunError as refused:
+            notes.append(f"{title}: {refused}.")
+    return fill("publish.html", texts=found, notes=notes)
+
+
 def _measure_cell(measure: Statistic, statistics: Statistics) -> Markup:
     value = statistics.get(measure.name)
     if isinstance(value, bool):
         return Markup("yes" if value else "no")
-    return cell_with_error(value, statistics.get(f"{measure.name}_stderr"), percent=measure.percent)
+    return as_html(shown_statistic(measure, statistics))
 
 
 def _size_cell(its: ServedModel) -> Markup:
     """Bits per weight above the size of the weights; '' if neither is known."""
-    stored = file_size(its.stored_bytes) if its.stored_bytes is not None else ""
+    stored = file_size(its.size) if its.size is not None else ""
     if its.bits_per_weight is None:
         return Markup(stored)
     return Markup(f"{its.bits_per_weight:.2f}" + (f' <span class="error">{stored}</span>' if stored else ""))
@@ -57,7 +82,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     for i, (c, s, its) in enumerate(zip(comparisons, statistics, facts, strict=True)):
         cells = [(m.label, _measure_cell(m, s), marks[m.name].get(i)) for m in shown]
         rows.append(_row(c.name, c.candidate, its, cells))
-    size = SIZE if any(f.stored_bytes for f in facts) else None
+    size = SIZE if any(f.size for f in facts) else None
     size = BITS if any(f.bits_per_weight is not None for f in facts) else size
     said = [noise_words(c, s) for c, s in baselines] + [top_words(c) for c in comparisons]
     said += [f"baseline: {note}" for c in comparisons for note in model_notes(c.baseline)]
@@ -65,10 +90,12 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
         "comparisons_table.html",
         titles=[("Model", ""), *([size] if size else []), *((m.label, m.about) for m in shown)],
         size=size,
-        baselines=[_baseline_rows(c, s, shown) for c, s in baselines],
+        baselines=[_baseline_rows(c, s, shown, _perplexity_of(c, comparisons, statistics)) for c, s in baselines],
         groups=in_groups(facts),
         rows=rows,
         marked=any(marks.values()),
+        verdicts=[(c.name, v.sentence) for c, v in zip(comparisons, verdicts(comparisons, statistics), strict=True)],
+        verdict_rule=rule_words(len(comparisons)),
         errors="; ".join(dict.fromkeys(_about_errors(c, s) for c, s in baselines)),
         notes=[f"{words[:1].upper()}{words[1:]}." for words in dict.fromkeys(said) if words],
     )
@@ -79,11 +106,17 @@ def _row(name: str, run: Run, its: ServedModel, cells: Sequence[Any]) -> dict[st
     return {"name": name, "its": its, "size": _size_cell(its), "cells": cells, "facts": facts}
 
 
-def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic]) -> dict[str, Any]:
+def _perplexity_of(c: Comparison, comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
+    """The perplexity of a baseline, with the digits that the candidates compared with it allow."""
+    own = run_key(c.baseline)
+    return baseline_perplexity([s for d, s in zip(comparisons, statistics, strict=True) if run_key(d.baseline) == own])
+
+
+def _baseline_rows(c: Comparison, s: Statistics, shown: Sequence[Statistic], perplexity: str) -> dict[str, Any]:
     """The baseline, and its noise floor in the same columns; None stands for a column that does not apply."""
     m = c.baseline.manifest
     own = {
-        "ppl_candidate": cell_with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr")),
+        "ppl_candidate": as_html((perplexity, "")),
         "bits_per_byte_candidate": cell_with_error(s.get("bits_per_byte_baseline")),
     }
     floors = {name: s.get(f"noise_floor_{name}") for name in ("kl_mean", "kl_p99")}
@@ -104,10 +137,13 @@ def _about_errors(c: Comparison, s: Statistics) -> str:
 
 
 def _best_and_worst(measure: Statistic, statistics: Sequence[Statistics]) -> dict[int, str]:
-    """The rows with the best and the worst value of a column; no rows if all values are equal."""
+    """The rows with the best and the worst value of a column.
+
+    No rows if all values are equal, or if there are fewer than three: every cell would be the best or the worst.
+    """
     values = [(usable(s.get(measure.name)), i) for i, s in enumerate(statistics)]
     costs = {i: measure.cost(value) for value, i in values if value is not None}
-    if measure.better == "none" or len(set(costs.values())) < 2:
+    if measure.better == "none" or len(costs) < 3 or len(set(costs.values())) < 2:
         return {}
     ends = {max(costs.values()): "worst", min(costs.values()): "best"}
     return {i: ends[cost] for i, cost in costs.items() if cost in ends}
@@ -183,7 +219,7 @@ def comparison_html(comparison: Comparison) -> str:
     """A comparison as a table for notebooks: the candidate's numbers against the baseline's."""
     statistics, its = comparison.statistics(), served(comparison)
     baseline = comparison.baseline.manifest.get("model", "the baseline")
-    rows: list[tuple[str, str]] = [("Baseline perplexity", cell_with_error(statistics.get("ppl_baseline")))]
+    rows: list[tuple[str, str]] = [("Baseline perplexity", as_html((baseline_perplexity([statistics]), "")))]
     rows += [(m.label, _measure_cell(m, statistics)) for m in SHOWN if statistics.get(m.name) is not None]
     if not comparison.has_top:
         rows.append(("Same top", NOT_MEASURED))

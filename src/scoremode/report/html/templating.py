@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from scoremode import __version__
 from scoremode.report.html.drawing import SERIES, line_style, mark_path
-from scoremode.report.numbers import usable, written
+from scoremode.report.numbers import rounded, usable
 from scoremode.report.text import counted, middle_cut
 
 if TYPE_CHECKING:
@@ -62,7 +62,12 @@ def escaped(text: object) -> Markup:
 
 def cell_with_error(value: Any, stderr: Any = None, *, percent: bool = False) -> Markup:
     """The number and its error as HTML."""
-    number, error = written(value, stderr, percent=percent)
+    return as_html(rounded(value, stderr, percent=percent))
+
+
+def as_html(found: tuple[str, str]) -> Markup:
+    """A rounded number and its error as HTML, with the minus sign of typography."""
+    number, error = (text.replace("-", "−") for text in found)
     return escape(number) + (Markup(' <span class="error">{}</span>').format(error) if error else "")
 
 
@@ -79,7 +84,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
-    made.globals.update(number=cell_with_error, written=written, usable=usable, counted=counted, middle_cut=middle_cut)
+    made.globals.update(number=cell_with_error, rounded=rounded, usable=usable, counted=counted, middle_cut=middle_cut)
     made.globals.update(SERIES=SERIES, line_style=line_style, mark_path=mark_path, version=__version__)
     return made
 

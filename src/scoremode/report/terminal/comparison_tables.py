@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scoremode.report.numbers import SHOWN
+from scoremode.report.numbers import SHOWN, baseline_perplexity, rounded, shown_statistic, statistics_for_people
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
 from scoremode.report.terminal.console import BlockTable, TableColumn
 from scoremode.report.text import (
     NOT_MEASURED,
     counted,
-    middle_cut,
     model_notes,
     noise_words,
     other_metrics,
@@ -21,7 +20,8 @@ from scoremode.report.text import (
     shown_rows,
     top_words,
 )
-from scoremode.statistics.comparison import Comparison, Statistic, TerminalColumn
+from scoremode.report.verdicts import rule_words, verdicts
+from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.gate import too_few
 from scoremode.statistics.groups import FEWEST
 from scoremode.statistics.llamacpp import llamacpp_statistics, llamacpp_text
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 NARROW = NOT_MEASURED.replace(" ", "\n")  # no wider than its column's title, to leave room for the other columns
-LONGEST_KIND = 26  # of a format or an engine
 
 
 def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -48,11 +47,14 @@ def comparison_json(found: Sequence[Comparison], statistics: Sequence[dict[str, 
         "candidates": [
             {
                 **s,
+                "verdict": verdict.level,
+                "sentence": verdict.sentence,
+                "for_people": statistics_for_people(s, statistics),
                 **served(c).as_json(),
                 "noise_floor_perturbed": c.noise_perturbed if c.noise_kl is not None else None,
                 **({"kl_missing": c.manifest["kl_missing"]} if c.manifest.get("kl_missing") else {}),
             }
-            for c, s in zip(found, statistics, strict=True)
+            for c, s, verdict in zip(found, statistics, verdicts(found, statistics), strict=True)
         ],
     }
 
@@ -66,7 +68,7 @@ def llamacpp_layout(found: Sequence[Comparison]) -> str:
 
 
 def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) -> list[Any]:
-    """The table, the noise floor, and which candidates cannot be told apart."""
+    """The table, a sentence per candidate, the noise floor, and which candidates cannot be told apart."""
     baseline, facts = found[0].baseline, [served(c) for c in found]
     order = [i for members in in_groups(facts).values() for i in members]
     rows = [statistics[i] for i in order]
@@ -74,39 +76,47 @@ def comparison_table(found: Sequence[Comparison], statistics: Sequence[dict[str,
     columns = []
     for statistic in SHOWN:
         if (column := statistic.column) is not None:
-            own = _number(statistics[0]["ppl_baseline"], 4) if statistic.name == "ppl_candidate" else "-"
-            columns.append(TableColumn(column.title, [own, *(_cell(statistic, column, s) for s in rows)]))
-    columns.append(TableColumn("over", ["-", *(f"{s['groups']:,}" for s in rows)]))
-    kinds = _kinds([served_manifest(baseline.manifest), *(facts[i] for i in order)])
+            own = baseline_perplexity(statistics) if statistic.name == "ppl_candidate" else "-"
+            columns.append(TableColumn(column.title, [own, *(_cell(statistic, s) for s in rows)], leaves=column.leaves))
+    groups = TableColumn(str(baseline.manifest["stderr_groups"]), ["-", *(f"{s['groups']:,}" for s in rows)], leaves=4)
+    below, bits = _kinds([served_manifest(baseline.manifest), *(facts[i] for i in order)])
     return [
-        BlockTable(names, [*kinds, *columns]),
+        BlockTable(names, [*bits, *columns, groups], below),
+        "",
+        *_sentences(found, statistics, order),
         "",
         *_notes(found, statistics),
         _method_line(baseline.manifest, statistics[0]),
     ]
 
 
-def _kinds(facts: Sequence[ServedModel]) -> list[TableColumn]:
-    """Format, engine and bits per weight, if there are several formats or engines in the table."""
-    formats, engines = [shown(f.format) for f in facts], [shown(f.engine) for f in facts]
+def _kinds(facts: Sequence[ServedModel]) -> tuple[list[list[str]], list[TableColumn]]:
+    """For each row the lines below its name (format, engine), and the column of bits per weight.
+
+    Only what differs between rows is shown.
+    """
+    formats, engines = [shown(f.format_and_body) for f in facts], [shown(f.engine) for f in facts]
     if len(set(formats)) == len(set(engines)) == 1:
-        return []
-    found = [
-        TableColumn(title, [middle_cut(cell, LONGEST_KIND) or "-" for cell in cells], number=False)
-        for title, cells in (("format", formats), ("engine", engines))
-        if len(set(cells)) > 1
-    ]
-    if any(f.bits_per_weight is not None for f in facts):
-        found.append(
-            TableColumn("bits", ["-" if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts])
-        )
-    return found
+        return [[] for _ in facts], []
+    lines = [cells for cells in (formats, engines) if len(set(cells)) > 1]
+    below = [[cells[i] for cells in lines if cells[i]] for i in range(len(facts))]
+    if all(f.bits_per_weight is None for f in facts):
+        return below, []
+    title = "bits\noverall" if any("-bit body" in f.format_and_body for f in facts) else "bits"
+    cells = ["-" if f.bits_per_weight is None else f"{f.bits_per_weight:.2f}" for f in facts]
+    return below, [TableColumn(title, cells)]
+
+
+def _sentences(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]], order: Sequence[int]) -> list[Text]:
+    judged = verdicts(found, statistics)
+    styles = {"clearly worse": "red", "clearly better": "green"}
+    return [Text(shown(f"{found[i].name}: {judged[i].sentence}"), styles.get(judged[i].level, "")) for i in order]
 
 
 def _method_line(m: Any, s: dict[str, Any]) -> Text:
     settings = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in m["method_settings"].items())
     kind = m["stderr_groups"]
-    rests_on = f"± over {s['groups']:,} {kind}" if s["worse_stderr"] is not None else too_few(s["groups"], kind)
+    rests_on = f"± over {counted(s['groups'], kind)}" if s["worse_stderr"] is not None else too_few(s["groups"], kind)
     return Text(shown(f"{m['method']} ({settings}), {counted(s['targets'], 'targets')}, {rests_on}"), "dim")
 
 
@@ -124,21 +134,14 @@ def _notes(found: Sequence[Comparison], statistics: Sequence[dict[str, Any]]) ->
                 others = ", ".join(entry.tied_with)
                 notes.append(Text(shown(f"{entry.name} cannot be told apart from {others}"), "yellow"))
         notes += [Text(words, "dim") for words in [pairs_tested(len(found))] if words]
-    return notes
+    return [*notes, Text(rule_words(len(found)), "dim")]
 
 
-def _cell(statistic: Statistic, column: TerminalColumn, s: Mapping[str, Any]) -> str:
-    value, error = s[statistic.name], s.get(f"{statistic.name}_stderr")
-    if value is None:
+def _cell(statistic: Statistic, s: Mapping[str, Any]) -> str:
+    """A number above its error."""
+    if s[statistic.name] is None:
         return NARROW if statistic.needs == "top" else "-"
-    if statistic.percent:
-        return f"{100 * value:.{column.digits}f}%"
-    number = _number(value, column.digits)
-    return f"{number} ± {error:.{column.digits}f}" if column.with_error and error is not None else number
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    return "\n".join(shown_statistic(statistic, s)).rstrip()
 
 
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,42 +204,50 @@ def _table(rows: Sequence[Row]) -> BlockTable:
             for name in ("acc", "acc_norm", *(() if common else ("accuracy",)))
             if any(r[f"{name}_baseline"] is not None for r in rows)
         ),
-        TableColumn("recovery", [recovery_words(r) for r in rows]),
+        TableColumn("recovery", [_recovery(r) for r in rows]),
         TableColumn("of", [r["metric"] for r in rows], number=False),
-        TableColumn("lost", [_number(r["lost_documents"], 0) for r in rows]),
-        TableColumn("gained", [_number(r["gained_documents"], 0) for r in rows]),
-        TableColumn("p", [_small(r["mcnemar"], 3) for r in rows]),
-        TableColumn("margin", [_signed(r["margin_shift"], r["margin_shift_stderr"]) for r in rows]),
-        TableColumn("KL", [_small(r["kl_choices"], 4) for r in rows]),
+        TableColumn("lost", [_count(r["lost_documents"]) for r in rows]),
+        TableColumn("gained", [_count(r["gained_documents"]) for r in rows]),
+        TableColumn("p", [_two_digits(r["mcnemar"]) for r in rows]),
+        TableColumn("margin", [_above_error(r, "margin_shift", sign="+") for r in rows]),
+        TableColumn("KL", [_above_error(r, "kl_choices") for r in rows]),
     ]
     return BlockTable([shown(str(r["name"])) for r in rows], columns)
 
 
 def _accuracy(r: Row, name: str) -> str:
-    before, after, error = (r[f"{name}_{side}"] for side in ("baseline", "candidate", "candidate_stderr"))
-    if before is None:
+    """The baseline's and the candidate's share above the candidate's error, in percent without its sign."""
+    if r[f"{name}_baseline"] is None:
         return "-"
-    shown_after = "-" if after is None else f"{100 * after:.2f}"
-    return f"{100 * before:.2f} → {shown_after}" + ("" if error is None else f" ± {100 * error:.2f}")
+    error = r[f"{name}_candidate_stderr"]
+    before, after = (
+        rounded(r[f"{name}_{side}"], supports=error, percent=True)[0] for side in ("baseline", "candidate")
+    )
+    said = rounded(r[f"{name}_candidate"], error, percent=True)[1]
+    return f"{before} → {after}\n{said}".replace("%", "").rstrip()
 
 
-def recovery_words(row: Row) -> str:
-    """Recovery in percent with its paired error."""
-    value, error = row["recovery"], row["recovery_stderr"]
-    if value is None:
-        return "undefined" if row["accuracy_baseline"] == 0 else "-"
-    return f"{100 * value:.2f}%" + ("" if error is None else f" ± {100 * error:.2f}")
+def _recovery(row: Row) -> str:
+    """Recovery in percent above its paired error."""
+    if row["recovery"] is None and row["accuracy_baseline"] == 0:
+        return "undefined"
+    return _above_error(row, "recovery", percent=True)
 
 
-def _small(value: float | None, digits: int) -> str:
-    """A number with ``digits`` decimals, or with an exponent if all of these would be zeros."""
-    if value is None:
+def _above_error(row: Row, name: str, *, percent: bool = False, sign: str = "") -> str:
+    if row[name] is None:
         return "-"
-    return f"{value:.{digits}f}" if value == 0 or value >= 10.0**-digits else f"{value:.1e}"
+    number, error = rounded(row[name], row.get(f"{name}_stderr"), percent=percent)
+    return f"{sign if row[name] > 0 else ''}{number}\n{error}".rstrip()
 
 
-def _signed(value: float | None, error: float | None) -> str:
-    return "-" if value is None else f"{value:+.3f}" + ("" if error is None else f" ± {error:.3f}")
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _two_digits(p: float | None) -> str:
+    """A probability of chance, which needs no more than two digits."""
+    return "-" if p is None else f"{p:.2g}"
 
 
 def _method(found: Sequence[TasksComparison]) -> list[str]:

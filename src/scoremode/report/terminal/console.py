@@ -79,6 +79,7 @@ class TableColumn:
     title: str
     cells: Sequence[str]
     number: bool = True
+    leaves: int = 0  # where there is no room, columns with the largest number are left out first; those with 0 stay
 
     @property
     def width(self) -> int:
@@ -87,10 +88,17 @@ class TableColumn:
 
 
 class BlockTable:
-    """A table of named rows of numbers. If it is too wide, its columns are divided into blocks below each other."""
+    """A table of named rows of numbers, with lines below each name.
 
-    def __init__(self, names: Sequence[str], columns: Sequence[TableColumn]) -> None:
+    If it is too wide, it leaves out columns that may be left out and names them. If the others are still too wide, they
+    are divided into blocks below each other.
+    """
+
+    def __init__(
+        self, names: Sequence[str], columns: Sequence[TableColumn], below: Sequence[Sequence[str]] | None = None
+    ) -> None:
         self.names, self.columns = list(names), list(columns)
+        self.below = [list(lines) for lines in below] if below else [[] for _ in names]
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(min(options.max_width, SHORTEST_NAME), options.max_width)
@@ -100,16 +108,27 @@ class BlockTable:
             if number:
                 yield ""
             yield block
+        if left_out := [column.title for column in self.columns if column not in self.kept(options.max_width)]:
+            words = f"left out at this width: {', '.join(left_out)}"
+            yield Text(words, "dim")
+
+    def kept(self, width: int) -> list[TableColumn]:
+        """The columns that are shown at this width."""
+        least, found = self.least_name_width(width), list(self.columns)
+        while least + _widths(found) > width and (goes := max(found, key=lambda column: column.leaves)).leaves:
+            found.remove(goes)
+        return found
 
     def blocks(self, width: int) -> list[Table]:
         least = self.least_name_width(width)
         found: list[list[TableColumn]] = [[]]
-        for column in self.columns:
+        for column in self.kept(width):
             if found[-1] and least + _widths([*found[-1], column]) > width:
                 found.append([])
             found[-1].append(column)
         room = min(width - _widths(block) for block in found)
-        name_width = max(1, min(max(map(cell_len, self.names)), max(room, least)))
+        longest = max(cell_len(line) for lines in (self.names, *self.below) for line in lines)
+        name_width = max(1, min(longest, max(room, least)))
         return [self._block(block, name_width) for block in found]
 
     def least_name_width(self, width: int) -> int:
@@ -132,7 +151,8 @@ class BlockTable:
             side: Literal["left", "right"] = "right" if column.number else "left"
             table.add_column(column.title, justify=side, no_wrap=True, min_width=column.width)
         for i, name in enumerate(shorter):
-            table.add_row(Text(name), *(Text(column.cells[i]) for column in columns))
+            first = Text("\n").join([Text(name), *(Text(line, "dim") for line in self.below[i])])
+            table.add_row(first, *(Text(column.cells[i]) for column in columns))
         return table
 
 

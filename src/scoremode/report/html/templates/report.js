@@ -14,7 +14,7 @@
 
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("scoremode-data").textContent);
-  const state = { view: 0, measure: "delta", scales: { ...data.sensitivity, surprise: 1 }, page: 0, selected: -1, place: -1 };
+  const state = { view: data.first || 0, measure: "delta", scales: { ...data.sensitivity, surprise: 1 }, page: 0, selected: -1, place: -1 };
 
   // ── data ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -457,6 +457,16 @@
     say("");
   }
 
+  /** Shows the page of the worst token, and leaves the window where it is. */
+  function openOnWorst() {
+    const [token] = worstFirst(view(), state.measure);
+    if (token === undefined) return;
+    state.page = Math.floor(token / PAGE);
+    drawPage();
+    // on a narrow screen the details of a selected token lie over the page, which nobody asked for yet
+    if (getComputedStyle(byId("details")).position !== "fixed") mark(token);
+  }
+
   function turn(page) {
     state.page = Math.max(0, Math.min(pageCount() - 1, page));
     mark(-1);
@@ -569,21 +579,22 @@
   }
 
   function startCopying() {
-    const button = byId("copy");
-    if (!button) return;
-    button.hidden = false;
-    button.addEventListener("click", async () => {
-      const commands = byId("commands");
-      try {
-        await navigator.clipboard.writeText(commands.textContent);
-        button.textContent = "Copied";
-      } catch (refused) {
-        // no clipboard access (an old browser, an embedded page): at least select the text
-        getSelection().selectAllChildren(commands);
-        button.textContent = "Selected";
-      }
-      setTimeout(() => (button.textContent = "Copy"), 1500);
-    });
+    for (const button of document.querySelectorAll("[data-copies]")) {
+      button.hidden = false;
+      button.addEventListener("click", () => copyText(button, byId(button.dataset.copies)));
+    }
+  }
+
+  async function copyText(button, source) {
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      button.textContent = "Copied";
+    } catch (refused) {
+      // no clipboard access (an old browser, an embedded page): at least select the text
+      getSelection().selectAllChildren(source);
+      button.textContent = "Selected";
+    }
+    setTimeout(() => (button.textContent = "Copy"), 1500);
   }
 
   /** The figures of a mark, below its chart: a finger cannot point without pressing. */
@@ -613,6 +624,8 @@
     listenToKeys();
     listenToTools();
     listenToPages();
+    byId("view").value = String(state.view);
     draw();
+    openOnWorst();
   }
 })();

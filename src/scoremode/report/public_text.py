@@ -1,0 +1,85 @@
+"""Names and commands for publication: without folders of this machine, buckets and hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+URI = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^\s'\",;()]*)", re.IGNORECASE)
+PATH = re.compile(r"(?<![^\s:='\"(\[])(?:~[\w.-]*|\.{1,2}|[A-Za-z]:)?[/\\](?![/\\])[^\s'\",;()]+")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+PUBLIC = ("hf",)  # schemes whose addresses everybody may read
+SERVERS = ("http", "https")
+OUTPUTS = ("--out", "--report", "--output", "-o", "--fail-if", "--write", "--ray", "--api-key-env", "--token")
+SWITCHES = ("--markdown", "--model-index", "--json", "--llamacpp", "--fresh", "--quiet", "--verbose")
+
+
+def public_name(name: str) -> str:
+    """The name of a model or a text without the folder it lies in; names on the hub stay.
+
+    >>> public_name("/home/me/models/q4.gguf"), public_name("org/model"), public_name("s3://bucket/runs/q4")
+    ('q4.gguf', 'org/model', 'q4')
+    >>> public_name("quants/mine/q4"), public_name("wikitext2:/data/wiki.txt")
+    ('q4', 'wikitext2:wiki.txt')
+    """
+    short = public_words(name)
+    if ("/" in short or "\\" in short) and "://" not in short:
+        is_local = not HUB_NAME.fullmatch(short) or short.endswith((".gguf", ".kld", ".txt", ".jsonl"))
+        if is_local or os.path.exists(short):
+            return _last(short)
+    return short
+
+
+def public_words(text: str) -> str:
+    """A sentence in which every path and private address is replaced by its last part."""
+    return PATH.sub(lambda found: _last(found[0]), URI.sub(_public_uri, text))
+
+
+def _public_uri(found: re.Match[str]) -> str:
+    scheme = found[1].lower()
+    if scheme in SERVERS:
+        return f"{scheme}://HOST"  # of a server that scored: its address is nobody's business
+    return found[0] if scheme in PUBLIC else _last(found[2])
+
+
+def _last(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1] or path
+
+
+def public_command(command: str | Sequence[Any]) -> str:
+    """A command without outputs, which change no number, and without folders.
+
+    >>> public_command("scoremode compare org/m /home/me/q4 --corpus wikitext2 --out /tmp/x --json")
+    'scoremode compare org/m q4 --corpus wikitext2'
+    """
+    try:
+        words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+    except ValueError:  # a quote that is not closed: the words are not known
+        return ""
+    kept, skips = list[str](), False
+    for word in words:
+        if skips or word in SWITCHES or word.partition("=")[0] in OUTPUTS:
+            skips = not skips and word in OUTPUTS
+            continue
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        kept.append(f"{flag}{equals}{public_name(value)}")
+    return shlex.join(kept)
+
+
+def command_of_question(manifest: Mapping[str, Any], baseline: str, candidates: Sequence[str]) -> str:
+    """A command that asks the question of a stored run again; '' if the run does not say its question."""
+    question = manifest.get("question")
+    if not isinstance(question, Mapping):
+        return ""
+    words = ["scoremode", "compare", public_name(baseline), *map(public_name, candidates)]
+    for name, value in question.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            flag = f"--{str(name).replace('_', '-')}"
+            if one is True:
+                words.append(flag)
+            elif one is not None and one is not False:
+                words += [flag, public_name(str(one))]
+    return shlex.join(words)

@@ -1,0 +1,102 @@
+"""What a candidate lost, in one sentence, by a rule that rests on the paired error and on the noise floor.
+
+within the noise floor   the lower 95 % bound of its mean KL is not above the KL of the baseline against itself
+clearly worse, better    its perplexity ratio differs from 1: p by Student's t with the paired error, and Holm's method
+                         over all candidates, as in the ranking (statistics/ranking.py)
+within the noise         its perplexity ratio does not
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from scoremode.plan.windows import measured
+from scoremode.report.numbers import Statistics, rounded, shown_statistic, usable
+from scoremode.statistics.comparison import BY_NAME, Comparison
+from scoremode.statistics.estimate import LEVEL
+from scoremode.statistics.gate import too_few
+from scoremode.statistics.paired import PairedMeans
+from scoremode.statistics.ranking import p_value, told_apart
+from scoremode.values import Estimate
+
+Level = Literal["within the noise floor", "within the noise", "clearly worse", "clearly better", "not known"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far a candidate is from its baseline, as one of a few levels, and as a sentence without the two names."""
+
+    level: Level
+    sentence: str
+
+
+def verdicts(comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> list[Verdict]:
+    """Judges every candidate; all of them are tested together, so that more candidates give no more false claims."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # infinities are handled below
+        differences = [_log_ratio(c) for c in comparisons]
+    apart = told_apart([p_value(d) if math.isfinite(d.value) else 1.0 for d in differences])
+    found = []
+    for c, s, difference, is_apart in zip(comparisons, statistics, differences, apart, strict=True):
+        level = _level(s, difference, is_apart=is_apart)
+        found.append(Verdict(level, f"{', '.join(_measured(s))}: {_words(c, s, level)}".removeprefix(": ")))
+    return found
+
+
+def rule_words(candidates: int) -> str:
+    """How the verdicts were reached, for a footnote."""
+    together = f"; {candidates:,} candidates are tested together (Holm)" if candidates > 1 else ""
+    return f"clearly: the perplexity ratio differs from 1 at {100 * (1 - LEVEL):.0f} % by its paired error{together}"
+
+
+def _log_ratio(c: Comparison) -> Estimate:
+    found = measured(BY_NAME["log_ppl_ratio"].of)(PairedMeans(c))
+    assert isinstance(found, Estimate), "a statistic with an error"
+    return found
+
+
+def _level(s: Statistics, difference: Estimate, *, is_apart: bool) -> Level:
+    kl, floor = usable(s.get("kl_mean")), usable(s.get("noise_floor_kl_mean"))
+    least = usable(s.get("kl_mean_low"))
+    if floor is not None and kl is not None and (kl if least is None else least) <= floor:
+        return "within the noise floor"
+    if (s.get("zero_probability_candidate") or 0) > (s.get("zero_probability_baseline") or 0):
+        return "clearly worse"
+    if difference.stderr is None or not math.isfinite(difference.value):
+        return "not known"
+    if is_apart:
+        return "clearly worse" if difference.value > 0 else "clearly better"
+    return "within the noise"
+
+
+def _measured(s: Statistics) -> list[str]:
+    """The numbers that a sentence begins with: first choices, and the change of perplexity in percent."""
+    found = []
+    if s.get("same_top") is not None:
+        found.append(f"same first choice {shown_statistic(BY_NAME['same_top'], s)[0]}")
+    ratio = usable(s.get("ppl_ratio"))
+    if ratio is not None:
+        number, error = rounded(ratio - 1, s.get("ppl_ratio_stderr"), percent=True)
+        found.append(f"perplexity {'' if number.startswith('-') else '+'}{number} {error}".rstrip())
+    return found
+
+
+def _words(c: Comparison, s: Statistics, level: Level) -> str:
+    manifest: Any = c.baseline.manifest
+    baseline, impossible = manifest.get("model", "the baseline"), s.get("zero_probability_candidate")
+    match level:
+        case "within the noise floor":
+            return f"the same as {baseline}, within its noise floor"
+        case "within the noise":
+            return f"within the noise of {baseline}"
+        case "clearly worse" if s.get("ppl_ratio") is None:
+            return f"clearly worse, {impossible:,} tokens have probability zero"
+        case "clearly worse" | "clearly better":
+            return level
+        case "not known":
+            few = s.get("worse_stderr") is None
+            return too_few(s.get("groups"), manifest.get("stderr_groups", "groups")) if few else "not known"
