@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scoremode.cli import logs
-from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.hub import hub  # noqa: F401  # fixtures
+from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -72,15 +72,14 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if self.headers.get("Transfer-Encoding") == "chunked":
                 body = self.read_chunks()
             status = hub.failing(self.command, path)
-            if status is not None:
-                return self.answer(status, b'{"error":"no"}')
-            for pattern, method in ROUTES:
-                found = re.fullmatch(pattern, path)
-                if found:
-                    return method(self, body, **found.groupdict())
-            return self.answer(404, f"{self.command} {path}".encode())
+            matches = ((re.fullmatch(pattern, path), method) for pattern, method in routes)
+            found, method = next(((match, method) for match, method in matches if match), (None, None))
+            if status is not None or found is None or method is None:
+                self.answer(status or 404, b'{"error":"no"}')
+            else:
+                method(self, body, **found.groupdict())
 
-        do_GET = do_HEAD = do_POST = do_PUT = handle_any
+        do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815  # names that http.server looks for
 
         def read_chunks(self) -> bytes:
             parts = []
@@ -108,9 +107,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             return False
 
         def about(self, _: bytes, kind: str, id: str, revision: str | None = None) -> None:
-            if repo := self.repo(f"{kind}/{id}"):
-                if revision not in (None, "main", *repo.commits):
-                    return self.answer(404, b"{}", X_Error_Code="RevisionNotFound")
+            repo = self.repo(f"{kind}/{id}")
+            if repo and revision not in (None, "main", *repo.commits):
+                self.answer(404, b"{}", X_Error_Code="RevisionNotFound")
+            elif repo:
                 about = {"id": id, "sha": repo.commits[-1], "private": repo.private, "gated": False, "disabled": False}
                 self.json({**about, "downloads": 0, "likes": 0, "tags": [], "siblings": []})
 
@@ -131,8 +131,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 if deep or len(parts) == 1:
                     found[path] = {"type": "file", "path": path, "oid": _blob(data), "size": len(data)}
             if folder and not found:
-                return self.answer(404, b"{}", X_Error_Code="EntryNotFound")
-            self.json(list(found.values()))
+                self.answer(404, b"{}", X_Error_Code="EntryNotFound")
+            else:
+                self.json(list(found.values()))
 
         def create(self, body: bytes) -> None:
             asked = json.loads(body)
@@ -183,7 +184,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             lines = [json.loads(line) for line in body.splitlines() if line]
             header = lines[0]["value"]
             if header.get("parentCommit") not in (None, repo.commits[-1]):
-                return self.json({"error": "A commit has happened since. Please refresh and try again."}, 412)
+                self.json({"error": "A commit has happened since. Please refresh and try again."}, 412)
+                return
             for line in lines[1:]:
                 value = line["value"]
                 if line["key"] == "file":
@@ -201,7 +203,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if repo is None:
                 return
             if path not in repo.files:
-                return self.answer(404, b"", X_Error_Code="EntryNotFound")
+                self.answer(404, b"", X_Error_Code="EntryNotFound")
+                return
             data, asked = repo.files[path], self.headers.get("Range")
             if asked:
                 first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -212,7 +215,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             )
 
     repo = r"(?P<kind>datasets|models|spaces)/(?P<id>[^/]+/[^/]+)"
-    ROUTES: list[tuple[str, Callable[..., None]]] = [
+    routes: list[tuple[str, Callable[..., None]]] = [
         (rf"/api/{repo}(/revision/(?P<revision>.+))?", Handler.about),
         (rf"/api/{repo}/tree/(?P<revision>[^/]+)(/(?P<folder>.+))?", Handler.tree),
         ("/api/repos/create", Handler.create),

@@ -55,6 +55,7 @@ def test_a_reference_is_published_by_one_commit_and_compared_elsewhere(
     sm.compare(URI, "table:uniform", "table:successor")
     assert states_sent(hub) == sum(count for name, count in before.items() if "states-" in name)
     assert sm.reference("table:successor", URI, **QUESTION).cached
+    assert sm.load(f"{URI}@{repo.commits[-1]}").perplexity == made.perplexity
     assert len(repo.messages) == 1
 
 
@@ -78,6 +79,27 @@ def test_only_files_with_needed_rows_are_fetched(
     assert few.baseline.plan_digest == few.candidate.plan_digest == alone.candidate.plan_digest
     sm.compare(URI, "table:uniform")
     assert states_sent(hub) == whole
+
+
+def test_fewer_documents_are_the_first_rows_and_other_questions_are_refused(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "{TEXT[i : i + 600]}"}}\n' for i in range(0, 3000, 100)))
+    asked: dict[str, Any] = {"corpus": str(rows), "context_length": 48, "stride": 24}
+    sm.reference("table:successor", URI, **asked, num_samples=20)
+    empty_cache(monkeypatch, tmp_path / "reader")
+    hub.sent.clear()
+    (few,) = sm.compare(URI, "table:uniform", num_samples=4)
+    whole = sum(len(data) for name, data in hub.repos[NAME].files.items() if "states-" in name)
+    assert 0 < states_sent(hub) < whole / 3
+    (alone,) = sm.compare("table:successor", "table:uniform", **asked, num_samples=4)
+    assert np.allclose(np.asarray(few.kl), np.asarray(alone.kl), rtol=0, atol=1e-12)
+    assert few.baseline.perplexity.value == alone.baseline.perplexity.value
+    assert few.baseline.manifest["documents"] == few.candidate.manifest["documents"] == 4
+    for other in ({"num_samples": 25}, {"stride": 12}, {"num_samples": 4, "context_length": 40}):
+        with pytest.raises(InputError, match=r"different (texts|plans)"):
+            sm.compare(URI, "table:uniform", **other)
 
 
 def test_a_file_that_was_changed_on_the_hub_is_refused(

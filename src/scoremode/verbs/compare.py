@@ -52,6 +52,8 @@ from scoremode.verbs.sides import (
     short,
 )
 
+LESS = {"max_windows", "num_samples"}  # arguments with which a question may ask for a part of a reference
+
 
 @spelled_out(AllArguments)
 def compare(
@@ -199,13 +201,33 @@ class StoredReference:
 def against_reference(
     stored: StoredReference, model: LazyModel, question: Mapping[str, Any], folders: Folders
 ) -> Comparison:
-    """Compares a model with a reference, which brings its own question."""
+    """Compares a model with a reference, which brings its own question.
+
+    A question about the first windows of the reference's plan is answered too, with the rows of those windows alone.
+    """
     require(model.plugin, "divergence", "be compared with a reference")
     kept = {name: value for name, value in stored.question(question).items() if name != "tokenizer"}
     asked = model.ask({**kept, **question}, folders.progress)
-    _require_comparable(stored, asked)
+    if not _asks_for_less(stored, model, kept, question, asked):
+        _require_comparable(stored, asked)
     noise = {name: stored.run.manifest.get(name) for name in NOISE}
     return score_against(model, asked, stored.run, stored.states, folders, noise=noise)
+
+
+def _asks_for_less(
+    stored: StoredReference,
+    model: LazyModel,
+    kept: Mapping[str, Any],
+    question: Mapping[str, Any],
+    asked: Question,
+) -> bool:
+    """Is the question about the first windows of the reference's plan, and is the whole plan comparable?"""
+    given = {name: value for name, value in question.items() if value is not None and value != kept.get(name)}
+    if asked.plan.digest == stored.run.plan_digest or not given.keys() & LESS:
+        return False
+    whole = model.ask({**kept, **question, **{name: kept.get(name) for name in LESS}})
+    _require_comparable(stored, whole)
+    return asked.plan.begins(whole.plan)
 
 
 def _require_comparable(stored: StoredReference, asked: Question) -> None:
