@@ -178,8 +178,8 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             repo = self.repo(f"{kind}/{id}")
             if repo is None or not self.may_write(f"{kind}/{id}"):
                 return
-            if hub.before_commit is not None:
-                hub.before_commit, meanwhile = None, hub.before_commit
+            meanwhile, hub.before_commit = hub.before_commit, None
+            if meanwhile is not None:
                 meanwhile(repo)
             lines = [json.loads(line) for line in body.splitlines() if line]
             header = lines[0]["value"]
@@ -207,7 +207,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 return
             data, asked = repo.files[path], self.headers.get("Range")
             if asked:
-                first, _, last = asked.removeprefix("bytes=").partition("-")
+                first, last = asked.removeprefix("bytes=").split("-")
                 data = data[int(first) : int(last or len(data)) + 1]
             hub.sent[path] = hub.sent.get(path, 0) + len(data)
             self.answer(

@@ -28,6 +28,7 @@ BUCKETS = "buckets"
 EXAMPLE = "as in hf://datasets/OWNER/NAME"
 LOGIN = "check the name; log in with hf auth login, or set HF_TOKEN to a token that may"
 SECONDS = 10.0  # for the first answer
+HIDDEN = "there is no such repository, or you may not see it"
 MISSING = {"RepositoryNotFoundError", "GatedRepoError", "BucketNotFoundError"}
 UNREACHABLE = {"ConnectionError", "TimeoutError", "TransportError"}
 CONFLICT = (409, 412)  # statuses of a commit that does not follow the newest one
@@ -94,7 +95,7 @@ class Repository:
     def create(self) -> None:
         """Creates the repository, which only its owner sees; StorageError if this user may not."""
         self._ask("be created", lambda api: api.create_repo(**self._about, private=True, exist_ok=True))
-        forget_listings(self.place)
+        forget_listings()
 
     def require_writable(self) -> None:
         """Raises StorageError if this user may not write into the repository."""
@@ -119,7 +120,7 @@ class Repository:
                 parent_commit=follows,
             ),
         )
-        forget_listings(self.place)
+        forget_listings()
 
     def _ask(self, doing: str, work: Callable[[Any], T]) -> T:
         from huggingface_hub import HfApi
@@ -146,24 +147,24 @@ def hub_error(place: Place, doing: str, error: BaseException) -> StorageError:
         ("OfflineModeIsEnabled" in names, "offline mode is on", "unset HF_HUB_OFFLINE"),
         ("HFValidationError" in names, "this is not a valid name on the hub", EXAMPLE),
         ("RevisionNotFoundError" in names, "the repository has no such revision", "check the name after the @"),
-        (is_hidden, "there is no such repository, or you may not see it", may),
+        (is_hidden, HIDDEN, may),
         (status in (401, 403), f"access is denied (HTTP status {status})", may),
         (status is not None, f"the hub answered with HTTP status {status}", "try again later"),
         (bool(names & UNREACHABLE), "the hub cannot be reached", "check the network and HF_ENDPOINT"),
         (True, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", "try again later"),
     )
     words, fix = next((words, fix) for is_it, words, fix in known if is_it)
-    return (MissingRepositoryError if words == known[3][1] else StorageError)(
-        f"{place} cannot {doing}: {words}", fix=fix
-    )
+    kind = MissingRepositoryError if words == HIDDEN else StorageError
+    return kind(f"{place} cannot {doing}: {words}", fix=fix)
 
 
 def is_missing_file(error: BaseException) -> bool:
     """Is only the file missing, and not its repository or the right to see it?"""
-    return isinstance(error, FileNotFoundError) and not MISSING & {type(one).__name__ for one in _chain(error)}
+    more = {"RevisionNotFoundError", "HFValidationError"}
+    return isinstance(error, FileNotFoundError) and not (MISSING | more) & {type(one).__name__ for one in _chain(error)}
 
 
-def forget_listings(place: Place) -> None:
+def forget_listings() -> None:
     """Forgets what the hub's file system remembers about its folders, because others may have changed them."""
     hub_file_system(endpoint()).handler.fs.invalidate_cache()
 

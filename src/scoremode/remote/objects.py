@@ -200,7 +200,7 @@ class Objects:
 
         def work() -> bytes:
             if self.place.scheme == "hf":
-                forget_listings(self.place)
+                forget_listings()
             with self._arrow.open_input_stream(self._path(name)) as stream:
                 return bytes(stream.read(most))
 
