@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scoremode.cli import logs
+from tests.hub import hub  # noqa: F401  # fixtures
 from tests.makers import make_small_llama, make_successor_model, make_tiny_model, make_tokenizer
 from tests.s3 import bucket, elsewhere, s3_server  # noqa: F401  # fixtures
 

@@ -9,6 +9,7 @@ ScoremodeError                 caught once, at the command line's edge: exit cod
 │       └── UnknownArgumentError   a function of scoremode has no argument of that name
 ├── BoundaryError              prompt and target do not meet at a token boundary, and refusing was asked for
 ├── EngineError                the engine failed: NaN, out of memory, died
+├── CandidatesError            some candidates of a comparison failed; it carries the results of the others
 ├── RunError                   a run folder that is damaged, foreign or cannot be written
 └── StorageError               something behind a URI that cannot be read or written
 """
@@ -18,7 +19,8 @@ from __future__ import annotations
 import difflib
 import logging
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 LOGGER = logging.getLogger("scoremode")
 # A library is silent unless its user configures logging. This is here and not in the package's __init__, because
@@ -87,6 +89,18 @@ class BoundaryError(ScoremodeError):
 
 class EngineError(ScoremodeError):
     """The engine gave something that is not a score, or stopped."""
+
+
+class CandidatesError(ScoremodeError):
+    """Some candidates of a comparison failed. The others were finished: their results are in ``found``, by name."""
+
+    def __init__(self, found: Mapping[str, Any], failed: Mapping[str, ScoremodeError]) -> None:
+        self.found, self.failed = dict(found), dict(failed)
+        reasons = " | ".join(f"{name}: {error}" for name, error in self.failed.items())
+        super().__init__(
+            f"{len(self.failed)} of {len(self.found) + len(self.failed)} candidates could not be scored: {reasons}",
+            fix="the scores of the others are kept, and the same command scores only what is missing",
+        )
 
 
 class RunError(ScoremodeError):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 
 import pytest
 
-from scoremode.errors import EngineError
-from scoremode.verbs.candidates import score_together, slots_and_shares
+from scoremode.errors import CandidatesError, CorpusError, EngineError, StorageError
+from scoremode.verbs.candidates import score_in_turn, score_together, slots_and_shares
 from scoremode.verbs.progress import Progress
 
 NAMES = [f"candidate-{i}" for i in range(40)]
@@ -59,7 +58,7 @@ def test_a_free_slot_is_taken_at_once() -> None:
     assert scored == NAMES[1:]
 
 
-def test_one_that_fails_stops_no_other_and_is_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_fails_stops_no_other_and_is_named_at_the_end() -> None:
     scored: list[str] = []
 
     def score(name: str, _: Progress) -> None:
@@ -67,13 +66,41 @@ def test_one_that_fails_stops_no_other_and_is_named_at_the_end(capsys: pytest.Ca
             raise EngineError("the model gives NaN", fix="try --dtype float32")
         scored.append(name)
 
-    with pytest.raises(EngineError) as error:
+    with pytest.raises(CandidatesError, match="2 of 40 candidates could not be scored: candidate-3: ") as error:
         score_together(NAMES, score, 4)
-    assert len(scored) == 38
-    told = [*capsys.readouterr().err.splitlines(), str(error.value)]
-    assert all("the model gives NaN" in line and "try --dtype float32" in line for line in told)
-    assert sorted(re.findall(r"candidate-\d+", " ".join(told))) == ["candidate-3", "candidate-4"]
-    assert "(38 of 40 candidates were scored and are kept)" in str(error.value)
+    assert len(scored) == len(error.value.found) == 38
+    assert list(error.value.failed) == ["candidate-3", "candidate-4"]
+    assert {str(one) for one in error.value.failed.values()} == {"the model gives NaN; try --dtype float32"}
+
+
+def test_candidates_in_turn_are_all_tried_but_not_if_the_question_or_the_storage_is_wrong() -> None:
+    tried: list[str] = []
+
+    def score(name: str) -> str:
+        tried.append(name)
+        if name in errors:
+            raise errors[name]
+        return name.upper()
+
+    errors: dict[str, Exception] = {"b": EngineError("NaN"), "c": MemoryError(), "d": CorpusError("too short for d")}
+    with pytest.raises(CandidatesError) as error:
+        score_in_turn("abcde", score)
+    assert (tried, error.value.found) == (list("abcde"), {"a": "A", "e": "E"})
+    assert [str(one).partition(";")[0] for one in error.value.failed.values()] == [
+        "NaN",
+        "this machine's memory is used up",
+        "too short for d",
+    ]
+    for first in (CorpusError("no text"), StorageError("the bucket is gone")):
+        tried.clear()
+        errors = {"a": first}
+        with pytest.raises(type(first)):
+            score_in_turn("abcde", score)
+        assert tried == ["a"]
+    errors = {"a": EngineError("NaN")}
+    with pytest.raises(EngineError):
+        score_in_turn("a", score)
+    assert score_in_turn("bc", score) == {"b": "B", "c": "C"}
 
 
 def test_a_fault_of_the_program_is_not_dressed_up() -> None:

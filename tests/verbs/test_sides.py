@@ -12,7 +12,7 @@ import pytest
 import scoremode as sm
 from scoremode.engines import registry
 from scoremode.engines.registry import choose_engine, engine_for, known_engines, share_options
-from scoremode.errors import InputError, OptionError
+from scoremode.errors import CandidatesError, InputError, OptionError
 from scoremode.verbs.sides import CompareRequest, assign_engines
 from tests.gguf_files import gguf_of, require_llamacpp
 from tests.makers import make_tiny_model
@@ -109,8 +109,9 @@ def test_ids_that_differ_are_refused_where_they_first_do_and_one_tokenizer_for_b
     words = r"other ids from character 30 on, at ' 12345 lazy dogs.*'; \d+ tokens in the baseline and \d+ in the candi"
     with pytest.raises(InputError, match=words):
         sm.compare(str(tiny), str(digits), **ASKED)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(CandidatesError, match=words) as error:
         sm.compare(str(tiny), str(digits), str(tiny), **ASKED)
+    assert (list(error.value.found), list(error.value.failed)) == ([str(tiny)], [str(digits)])
     (found,) = sm.compare(str(tiny), str(digits), tokenizer=str(tiny), **ASKED)
     assert found.kl is not None
     assert np.abs(found.kl).max() < 1e-2

@@ -6,16 +6,18 @@ import argparse
 import logging
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from scoremode.cli import flags
 from scoremode.cli.output import print_json, progress_bar, show
 from scoremode.cli.parser import Verb
+from scoremode.errors import CandidatesError, ScoremodeError
 
 logger = logging.getLogger(__name__)
 
-RULE_HOLDS = 1
+RULE_HOLDS, CANDIDATES_FAILED = 1, 2
 
 
 class CompareVerb(Verb):
@@ -37,16 +39,13 @@ class CompareVerb(Verb):
     )
     epilog = (
         "A BASELINE may also be a reference or a .kld file of llama.cpp; both may be runs kept with --out. "
-        "As in: scoremode compare model-BF16.gguf model-Q4_K_M.gguf model-Q5_K_M.gguf --corpus wikitext2. "
-        "Exit code 1: a --fail-if rule holds."
+        "Exit code 1: a --fail-if rule holds; 2: a candidate failed, and the others are shown."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         flags.add(parser, {"baseline BASELINE": "a model (a GGUF too), a reference, a .kld file or a run"})
-        flags.add(
-            parser,
-            {"candidates CANDIDATE …": "models of any format: folders, GGUF files, EXL3, names on the hub; or runs"},
-        )
+        models = "models of any format (GGUF and EXL3 too), runs, or folders or patterns of them"
+        flags.add(parser, {"candidates CANDIDATE …": models})
         flags.add_question(parser)
         flags.add_engine(parser)
         flags.add_baseline(parser)
@@ -68,17 +67,23 @@ class CompareVerb(Verb):
 
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         output = _checked_report(parsed)
+        failed: dict[str, ScoremodeError] = {}
         with progress_bar("scoring") as progress:
-            found = compare(
-                parsed.baseline,
-                *parsed.candidates,
-                out=parsed.out,
-                fresh=parsed.fresh,
-                progress=progress,
-                **flags.question(parsed),
-                **flags.model_arguments(parsed),
-                **flags.baseline_arguments(parsed),
-            )
+            try:
+                found = compare(
+                    parsed.baseline,
+                    *parsed.candidates,
+                    out=parsed.out,
+                    fresh=parsed.fresh,
+                    progress=progress,
+                    **flags.question(parsed),
+                    **flags.model_arguments(parsed),
+                    **flags.baseline_arguments(parsed),
+                )
+            except CandidatesError as error:
+                found, failed = list(error.found.values()), error.failed
+        if not found:
+            return _tell_failed(failed)
         from scoremode.report.model_card import markdown, model_index
         from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
 
@@ -92,12 +97,15 @@ class CompareVerb(Verb):
         elif parsed.model_index:
             print("\n".join(map(model_index, found, statistics)))
         else:
-            show(parsed, lambda: comparison_json(found, statistics), lambda: comparison_table(found, statistics))
+            reasons = {"failed": [{"name": name, "reason": str(error)} for name, error in failed.items()]}
+            facts = {**comparison_json(found, statistics), **(reasons if failed else {})} if parsed.json else {}
+            show(parsed, lambda: facts, lambda: comparison_table(found, statistics))
         if output:
             from scoremode.report.html.page import render
 
             _write_report(parsed, output, render(found, statistics))
-        return _verdict([gate.check(rule, one) for rule in rules for one in statistics])
+        verdict = _verdict([gate.check(rule, one) for rule in rules for one in statistics])
+        return _tell_failed(failed) if failed else verdict
 
 
 class TasksVerb(Verb):
@@ -217,6 +225,15 @@ def _verdict(checked: list[str | None]) -> int:
     for why in failures:
         logger.error(why)
     return RULE_HOLDS if failures else 0
+
+
+def _tell_failed(failed: Mapping[str, ScoremodeError]) -> int:
+    """Prints which candidates failed and why, and returns the exit code."""
+    for name, error in failed.items():
+        logger.error("%s failed: %s", name, error)
+    again = "the others are kept: the same command scores only these"
+    logger.error("%d %s not scored; %s", len(failed), "candidate was" if len(failed) == 1 else "candidates were", again)
+    return CANDIDATES_FAILED
 
 
 class ReportVerb(Verb):

@@ -141,7 +141,8 @@ class SentBaseline:
         what = "file" if is_file else "reference"
         # the driver's copy of a URI may be read only where driver and node share a cache: others may remove it
         is_here = path.exists() and (self.uri is None or path.is_relative_to(cache_folder().resolve()))
-        where = self.path if is_here else self.uri
+        # a copy of a reference may lack files, which are fetched when their rows are needed
+        where = self.path if is_here and (is_file or self.uri is None) else self.uri
         if where is None:
             raise RunError(f"this node has no {what} in {self.path}", fix=SHARED)
         found: Reference | KldFile = KldFile(where) if is_file else open_reference(where)  # fetched once per node

@@ -116,9 +116,15 @@ class StoredBaseline:
         assert (plan is None) != (offsets is None), "a plan has its own offsets"
         self.offsets: Ints = offsets if plan is None else plan.target_offsets  # type: ignore[assignment]
         self.stored, self.dtype = stored, stored.dtype
-        # a reference that is not all here cannot be opened by others
-        self.place = (str(stored.folder.resolve()), self.offsets) if stored.remote is None else None
         self.head = head_of(stored)
+
+    @property
+    def place(self) -> tuple[str, Ints] | None:
+        """The folder, for a process that reads rows itself, with all rows fetched; None if rows were sent away."""
+        if self.stored.remote is not None:
+            return None
+        self.stored.fetch_rows(0, int(self.offsets[-1]))
+        return str(self.stored.folder.resolve()), self.offsets
 
     def states(self, index: int, window: Window) -> Raw:
         return self.stored.rows(int(self.offsets[index]), len(window.rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from scoremode.references.format import (
     RAW_DTYPES,
     HashedHead,
     ShardLayout,
+    TensorFile,
     head_file,
     read_reference_manifest,
     remake_fix,
@@ -31,6 +32,9 @@ from scoremode.remote.writer import RemoteWriter
 from scoremode.values import Raw
 
 CHUNK = 1 << 20  # bytes that are read together
+
+FetchFile = Callable[[str, int, str], None]
+"""Fetches a file of a reference by its name, size and sha256 into the folder of the copy."""
 
 RowRecord = tuple[int, int, int]
 """First row, number of rows, crc32 of the rows."""
@@ -52,12 +56,16 @@ class Reference:
     layout: ShardLayout
     place: Place | None = None  # the URI of the original, if the folder is a copy
     remote: RemoteWriter | None = None  # has the shards that were sent away, while the reference is made
+    fetch: FetchFile | None = None  # brings files that a copy lacks, when they are first needed
 
     @staticmethod
-    def open(folder: str | Path, *, verify: bool = True, place: Place | None = None) -> Reference:
+    def open(
+        folder: str | Path, *, verify: bool = True, place: Place | None = None, fetch: FetchFile | None = None
+    ) -> Reference:
         """The reference in this folder, which may be a copy of the one at ``place``.
 
-        Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``.
+        Sizes and headers are always checked; hashes only if a file has changed, and not without ``verify``. Without it,
+        or with ``fetch``, files may be missing; ``fetch`` brings each when its rows are first read.
         """
         folder = Path(folder)
         manifest = read_reference_manifest(folder)
@@ -65,6 +73,8 @@ class Reference:
         layout, head = msgspec.convert(manifest, ShardLayout), manifest["head"]
         files = [(entry, layout.shard_file(shard)) for shard, entry in enumerate(manifest["shards"])]
         files.append((head, head_file(head, layout.width)))
+        if fetch is not None or not verify:  # the rows that are needed are here, or are fetched
+            files = [(entry, expected) for entry, expected in files if (folder / entry["file"]).exists()]
         for entry, expected in files:
             _require_sound(folder, entry["file"], expected.problem(folder / entry["file"]))
         for entry, _ in files if verify else ():
@@ -74,7 +84,7 @@ class Reference:
             except OSError as error:
                 problem = f"cannot be read ({error.strerror})"
             _require_sound(folder, entry["file"], problem)
-        opened = Reference(folder, manifest, layout, place)
+        opened = Reference(folder, manifest, layout, place, fetch=fetch)
         hold_entry(folder, opened)  # its files are opened later, when rows are read
         return opened
 
@@ -105,13 +115,26 @@ class Reference:
         """The raw states (count, width) of consecutive targets, as a new array or in the one given."""
         if first < 0 or count < 0 or first + count > self.targets:
             raise IndexError(f"rows {first} to {first + count} of a reference of {self.targets}")
+        self.fetch_rows(first, count)
         return read_rows(self.folder, self.layout, first, count, self.remote, into=into)
+
+    def fetch_rows(self, first: int, count: int) -> None:
+        """Fetches the files that contain these rows, if this is a copy that lacks them."""
+        for shard, _, _, _ in self.layout.pieces(first, count) if self.fetch is not None else ():
+            self._fetch_file(self.manifest["shards"][shard], self.layout.shard_file(shard))
+
+    def _fetch_file(self, entry: Mapping[str, Any], expected: TensorFile) -> None:
+        path = self.folder / entry["file"]
+        if self.fetch is not None and not path.exists():
+            self.fetch(path.name, expected.size, entry["sha256"])
+            _require_sound(self.folder, path.name, expected.problem(path))
 
     def head_weight(self) -> Raw:
         """The head's raw matrix (padded vocabulary, width), mapped, so that only the parts in use are read.
 
         Changes stay in memory and never reach the file (torch warns about read-only arrays).
         """
+        self._fetch_file(self.manifest["head"], head_file(self.manifest["head"], self.width))
         shape = (self.head.rows, self.width)
         return np.memmap(self.folder / HEAD, RAW_DTYPES[self.head.dtype], "c", DATA_START, shape)
 
@@ -120,6 +143,7 @@ class Reference:
         head = self.head
         if head.bias_dtype is None:
             return None
+        self._fetch_file(self.manifest["head"], head_file(self.manifest["head"], self.width))
         at = DATA_START + head.rows * self.width * RAW_DTYPES[head.dtype].itemsize
         return np.fromfile(self.folder / HEAD, RAW_DTYPES[head.bias_dtype], head.rows, offset=at)
 

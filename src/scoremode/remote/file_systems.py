@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
+from scoremode.remote.hub import endpoint, hub_error, hub_file_system
 from scoremode.remote.uri import SERVERS, Place
 
 CONNECT_SECONDS = 10.0
@@ -32,14 +33,16 @@ SECRET = re.compile(r"(?i)((?:access|secret|session|sas|account)[\w-]*(?:key|tok
 # ── open ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def file_system(place: Place) -> Any:
     """The pyarrow file system of a place. Nothing is asked of a server yet, except for the region of a bucket."""
-    return _opened(place.scheme, place.root, place.settings)
+    return _opened(place.scheme, place.root, place.settings, endpoint() if place.scheme == "hf" else None)
 
 
 @cache
-def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...]) -> Any:
+def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...], hub: str | None) -> Any:
     from pyarrow import fs
 
     try:
+        if scheme == "hf":
+            return hub_file_system(hub)
         if scheme == "s3":
             return _s3(root, dict(settings))
         if scheme == "gs":
@@ -182,6 +185,8 @@ def refusal(place: Place, doing: str, error: BaseException) -> StorageError:
     """The error for an operation that failed for good. ``doing`` completes "cannot …", as in "be read"."""
     if isinstance(error, StorageError):
         return error
+    if place.scheme == "hf":
+        return hub_error(place, doing, error)
     reason = reason_of(error)
     fix = ADDRESS if reason.fix == NETWORK and place.scheme in SERVERS else reason.fix
     return StorageError(f"{place} cannot {doing}: {reason.words}", fix=fix)

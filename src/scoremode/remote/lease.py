@@ -78,8 +78,7 @@ class Lease:
 
     def __init__(self, objects: Objects, holder: str) -> None:
         self._objects, self.holder, self.generation = objects, holder, 0
-        seconds = seconds_in("SCOREMODE_LEASE", USUAL, SHORTEST, f"{SHORTEST:g} or more, as in 120")
-        self.seconds = seconds * (30 if objects.writes_are_costly else 1)
+        self.seconds = seconds_in("SCOREMODE_LEASE", USUAL, SHORTEST, f"{SHORTEST:g} or more, as in 120")
         self._lost: LeaseLostError | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="scoremode-lease", daemon=True)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from scoremode.errors import OptionError, StorageError, one_line
 from scoremode.remote.file_systems import ADDRESS, file_system, reason_of, refusal
+from scoremode.remote.hub import forget_listings, is_missing_file
 from scoremode.remote.uri import SERVERS, Place
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ PIECE = 4 << 20  # bytes that are read or written at once
 UNFINISHED = ".scoremode-unfinished-"
 ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
 NO_FOLDERS = ("s3", "gs", "hf")  # they are parts of names, or come with the first file
-COSTLY_WRITES = ("hf",)  # each file that is written is a commit
+HUB_SECONDS = 5.0  # for which a request to the hub is tried again, beyond what its own client does
 
 
 def seconds_in(variable: str, default: float, least: float, example: str) -> float:
@@ -65,8 +66,9 @@ class Objects:
     def __init__(self, place: Place, *, seconds: float | None = None) -> None:
         """``seconds``: how long a failing request is tried again; by default as long as ``patience`` says."""
         self.place = place
-        self.writes_are_costly = place.scheme in COSTLY_WRITES
         self._seconds = patience() if seconds is None else seconds
+        if place.scheme == "hf":
+            self._seconds = min(self._seconds, HUB_SECONDS)
         self._arrow = file_system(place)
         self._fsspec: Any | None = getattr(getattr(self._arrow, "handler", None), "fs", None)
 
@@ -93,7 +95,7 @@ class Objects:
             try:
                 return work()
             except Exception as error:  # each file system of fsspec raises its own kinds
-                if may_be_absent and isinstance(error, FileNotFoundError):
+                if may_be_absent and is_missing_file(error):
                     raise
                 passes = not isinstance(error, StorageError) and reason_of(error).may_pass
                 if not passes or time.monotonic() + pause > deadline:
@@ -104,6 +106,8 @@ class Objects:
     # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
     def listed(self, folder: str = "", *, deep: bool = False) -> list[Found]:
         """The files in a folder, sorted by name; none if there is no such folder."""
+        if self.place.scheme == "hf":
+            return self._attempt(folder, "be read", lambda: self._listed_on_hub(folder, deep=deep))
         from pyarrow import fs
 
         before = self._path(folder)
@@ -116,6 +120,8 @@ class Objects:
         """The file or folder of that name; None if there is none."""
         if self.place.scheme in SERVERS:
             return self._attempt(name, "be read", lambda: self._look_on_server(name))
+        if self.place.scheme == "hf":
+            return self._attempt(name, "be read", lambda: self._look_on_hub(name))
         info = self._attempt(name, "be read", lambda: self._arrow.get_file_info(self._path(name)))
         return self._found(info, name) if info.type.name != "NotFound" else None
 
@@ -135,6 +141,34 @@ class Objects:
             raise StorageError(
                 f"{self._place(name)} cannot be read: the server does not answer ({why})", fix=ADDRESS
             ) from None
+
+    def _listed_on_hub(self, folder: str, *, deep: bool) -> list[Found]:
+        """List a folder of the hub. Arrow would call a folder empty that cannot be read: raise the real reason."""
+        assert self._fsspec is not None
+        self._fsspec.invalidate_cache()
+        before = self._path(folder)
+        try:
+            found = self._fsspec.find(before, withdirs=True, detail=True, maxdepth=None if deep else 1).values()
+            if not found:
+                self._fsspec.info(before)  # raises if the folder is not merely empty
+        except FileNotFoundError as error:
+            if not is_missing_file(error):
+                raise
+            return []
+        below = [(one, one["name"][len(before) :].lstrip("/")) for one in found]
+        files = [Found(name, one["size"] or 0, None, one["type"] == "directory") for one, name in below if name]
+        return sorted(files, key=lambda one: one.name)
+
+    def _look_on_hub(self, name: str) -> Found | None:
+        assert self._fsspec is not None
+        self._fsspec.invalidate_cache()
+        try:
+            found = self._fsspec.info(self._path(name))
+        except FileNotFoundError as error:
+            if not is_missing_file(error):
+                raise
+            return None
+        return Found(name, found["size"] or 0, None, is_folder=found["type"] == "directory")
 
     def _found(self, info: Any, name: str) -> Found:
         modified = info.mtime
@@ -165,6 +199,8 @@ class Objects:
         """The content of a small file, at most ``most`` bytes of it; None if there is no such file."""
 
         def work() -> bytes:
+            if self.place.scheme == "hf":
+                forget_listings()
             with self._arrow.open_input_stream(self._path(name)) as stream:
                 return bytes(stream.read(most))
 

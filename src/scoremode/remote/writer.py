@@ -267,11 +267,10 @@ class RemoteWriter:
     def _run(self) -> None:
         began = sent = time.monotonic()
         pause, is_failing = TICK, False
-        least = 600.0 if self.objects.writes_are_costly else OFTEN
         while not self._ended.wait(pause):
             now, waiting = time.monotonic(), self._waiting_bytes()
-            interval = max(least, min(SELDOM, SHARE * (now - began)))
-            is_due = waiting > 0 and (now - sent >= interval or (waiting >= MUCH and least == OFTEN))
+            interval = max(OFTEN, min(SELDOM, SHARE * (now - began)))
+            is_due = waiting > 0 and (now - sent >= interval or waiting >= MUCH)
             if not is_due and not self._shards and not is_failing:
                 continue
             try:

@@ -1,7 +1,8 @@
-"""Finished runs and references elsewhere, read from a copy in the cache: each machine fetches one once.
+"""Finished runs and references elsewhere, read from a copy in the cache: each machine fetches each file once.
 
 A copy's folder is named after the manifests that it belongs to, so a run that was replaced has another folder. Every
-file is checked against the sha256 in its manifest before it gets its name, and the manifest comes last.
+file is checked against the sha256 in its manifest before it gets its name. A run's manifest comes after its columns;
+the hidden states and the head of a reference come later, each file when its rows are first needed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from scoremode.cache.entries import mark_used
 from scoremode.cache.eviction import cache_limit, make_room
 from scoremode.disk.files import write_atomically
-from scoremode.disk.folders import HEAD, MANIFEST, REFERENCE, SCORES, SHARD_NAME, cache_folder
+from scoremode.disk.folders import HEAD, MANIFEST, REFERENCE, SCORES, SHARD_NAME, USAGE, cache_folder
 from scoremode.errors import RunError, StorageError, alias_path, harmless
 from scoremode.references.reader import Reference
 from scoremode.remote.copies import AGAIN, fetch_once, fetch_verified
@@ -43,13 +44,22 @@ def is_there(given: str | os.PathLike[str] | Place, name: str) -> bool:
 def open_reference(given: str | os.PathLike[str] | Place) -> Reference:
     """The reference in a folder, or a copy of the one behind a URI, checked."""
     where = stored_at(given)
-    return Reference.open(copy_of(where), place=where) if isinstance(where, Place) else Reference.open(where)
+    if not isinstance(where, Place):
+        return Reference.open(where)
+    folder = copy_of(where)
+    objects = Objects(where)
+
+    def fetch(name: str, size: int, sha256: str) -> None:
+        fetch_once(folder, name, where, lambda: fetch_verified(objects, name, folder / name, size=size, sha256=sha256))
+        (cache_folder() / USAGE).unlink(missing_ok=True)  # the size of the cache is measured anew
+
+    return Reference.open(folder, place=where, fetch=fetch)
 
 
-def copy_of(place: Place, *, with_states: bool = True) -> Path:
-    """The folder with a copy of a finished run or reference, which is fetched if it is not here yet.
+def copy_of(place: Place) -> Path:
+    """The folder with a copy of a finished run, which is fetched if it is not here yet.
 
-    Without ``with_states``, the hidden states of a reference are not fetched; they may be here anyway.
+    Of a reference, the hidden states and the head may be missing: ``open_reference`` fetches those that are needed.
     """
     objects = Objects(place)
     manifests = read_manifests(objects)
@@ -57,12 +67,10 @@ def copy_of(place: Place, *, with_states: bool = True) -> Path:
         if objects.listed(PARTIAL_FOLDER, deep=True):
             raise RunError(f"{place} contains an unfinished run", fix="run the same command again to resume")
         raise RunError(f"{place} is not a run", fix="give a folder that was written with --out; check the URI")
-    if not with_states and not (copy_folder(manifests) / MANIFEST).exists():
-        manifests.pop(REFERENCE, None)
     folder = copy_folder(manifests)
     if not (folder / MANIFEST).exists():
         cache_limit()  # raises if the limit is invalid
-        fetch_once(folder, MANIFEST, place, lambda: _fetch_all(objects, manifests, folder))
+        fetch_once(folder, MANIFEST, place, lambda: _fetch_columns(objects, manifests, folder))
         make_room(folder)
     mark_used(folder)
     alias_path(str(folder), str(place))
@@ -111,9 +119,10 @@ def present_files(objects: Objects, manifests: Manifests) -> list[tuple[str, str
     return [(name, sha256, sizes[name]) for name, sha256 in files]
 
 
-def _fetch_all(objects: Objects, manifests: Manifests, folder: Path) -> None:
+def _fetch_columns(objects: Objects, manifests: Manifests, folder: Path) -> None:
     for name, sha256, size in present_files(objects, manifests):
-        fetch_verified(objects, name, folder / name, size=size, sha256=sha256)
+        if name == SCORES:
+            fetch_verified(objects, name, folder / name, size=size, sha256=sha256)
     for name in (REFERENCE, MANIFEST):
         if name in manifests:
             write_atomically(folder / name, manifests[name])

@@ -49,13 +49,8 @@ from scoremode.strict_json import parse
 STAYS = "what was scored is kept on this machine: run the same command again to send it"
 
 
-class RemoteClaim(runs.Claim):
-    """A folder behind a URI for one run: gives its finished run, or else the right to write there, and a work folder.
-
-    A folder that is not a run's is never changed.
-    """
-
-    shard_bytes = 1 << 28  # smaller than in a local folder: a lost machine loses the rows of unfinished shards
+class PlaceClaim(runs.Claim):
+    """A folder behind a URI for one run, and its work folder in the cache."""
 
     def __init__(self, place: Place, identity: dict[str, Any], *, fresh: bool = False, kind: str = "runs") -> None:
         if place.scheme in SERVERS:
@@ -65,12 +60,7 @@ class RemoteClaim(runs.Claim):
         self.place = place
         self._objects = Objects(place, seconds=min(FIRST_CONTACT, patience()))
         self._old_files: set[str] = set()  # that are replaced by this run's
-        self._has_begun = self._is_complete = False
-
-    @property
-    def writer(self) -> RemoteWriter:
-        assert self.remote is not None, "the folder is not taken"
-        return self.remote
+        self._is_complete = False
 
     def _take(self) -> Run | None:
         """Return the finished run behind the URI; if there is none, take the right to write there and return None."""
@@ -78,14 +68,26 @@ class RemoteClaim(runs.Claim):
         found = self._existing_run()  # raises before anything is written
         if found is None:
             self._lock, _ = runs.lock_folder(self.folder, waits=False, name=str(self.place))
-            self.remote = RemoteWriter(self.place, self.folder)
-            found = self._existing_run() or self._prepare()  # again, because it may have changed before the lease
+            self._take_place()
+            found = self._existing_run() or self._prepare()  # again, because it may have changed meanwhile
         return found
+
+    def _take_place(self) -> None:
+        """Take the right to write behind the URI; an error if this process may not."""
+        raise NotImplementedError
+
+    def _prepare(self) -> Run | None:
+        """Bring the work folder up to date; if it contains the finished run, send that run and return it."""
+        raise NotImplementedError
+
+    def _counts(self, name: str) -> bool:
+        """Does a file of this name decide whether the folder is a run's?"""
+        return not name.startswith(".")
 
     def _existing_run(self) -> Run | None:
         """The finished run elsewhere; None if this run may be scored there; RunError if it may not."""
         place, objects = self.place, self._objects
-        names = {found.name for found in objects.listed() if not found.name.startswith(".")}
+        names = {found.name for found in objects.listed() if self._counts(found.name)}
         if not names:
             itself = objects.look()
             if itself is not None and not itself.is_folder:
@@ -116,8 +118,46 @@ class RemoteClaim(runs.Claim):
             runs.require_same(place, begun, self.identity)
         return None
 
+    def check_reference(self) -> None:
+        """Raise StorageError if a file is missing; the content of files is checked when they are fetched."""
+        objects = Objects(self.place)
+        present_files(objects, read_manifests(objects))
+
+    def _manifests(self) -> dict[str, bytes]:
+        return {n: (self.folder / n).read_bytes() for n in (REFERENCE, MANIFEST) if (self.folder / n).exists()}
+
+    def _files(self) -> list[tuple[str, str]]:
+        """Names and hashes of a finished run's files except its manifests, in the order in which they are sent."""
+        return list(files_in(self._manifests(), self.place))
+
+    def _become_copy(self) -> None:
+        """Give the work folder the name of a copy, so that its files are not fetched when the run is read here."""
+        copy = copy_folder(self._manifests())
+        with suppress(OSError):  # the copy exists already: then the cache removes this folder when it is full
+            for name in (PLACE, ROWS, PARTIAL):
+                (self.folder / name).unlink(missing_ok=True)
+            os.rename(self.folder, copy)
+            (copy / LOCK).unlink(missing_ok=True)
+
+
+class RemoteClaim(PlaceClaim):
+    """A folder behind a URI for one run: gives its finished run, or else the right to write there, and a work folder.
+
+    A folder that is not a run's is never changed.
+    """
+
+    shard_bytes = 1 << 28  # smaller than in a local folder: a lost machine loses the rows of unfinished shards
+    _has_begun = False
+
+    @property
+    def writer(self) -> RemoteWriter:
+        assert self.remote is not None, "the folder is not taken"
+        return self.remote
+
+    def _take_place(self) -> None:
+        self.remote = RemoteWriter(self.place, self.folder)
+
     def _prepare(self) -> Run | None:
-        """Bring the work folder up to date; if it contains the finished run, send that run and return it."""
         writer, path = self.writer, self.folder / JOURNAL
         self._old_files = {found.name for found in self._objects.listed() if not found.is_folder}
         if writer.is_outdated:
@@ -159,11 +199,6 @@ class RemoteClaim(runs.Claim):
         writer.remove(*(name for name in replaced if name in self._old_files))
         writer.remove_journals(of_others=True)
 
-    def check_reference(self) -> None:
-        """Raise StorageError if a file is missing; the content of files is checked when they are fetched."""
-        objects = Objects(self.place)
-        present_files(objects, read_manifests(objects))
-
     def watched(self, progress: runs.Progress | None) -> runs.Progress | None:
         """A progress callback that also stops the run if another process took its folder over."""
         lease = self.writer.lease
@@ -175,13 +210,6 @@ class RemoteClaim(runs.Claim):
 
         report.phase = getattr(progress, "phase", None)  # type: ignore[attr-defined]
         return report
-
-    def _manifests(self) -> dict[str, bytes]:
-        return {n: (self.folder / n).read_bytes() for n in (REFERENCE, MANIFEST) if (self.folder / n).exists()}
-
-    def _files(self) -> list[tuple[str, str]]:
-        """Names and hashes of a finished run's files except its manifests, in the order in which they are sent."""
-        return list(files_in(self._manifests(), self.place))
 
     def publish(self, run: Run) -> Run:
         """Send the files of the finished run, its manifest last."""
@@ -207,16 +235,6 @@ class RemoteClaim(runs.Claim):
             if self._is_complete:
                 self._become_copy()
         super().release()
-
-    def _become_copy(self) -> None:
-        """Give the work folder the name of a copy, so that its files are not fetched when the run is read here."""
-        copy = copy_folder(self._manifests())
-        with suppress(OSError):  # the copy exists already: then the cache removes this folder when it is full
-            is_whole = all((self.folder / name).exists() for name, _ in self._files())
-            for name in (PLACE, ROWS, PARTIAL, *(() if is_whole else (MANIFEST,))):  # without one, it is not complete
-                (self.folder / name).unlink(missing_ok=True)
-            os.rename(self.folder, copy)
-            (copy / LOCK).unlink(missing_ok=True)
 
 
 def _identity_in(data: bytes) -> dict[str, Any] | None:

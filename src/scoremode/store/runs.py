@@ -268,7 +268,7 @@ def load(folder: str | Path | Place) -> Run:
     >>> load("s3://bucket/runs/base").kl        # doctest: +SKIP
     """
     where = stored_at(folder)
-    path = copy_of(where, with_states=False) if isinstance(where, Place) else where
+    path = copy_of(where) if isinstance(where, Place) else where
     manifest = read_run_manifest(path)
     require_columns(path / SCORES, manifest)
     return replace(_opened(path, manifest), path=str(where))

@@ -1,11 +1,11 @@
-"""Many candidates on a cluster: each is scored as soon as there is room for it.
+"""Many candidates: one after the other, or on a cluster, where each is scored as soon as there is room for it.
 
 candidates   a b c d e          two slots
 slot 1       a a a d d d
 slot 2       b b c c c e e      all against one reference, which lies on disk and is read once by each node
 
-A candidate that fails does not stop the others: their scores are kept, and the error is raised at the end. If several
-fail, the errors of the others are logged before.
+A candidate that fails does not stop the others. At the end, CandidatesError is raised, with the reason of each failure
+and the results of the other candidates. An error that scoremode does not expect is raised as it is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from scoremode.errors import ScoremodeError
+from scoremode.errors import (
+    CandidatesError,
+    CorpusError,
+    EngineError,
+    MethodError,
+    OptionError,
+    ScoremodeError,
+    StorageError,
+)
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.sides import short
 
@@ -26,8 +34,52 @@ T = TypeVar("T")
 SHOWN = 2  # candidates that the progress line names
 STOP_SECONDS = 6.0  # for candidates that are being scored to end their replicas
 
+FOR_ALL = (CorpusError, MethodError, OptionError)  # of the first candidate: the question is wrong, not the model
 ScoreOne = Callable[[str, Progress], T]
 """Scores the candidate of that name, and tells its progress."""
+
+
+def score_in_turn(names: Sequence[str], score: Callable[[str], T], progress: Progress | None = None) -> dict[str, T]:
+    """Scores every candidate, one after the other; returns the results by name.
+
+    An error that every candidate would meet is raised at once: a question that cannot be asked, a storage that cannot
+    be reached.
+    """
+    scored: dict[str, T] = {}
+    failed: dict[str, BaseException] = {}
+    for name in names:
+        if len(names) > 1:
+            announce(progress, _state(len(scored), len(failed), len(names), [name]), "label")
+        try:
+            scored[name] = score(name)
+        except (ScoremodeError, OSError, MemoryError) as error:
+            is_for_all = isinstance(error, StorageError) or (isinstance(error, FOR_ALL) and not scored)
+            if len(names) == 1 or is_for_all:
+                raise
+            if isinstance(error, MemoryError):
+                error = EngineError("this machine's memory is used up", fix="try a smaller --context-length")
+            elif isinstance(error, OSError):
+                error = EngineError(f"{type(error).__name__}: {error}", fix="run the same command again")
+            failed[name] = error
+    raise_failures(names, scored, failed)
+    return scored
+
+
+def raise_failures(names: Sequence[str], scored: Mapping[str, T], failed: Mapping[str, BaseException]) -> None:
+    """Raises CandidatesError if candidates failed; if one failed unexpectedly, logs the others and raises its error."""
+    expected = {name: failed[name] for name in names if name in failed and isinstance(failed[name], ScoremodeError)}
+    bugs = [name for name in names if name in failed and name not in expected]
+    if not bugs:
+        if failed:
+            raise CandidatesError(scored, expected)  # type: ignore[arg-type]  # only ScoremodeErrors are expected
+        return
+    for name in names:
+        if name in failed and name != bugs[0]:
+            logger.error("%s: %s", name, failed[name])
+    logger.error(
+        "%s could not be scored; %d of %d candidates were scored and are kept", bugs[0], len(scored), len(names)
+    )
+    raise failed[bugs[0]]
 
 
 def slots_and_shares(candidates: int, replicas: int) -> tuple[int, int]:
@@ -108,9 +160,8 @@ class _CandidateQueue(Generic[T]):
                 self._relabel()
 
     def _relabel(self) -> None:
-        failed = f", {len(self._failed)} failed" if self._failed else ""
-        done = f"{len(self._scored)} of {len(self.names)} candidates scored{failed}"
-        announce(self.progress, f"{done}; now {_few([short(one) for one in self._running])}", "label")
+        state = _state(len(self._scored), len(self._failed), len(self.names), self._running)
+        announce(self.progress, state, "label")
 
     def check(self) -> None:
         """Raises _StoppedError if the comparison was interrupted."""
@@ -128,20 +179,15 @@ class _CandidateQueue(Generic[T]):
                 self.progress(sum(fed for fed, _ in self._tokens.values()), whole)
 
     def results(self) -> list[T]:
-        """Returns all results, or raises the first error with its candidate's name; unexpected errors come first."""
-        failed = [(name, self._failed[name]) for name in self.names if name in self._failed]
-        if not failed:
-            return [self._scored[name] for name in self.names]
-        name, first = next((pair for pair in failed if not isinstance(pair[1], ScoremodeError)), failed[0])
-        for other, error in failed:
-            if error is not first:
-                logger.error("%s: %s", other, error)
-        others = f"{len(self._scored)} of {len(self.names)} candidates were scored and are kept"
-        if isinstance(first, ScoremodeError):
-            first.message = f"{name}: {first.message} ({others})"
-        else:
-            logger.error("%s could not be scored; %s", name, others)
-        raise first
+        """Returns all results, or raises the errors of the candidates that failed."""
+        raise_failures(self.names, self._scored, self._failed)
+        return [self._scored[name] for name in self.names]
+
+
+def _state(scored: int, failed: int, of: int, running: Sequence[str]) -> str:
+    """The label of the progress line: how many candidates are done, and which are being scored."""
+    some_failed = f", {failed} failed" if failed else ""
+    return f"{scored} of {of} candidates scored{some_failed}; now {_few([short(name) for name in running])}"
 
 
 def _few(names: list[str]) -> str:

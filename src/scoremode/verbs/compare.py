@@ -20,7 +20,7 @@ from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Want, only_one_way
 from scoremode.engines.baseline import LiveBaseline, live_baseline, noise_facts, noise_floor
 from scoremode.engines.registry import require
-from scoremode.errors import InputError, RunError, harmless
+from scoremode.errors import CandidatesError, InputError, RunError, ScoremodeError, harmless
 from scoremode.plan.comparable import ComparableFacts, difference, first_difference, require_comparable
 from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
@@ -33,7 +33,8 @@ from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
-from scoremode.verbs.candidates import score_together, slots_and_shares
+from scoremode.verbs.candidate_names import expand_candidates
+from scoremode.verbs.candidates import score_in_turn, score_together, slots_and_shares
 from scoremode.verbs.memory import is_by_logits, require_both_fit, require_by_logits
 from scoremode.verbs.model import LazyModel
 from scoremode.verbs.ppl import ppl_of
@@ -56,6 +57,8 @@ from scoremode.verbs.sides import (
 if TYPE_CHECKING:
     from scoremode.engines.logits import LiveLogits
 
+LESS = {"max_windows", "num_samples"}  # arguments with which a question may ask for a part of a reference
+
 
 @spelled_out(AllArguments)
 def compare(
@@ -72,6 +75,9 @@ def compare(
 ) -> list[Comparison]:
     """Compares candidates (models or runs) with a baseline: a model, a reference, a ``.kld`` file or a finished run.
 
+    A candidate may be a pattern (``quants/*.gguf``) or a folder of several models. If some candidates fail, the others
+    are finished; then CandidatesError is raised, which has the results (``found``) and the reasons (``failed``).
+
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
     their own question. A file that only one engine opens is scored by that one; each engine gets the options it has.
     The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
@@ -82,6 +88,7 @@ def compare(
     np.float64(0.0)
     """
     folders = Folders(located(out) if out is not None else None, fresh, progress)
+    candidates = tuple(expand_candidates(candidates))
     folders.require_candidates(candidates)
     question, options = split_arguments(arguments)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
@@ -92,8 +99,8 @@ def compare(
         known = {name: value for name, value in given.items() if value is not None}
         require_no_question(baseline, {**question, **known})
         require_models(baseline, candidates)
-        scored = _score_each(models, folders, lambda model, where: against_file(baseline, model, {}, where))
-        return [scored[name] for name in candidates]
+        scored, failed = _score_each(models, folders, lambda model, where: against_file(baseline, model, {}, where))
+        return _in_order(candidates, scored, failed)
     if is_there(baseline, REFERENCE):
         kept = baseline
     elif baseline_model is None:
@@ -109,16 +116,27 @@ def compare(
             folder = folders.folder("baseline")
             run = reference_of(model, question, folder, tokenizer=tokenizer, fresh=fresh, progress=progress)
         kept = str(run.path)
-    found: dict[str, Comparison] = {}
+    found, failed = dict[str, Comparison](), dict[str, ScoremodeError]()
     run_p: Run | None = None
     if models:
         stored = StoredReference.open(kept)
         run_p, cut_by = stored.run, stored.question(question).get("tokenizer")
         models = {name: replace(one, tokenizer=one.tokenizer or cut_by) for name, one in models.items()}
-        found = _score_each(models, folders, lambda model, where: against_reference(stored, model, question, where))
-    finished = [name for name in candidates if name not in found]
+        found, failed = _score_each(
+            models, folders, lambda model, where: against_reference(stored, model, question, where)
+        )
+    finished = [name for name in candidates if name not in found and name not in failed]
     found |= zip(finished, of_runs(kept, finished, run_p), strict=True)
-    return [found[name] for name in candidates]
+    return _in_order(candidates, found, failed)
+
+
+def _in_order(
+    names: Sequence[str], found: Mapping[str, Comparison], failed: Mapping[str, ScoremodeError]
+) -> list[Comparison]:
+    """The comparisons in the order of the candidates; CandidatesError if some candidates failed."""
+    if failed:
+        raise CandidatesError({name: found[name] for name in names if name in found}, failed)
+    return [found[name] for name in names]
 
 
 def _against_logits(
@@ -150,8 +168,20 @@ ScoreCandidate = Callable[[LazyModel, Folders], Comparison]
 """Scores a candidate into these folders."""
 
 
-def _score_each(models: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate) -> dict[str, Comparison]:
-    """Scores the candidates that are models, one by one; with replicas, each as soon as the cluster has room."""
+def _score_each(
+    models: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate
+) -> tuple[dict[str, Comparison], dict[str, ScoremodeError]]:
+    """Scores the candidates that are models; returns the comparisons and the errors of those that failed, by name.
+
+    They are scored one by one, each freed before the next is loaded; with replicas, as soon as the cluster has room.
+    """
+    try:
+        return _score_all(models, folders, score), {}
+    except CandidatesError as error:
+        return error.found, error.failed
+
+
+def _score_all(models: Mapping[str, ModelSettings], folders: Folders, score: ScoreCandidate) -> dict[str, Comparison]:
 
     def score_one(settings: ModelSettings, where: Folders) -> Comparison:
         with closing(settings.prepare()) as model:
@@ -159,7 +189,7 @@ def _score_each(models: Mapping[str, ModelSettings], folders: Folders, score: Sc
 
     spread = next((its.spread for its in models.values() if its.spread is not None), None)
     if spread is None or len(models) < 2:
-        return {name: score_one(its, folders) for name, its in models.items()}
+        return score_in_turn(list(models), lambda name: score_one(models[name], folders), folders.progress)
     slots, replicas = slots_and_shares(len(models), spread.replicas)
 
     def score_share(name: str, progress: Progress) -> Comparison:
@@ -205,13 +235,33 @@ class StoredReference:
 def against_reference(
     stored: StoredReference, model: LazyModel, question: Mapping[str, Any], folders: Folders
 ) -> Comparison:
-    """Compares a model with a reference, which brings its own question."""
+    """Compares a model with a reference, which brings its own question.
+
+    A question about the first windows of the reference's plan is answered too, with the rows of those windows alone.
+    """
     require(model.plugin, "divergence", "be compared with a reference")
     kept = {name: value for name, value in stored.question(question).items() if name != "tokenizer"}
     asked = model.ask({**kept, **question}, folders.progress)
-    _require_comparable(stored, asked)
+    if not _asks_for_less(stored, model, kept, question, asked):
+        _require_comparable(stored, asked)
     noise = {name: stored.run.manifest.get(name) for name in NOISE}
     return score_against(model, asked, stored.run, stored.states, folders, noise=noise)
+
+
+def _asks_for_less(
+    stored: StoredReference,
+    model: LazyModel,
+    kept: Mapping[str, Any],
+    question: Mapping[str, Any],
+    asked: Question,
+) -> bool:
+    """Is the question about the first windows of the reference's plan, and is the whole plan comparable?"""
+    given = {name: value for name, value in question.items() if value is not None and value != kept.get(name)}
+    if asked.plan.digest == stored.run.plan_digest or not given.keys() & LESS:
+        return False
+    whole = model.ask({**kept, **question, **{name: kept.get(name) for name in LESS}})
+    _require_comparable(stored, whole)
+    return asked.plan.begins(whole.plan)
 
 
 def _require_comparable(stored: StoredReference, asked: Question) -> None:

@@ -24,7 +24,7 @@ from scoremode.errors import ModelError, OptionError, print_line
 from scoremode.models.subject import Subject
 from scoremode.remote.uri import Place, located, may_be_stored, shown
 from scoremode.store import runs
-from scoremode.store.remote_runs import RemoteClaim
+from scoremode.store.hub_runs import claim_at
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, identify, prepare_question
@@ -239,7 +239,7 @@ class LazyModel:
                 return
             folder = located(out) if out is not None else entry_folder(kind, identity)
             if isinstance(folder, Place):
-                yield stack.enter_context(RemoteClaim(folder, identity, fresh=fresh, kind=kind))
+                yield stack.enter_context(claim_at(folder, identity, fresh=fresh, kind=kind))
             else:
                 yield stack.enter_context(runs.Claim(folder, identity, fresh=fresh, waits=out is None))
 

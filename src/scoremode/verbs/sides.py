@@ -20,6 +20,8 @@ from scoremode.references.kld import KldFile, is_kld, least_divergence
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import Place, may_be_stored, name_in
 from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.estimate import as_json
+from scoremode.statistics.run import all_metrics
 from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.values import Floats
@@ -29,6 +31,10 @@ from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun
 
 NOISE = ("noise_kl", "noise_perturbed")  # of a manifest
+OF_THE_PLAN = (  # fields of a manifest that say what was scored
+    *("plan_digest", "targets", "windows", "tokens", "coverage", "method_settings", "notes", "stderr_groups"),
+    *("forward_tokens", "documents", "corpus", "corpus_bytes", "corpus_rows", "corpus_sha256"),
+)
 
 
 # ── engines ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +165,18 @@ def score_against(
                 run.score(Want(against=baseline))
                 run_q = run.save(run.manifest() | compared_with(run_p, noise))
             run_q = model.outliving(run_q, out)
+    if run_q.plan_digest != run_p.plan_digest:
+        run_p = first_targets(run_p, run_q, asked)
     return as_comparison(short(model.subject.name), run_p, run_q, run_q.kl)
+
+
+def first_targets(run_p: Run, run_q: Run, asked: Question) -> Run:
+    """The baseline's run cut to the first targets of its plan: those that a candidate was asked about."""
+    scores = run_p.scores.rows(0, len(run_q.scores))
+    metrics = as_json(all_metrics(asked.plan, asked.tokens, scores, run_p.schema))
+    of_plan = {name: run_q.manifest[name] for name in OF_THE_PLAN if name in run_q.manifest}
+    manifest = {**run_p.manifest, **of_plan, "metrics": metrics}
+    return Run(run_q.plan_digest, scores, run_q.facts, manifest, path=run_p.path)
 
 
 def require_vocabulary(file: KldFile, candidate: int) -> None:

@@ -1,0 +1,211 @@
+"""Runs and references on the hub: one commit each, read file by file, against a stand-in of the hub's API."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scoremode as sm
+from scoremode.errors import InputError, RunError, StorageError
+from scoremode.remote.hub import Repository
+from scoremode.remote.uri import Place, located
+from scoremode.store.hub_runs import HubClaim
+from tests.hub import TOKEN, Hub, Repo, add_commit
+
+TEXT = "the cat sat on the mat and the dog sat on the log. " * 80
+QUESTION: dict[str, Any] = {"text": TEXT, "context_length": 48, "stride": 24}
+URI, NAME = "hf://datasets/me/model-reference", "datasets/me/model-reference"
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HubClaim, "shard_bytes", 1 << 18)
+
+
+def empty_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Another machine: nothing is in its cache."""
+    monkeypatch.setenv("SCOREMODE_CACHE", str(folder))
+    return folder
+
+
+def states_sent(hub: Hub) -> int:
+    return sum(count for name, count in hub.sent.items() if "states-" in name)
+
+
+def test_a_reference_is_published_by_one_commit_and_compared_elsewhere(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = sm.reference("table:successor", URI, **QUESTION)
+    repo = hub.repos[NAME]
+    assert (made.path, repo.private, repo.messages) == (URI, True, ["Add a reference made by scoremode"])
+    assert "it is private until you change that" in capsys.readouterr().err
+    assert sum("states-" in name for name in repo.files) > 4
+    assert {"manifest.json", "scores.parquet", "reference.json", "head.safetensors"} <= repo.files.keys()
+    assert not [name for name, data in repo.files.items() if TOKEN.encode() in data]
+    sm.reference("table:successor", tmp_path / "here", **QUESTION)
+    (expected,) = sm.compare(str(tmp_path / "here"), "table:uniform")
+    empty_cache(monkeypatch, tmp_path / "other")
+    (found,) = sm.compare(URI, "table:uniform")
+    assert np.array_equal(np.asarray(found.kl), np.asarray(expected.kl))
+    before = dict(hub.sent)
+    sm.compare(URI, "table:uniform", "table:successor")
+    assert states_sent(hub) == sum(count for name, count in before.items() if "states-" in name)
+    assert sm.reference("table:successor", URI, **QUESTION).cached
+    assert sm.load(f"{URI}@{repo.commits[-1]}").perplexity == made.perplexity
+    assert len(repo.messages) == 1
+
+
+def test_only_files_with_needed_rows_are_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
+) -> None:
+    sm.reference("table:successor", URI, **QUESTION)
+    repo = hub.repos[NAME]
+    whole = sum(len(data) for name, data in repo.files.items() if "states-" in name)
+    empty_cache(monkeypatch, tmp_path / "reader")
+    hub.sent.clear()
+    sm.load(URI)
+    assert hub.sent.keys() == {"manifest.json", "reference.json", "scores.parquet"}
+    (few,) = sm.compare(URI, "table:uniform", max_windows=3)
+    one_file = len(repo.files["states-00000.safetensors"])
+    assert (states_sent(hub), whole > 5 * one_file) == (one_file, True)
+    (alone,) = sm.compare("table:successor", "table:uniform", **QUESTION, max_windows=3)
+    assert len(few.baseline.scores) == len(few.candidate.scores) == len(alone.candidate.scores)
+    assert np.allclose(np.asarray(few.kl), np.asarray(alone.kl), rtol=0, atol=1e-12)
+    assert np.array_equal(few.baseline.scores.logprob, alone.baseline.scores.logprob)
+    assert few.baseline.plan_digest == few.candidate.plan_digest == alone.candidate.plan_digest
+    sm.compare(URI, "table:uniform")
+    assert states_sent(hub) == whole
+
+
+def test_fewer_documents_are_the_first_rows_and_other_questions_are_refused(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_shards: None
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "{TEXT[i : i + 600]}"}}\n' for i in range(0, 3000, 100)))
+    asked: dict[str, Any] = {"corpus": str(rows), "context_length": 48, "stride": 24}
+    sm.reference("table:successor", URI, **asked, num_samples=20)
+    empty_cache(monkeypatch, tmp_path / "reader")
+    hub.sent.clear()
+    (few,) = sm.compare(URI, "table:uniform", num_samples=4)
+    whole = sum(len(data) for name, data in hub.repos[NAME].files.items() if "states-" in name)
+    assert 0 < states_sent(hub) < whole / 3
+    (alone,) = sm.compare("table:successor", "table:uniform", **asked, num_samples=4)
+    assert np.allclose(np.asarray(few.kl), np.asarray(alone.kl), rtol=0, atol=1e-12)
+    assert few.baseline.perplexity.value == alone.baseline.perplexity.value
+    assert few.baseline.manifest["documents"] == few.candidate.manifest["documents"] == 4
+    for other in ({"num_samples": 25}, {"stride": 12}, {"num_samples": 4, "context_length": 40}):
+        with pytest.raises(InputError, match=r"different (texts|plans)"):
+            sm.compare(URI, "table:uniform", **other)
+
+
+def test_a_file_that_was_changed_on_the_hub_is_refused(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sm.reference("table:successor", URI, **QUESTION)
+    files = hub.repos[NAME].files
+    files["states-00000.safetensors"] = files["states-00000.safetensors"][:-1] + b"?"
+    empty_cache(monkeypatch, tmp_path / "reader")
+    with pytest.raises(StorageError, match=f"{URI}/states-00000.safetensors is not the file that its manifest"):
+        sm.compare(URI, "table:uniform")
+
+
+def test_a_commit_of_somebody_else_is_never_overwritten(hub: Hub, tmp_path: Path) -> None:
+    def edit(repo: Repo) -> None:
+        repo.files["README.md"] = b"# a card"
+        add_commit(repo, "a card")
+
+    hub.before_commit = edit
+    sm.ppl("table:successor", **QUESTION, out=URI)
+    repo = hub.repos[NAME]
+    assert repo.messages == ["a card", "Add a run made by scoremode"]
+    assert repo.files["README.md"] == b"# a card"
+    with pytest.raises(RunError, match="contains another run"):
+        sm.ppl("table:uniform", **QUESTION, out=URI)
+    sm.ppl("table:uniform", **QUESTION, out=URI, fresh=True)
+    assert sm.load(URI).manifest["model"] == "table:uniform"
+
+    def another(repo: Repo) -> None:
+        repo.files |= {f"sub/{name}": repo.files[name] for name in ("manifest.json", "scores.parquet")}
+        add_commit(repo, "another run")
+
+    hub.before_commit = another
+    with pytest.raises(RunError, match="contains another run"):
+        sm.ppl("table:successor", **QUESTION, out=f"{URI}/sub")
+
+
+def test_a_reference_is_replaced_with_all_of_its_files(hub: Hub, small_shards: None) -> None:
+    sm.reference("table:successor", URI, **QUESTION)
+    many = len(hub.repos[NAME].files)
+    sm.reference("table:successor", URI, **{**QUESTION, "text": TEXT[:500]}, fresh=True)
+    assert len(hub.repos[NAME].files) < many
+    assert sm.compare(URI, "table:uniform")[0].kl is not None
+    assert len(hub.repos[NAME].messages) == 2
+
+
+def test_what_could_not_be_sent_is_sent_by_the_same_command(hub: Hub) -> None:
+    hub.repos[NAME] = Repo()
+    hub.failing = lambda method, path: 403 if "/commit/" in path else None
+    with pytest.raises(StorageError, match=r"the run is complete, but .*access is denied.*run the same command again"):
+        sm.reference("table:successor", URI, **QUESTION)
+    uploads = sum(method == "PUT" for method, _ in hub.requests)
+    assert uploads
+    hub.failing = lambda method, path: None
+    done = sm.reference("table:successor", URI, **QUESTION)
+    assert (done.cached, sum(method == "PUT" for method, _ in hub.requests)) == (True, uploads)
+    assert hub.repos[NAME].messages == ["Add a reference made by scoremode"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "token", "words"),
+    [
+        ("hf://datasets/you/theirs", TOKEN, "cannot be created: access is denied .*403"),
+        ("hf://datasets/me/new", "hf_wrong", "cannot be created: access is denied .*401.*hf auth login"),
+        ("hf://datasets/you/public", TOKEN, "cannot be written: access is denied .*403"),
+    ],
+)
+def test_whoever_may_not_write_is_told_before_anything_is_scored(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, uri: str, token: str, words: str
+) -> None:
+    hub.repos["datasets/you/public"] = Repo()
+    monkeypatch.setenv("HF_TOKEN", token)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=words) as error:
+        sm.reference("table:successor", uri, **QUESTION)
+    assert time.monotonic() - began < 5
+    assert token not in str(error.value)
+
+
+def test_names_that_cannot_be_read_are_one_line_in_seconds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["datasets/me/empty"] = Repo()
+    hub.repos["datasets/me/secret"] = Repo(private=True)
+    with pytest.raises(InputError, match="is no finished run or reference"):
+        sm.compare("hf://datasets/me/empty", "table:uniform")
+    for name, token in (("datasets/me/none", TOKEN), ("datasets/me/secret", "hf_wrong")):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(StorageError, match=f"hf://{name}.* there is no such repository, or you may not see it"):
+            sm.compare(f"hf://{name}", "table:uniform")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(StorageError, match="the repository has no such revision; check the name after the @"):
+        sm.load("hf://datasets/me/empty@v9")
+    with pytest.raises(InputError, match="does not name a repository"):
+        sm.ppl("table:uniform", text=TEXT, out="hf://datasets/only")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
+        sm.compare(URI, "table:uniform")
+    assert time.monotonic() - began < 15
+
+
+def test_the_parts_of_a_name() -> None:
+    def parts(uri: str) -> tuple[str, str, str | None, str]:
+        place = located(uri)
+        assert isinstance(place, Place)
+        found = Repository.of(place)
+        return found.kind, found.name, found.revision, found.folder
+
+    assert parts("hf://datasets/me/refs/a/b") == ("dataset", "me/refs", None, "a/b/")
+    assert parts("hf://me/model@v1") == ("model", "me/model", "v1", "")
