@@ -31,7 +31,7 @@ from scoremode.store import runs
 from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
-from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
+from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
 from scoremode.verbs.model import LazyModel
@@ -92,10 +92,16 @@ def compare(
         kept = baseline
     elif baseline_model is None:
         return of_runs(baseline, candidates)
-    elif len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
+    elif (
+        check_question(question, needs_text=True)
+        and len(candidates) == 1
+        and models
+        and _side_by_side(baseline_model, models[candidates[0]])
+    ):
         with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
             return [lockstep(first, second, question, folders)]
     else:
+        check_question(question, needs_text=True)
         with closing(baseline_model.prepare()) as model:
             folder = folders.folder("baseline")
             run = reference_of(model, question, folder, tokenizer=tokenizer, fresh=fresh, progress=progress)
