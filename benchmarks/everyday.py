@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -117,15 +118,16 @@ class Place:
         self.folder, self.source = folder, source
         from scoremode.models.embedded import embedded_gguf, embedded_model
 
-        self.gguf = embedded_gguf()
+        self.gguf, model = embedded_gguf(), embedded_model()
+        shutil.copytree(model, folder / "cache" / "models" / model.name, copy_function=_linked)
         (folder / "rows.jsonl").write_text('{"text": "one row"}\n')
         (folder / "empty.txt").write_text("")
         own = folder / "own-class"
         own.mkdir()
-        for path in embedded_model().iterdir():
+        for path in model.iterdir():
             if path.name not in ("tokenizer_config.json", "scoremode.json"):
                 (own / path.name).symlink_to(path)
-        about = json.loads((embedded_model() / "tokenizer_config.json").read_text())
+        about = json.loads((model / "tokenizer_config.json").read_text())
         (own / "tokenizer_config.json").write_text(json.dumps(about | {"tokenizer_class": "GPT2Tokenizer"}))
 
     def measure(self, words: str) -> Measured:
@@ -167,10 +169,17 @@ class Place:
         return folder
 
 
+def _linked(source: str, target: str) -> None:
+    """Links a file, or copies it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def measure_all(source: Path, only: str, json_file: Path | None, *, prepared: bool) -> None:
     found = []
     with tempfile.TemporaryDirectory(prefix="everyday-") as temporary:
-        os.environ["SCOREMODE_CACHE"] = str(Path(temporary) / "cache")
         place = Place(Path(temporary), source)
         for words in PREPARATION if prepared else ():
             print(f"{place.measure(words).seconds:8.2f} s  to prepare: {words}", flush=True)

@@ -42,7 +42,8 @@ def docs_table(engine: str) -> str:
 
 
 def _plain(option: KnownOption) -> str:
-    choices = f" ({' or '.join(option.details.choices)})" if option.details.choices else ""
+    listed = option.details.choices if option.details.aliases is None else None  # else the help lists them
+    choices = f" ({' or '.join(listed)})" if listed else ""
     return option.details.help.replace("|", "\\|") + choices
 
 

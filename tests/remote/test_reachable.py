@@ -73,7 +73,7 @@ def test_texts_on_an_unreachable_hub_are_refused_at_once(monkeypatch: pytest.Mon
     monkeypatch.setattr("scoremode.remote.file_systems.hub_is_reachable", lambda: False)
     _opened.cache_clear()
     began = time.monotonic()
-    with pytest.raises(StorageError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
+    with pytest.raises(CorpusError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
         load("hf://datasets/org/none/a.txt")
     assert time.monotonic() - began < 5
 
