@@ -25,6 +25,7 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 QUESTION = "--corpus python-docs --num-samples 3 --document-tokens 200 --context-length 128 --stride 128"
@@ -116,12 +117,15 @@ class Place:
 
     def __init__(self, folder: Path, source: Path) -> None:
         self.folder, self.source = folder, source
-        from scoremode.models.embedded import embedded_gguf, embedded_model
-
-        self.gguf, model = embedded_gguf(), embedded_model()
-        shutil.copytree(model, folder / "cache" / "models" / model.name, copy_function=_linked)
         (folder / "rows.jsonl").write_text('{"text": "one row"}\n')
         (folder / "empty.txt").write_text("")
+        from scoremode.models.embedded import embedded_gguf, embedded_model
+
+        self.gguf = embedded_gguf()
+        if (folder / "own-class").exists():  # made by an earlier measurement
+            return
+        model = embedded_model()
+        shutil.copytree(model, folder / "cache" / "models" / model.name, copy_function=_linked)
         own = folder / "own-class"
         own.mkdir()
         for path in model.iterdir():
@@ -143,17 +147,16 @@ class Place:
         environment = {
             **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             "PYTHONPATH": os.pathsep.join(paths),
-            "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode"),
             "SCOREMODE_CACHE": str(self.folder / "cache"),
         }
-        began = time.perf_counter()
-        with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
-            command = [python, "-m", "scoremode", *arguments]
+        command = [python, "-m", "scoremode", *arguments]
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            began = time.perf_counter()
             child = subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=self.folder)
             _, status, used = os.wait4(child.pid, 0)
+            seconds = time.perf_counter() - began
             child.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.perf_counter() - began
-        said, shown = ((self.folder / name).read_text(errors="replace").splitlines() for name in ("err", "out"))
+            said, shown = (_lines(file) for file in (err, out))
         last = next((text.strip() for text in reversed(said or shown) if text.strip()), "")
         cpu = used.ru_utime + used.ru_stime
         return Measured(words, seconds, cpu, child.returncode, len(said), last.replace(str(self.folder), "…")[:160])
@@ -169,6 +172,11 @@ class Place:
         return folder
 
 
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").splitlines()
+
+
 def _linked(source: str, target: str) -> None:
     """Links a file, or copies it to another file system."""
     try:
@@ -177,19 +185,18 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def measure_all(source: Path, only: str, json_file: Path | None, *, prepared: bool) -> None:
+def measure_all(place: Place, only: str, json_file: Path | None, *, prepared: bool, after: int) -> None:
     found = []
-    with tempfile.TemporaryDirectory(prefix="everyday-") as temporary:
-        place = Place(Path(temporary), source)
-        for words in PREPARATION if prepared else ():
-            print(f"{place.measure(words).seconds:8.2f} s  to prepare: {words}", flush=True)
-        for kind, rows in (("mistake", MISTAKES), ("command", COMMANDS)):
-            for words in rows:
-                if only in words:
-                    one = place.measure(words)
-                    found.append({"kind": kind, **asdict(one)})
-                    print(f"{one.seconds:8.2f} s {one.cpu_seconds:8.2f} CPU s  exit {one.code}  {words}", flush=True)
-                    print(f"{'':24}{one.lines} lines on stderr; {one.last}", flush=True)
+    for words in PREPARATION if prepared else ():
+        print(f"{place.measure(words).seconds:8.2f} s  to prepare: {words}", flush=True)
+    rows = [*((words, "mistake") for words in MISTAKES), *((words, "command") for words in COMMANDS)]
+    for words, kind in rows[after:]:
+        if only not in words:
+            continue
+        one = place.measure(words)
+        found.append({"kind": kind, **asdict(one)})
+        print(f"{one.seconds:8.2f} s {one.cpu_seconds:8.2f} CPU s  exit {one.code}  {words}", flush=True)
+        print(f"{'':24}{one.lines} lines on stderr; {one.last}", flush=True)
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine(), "rows": found}, indent=1, ensure_ascii=False))
     for kind in ("mistake", "command"):
@@ -226,6 +233,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, default=Path(__file__).parents[1], help="the checkout to measure")
     parser.add_argument("--only", default="", help="only command lines that contain this")
+    parser.add_argument("--after", type=int, default=0, metavar="N", help="leave out the first N command lines")
+    parser.add_argument("--folder", type=Path, help="an existing folder for cache and files, which stays there")
     parser.add_argument("--unprepared", action="store_true", help="score nothing first")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--table", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="print two files as a table")
@@ -233,7 +242,9 @@ def main() -> None:
     if given.table:
         print_table(*given.table)
     else:
-        measure_all(given.source.resolve(), given.only, given.json, prepared=not given.unprepared)
+        with tempfile.TemporaryDirectory(prefix="everyday-") as temporary:
+            place = Place(given.folder or Path(temporary), given.source.resolve())
+            measure_all(place, given.only, given.json, prepared=not given.unprepared, after=given.after)
 
 
 if __name__ == "__main__":

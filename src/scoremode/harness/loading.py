@@ -324,8 +324,10 @@ def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
     from lm_eval.tasks._index import Entry, Kind
 
     known = _remembered_index(path, stamp)
+    if known is None:
+        return None
     try:
-        return known and {
+        return {
             name: Entry(name=name, kind=Kind[kind], yaml_path=None if file is None else root / file, tags=tags)
             for name, (kind, file, tags) in known.entries.items()
         }

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -44,6 +45,11 @@ def accepts_connections(host: str, port: int) -> bool:
     return bool(opened)
 
 
+def _is_true(variable: str | None) -> bool:
+    """Does an environment variable of the hub's client switch something on?"""
+    return (variable or "").upper() in ("1", "ON", "YES", "TRUE")
+
+
 @contextlib.contextmanager
 def offline_if_unreachable() -> Iterator[bool]:
     """Inside the block, clients of the hub use what is in their caches if the hub cannot be reached.
@@ -56,10 +62,10 @@ def offline_if_unreachable() -> Iterator[bool]:
         return
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # for modules that are imported in the block
-    changed = [module for name in OFFLINE if (module := sys.modules.get(name)) is not None]
-    settings = [module.HF_HUB_OFFLINE for module in changed]
-    for module in changed:
-        module.HF_HUB_OFFLINE = True
+    changed: list[Any] = [sys.modules[name] for name in OFFLINE if sys.modules.get(name) is not None]
+    settings = [one.HF_HUB_OFFLINE for one in changed]
+    for one in changed:
+        one.HF_HUB_OFFLINE = True
     try:
         yield False
     finally:
@@ -67,5 +73,6 @@ def offline_if_unreachable() -> Iterator[bool]:
         if before is not None:
             os.environ["HF_HUB_OFFLINE"] = before
         for name in OFFLINE:  # modules that were imported in the block have read the variable
-            if (module := sys.modules.get(name)) is not None:
-                module.HF_HUB_OFFLINE = settings[changed.index(module)] if module in changed else bool(before)
+            module: Any = sys.modules.get(name)
+            if module is not None:
+                module.HF_HUB_OFFLINE = settings[changed.index(module)] if module in changed else _is_true(before)

@@ -98,7 +98,7 @@ class TokenizerFile:
         ids = {name: backend.token_to_id(token) for name, token in named.items() if token is not None}
         if backend.get_vocab_size() > MOST_IDS or set(ids.values()) - backend.get_added_tokens_decoder().keys():
             return None
-        special = list(dict.fromkeys(ids.values()))
+        special = [token for token in dict.fromkeys(ids.values()) if token is not None]
         return TokenizerFile(folder, backend, ids.get("bos_token"), ids.get("eos_token"), special)
 
     @cached_property
@@ -107,7 +107,7 @@ class TokenizerFile:
         return load_transformers(self.folder)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
-        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def __call__(
         self, texts: Sequence[str], *, add_special_tokens: bool, return_offsets_mapping: bool = False, **_: bool
