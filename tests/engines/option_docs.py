@@ -47,7 +47,8 @@ def _flag(option: KnownOption) -> str:
 
 
 def _plain(option: KnownOption) -> str:
-    choices = f" ({' or '.join(option.details.choices)})" if option.details.choices else ""
+    listed = option.details.choices if option.details.aliases is None else None  # else the help lists them
+    choices = f" ({' or '.join(listed)})" if listed else ""
     return option.details.help.replace("|", "\\|") + choices
 
 

@@ -5,6 +5,7 @@ models/NAME                      converted checkpoints; scoremode.json is writte
 files/DIGEST                     copies of files behind URIs (remote/copies.py); results on their way to a URI
 tasks/DIGEST                     answers to documents of tasks (task_answers.py)
 texts/DIGEST                     tokens of long texts (token_store.py)
+tokenizers/DIGEST                tokenizers as Transformers made them (text/remembered_tokenizer.py)
 logs/ENGINE-….log                messages of an engine that failed
 sha256.json, usage.txt           remembered hashes, remembered total size
 lm-eval-tasks.json               names of lm-eval's tasks, and the files they are defined in
@@ -36,8 +37,14 @@ from scoremode.disk.manifests import is_line
 from scoremode.errors import RunError, harmless
 from scoremode.strict_json import read_object
 
-KINDS = ("runs", "references", "models", "logs", "tasks", "texts", "files")
-MARKS = {"models": MODEL_MARK, "tasks": folders.ANSWERS, "texts": TOKENS_MARK, "files": folders.FILE_MARK}
+KINDS = ("runs", "references", "models", "logs", "tasks", "texts", "files", "tokenizers")
+MARKS = {
+    "models": MODEL_MARK,
+    "tasks": folders.ANSWERS,
+    "texts": TOKENS_MARK,
+    "files": folders.FILE_MARK,
+    "tokenizers": folders.TOKENIZER_MARK,
+}
 SMALL = {
     folders.HASHES: "hashes of large files",
     folders.USAGE: "total size",
@@ -178,8 +185,10 @@ def _is_ours(kind: str, name: str) -> bool:
     """May an entry of this kind contain a file of this name?"""
     if kind == "files" or name in (LOCK, MARKS.get(kind, MANIFEST)):
         return True
+    if kind in ("texts", "tokenizers") and folders.is_temporary(name):
+        return True
     if kind == "texts":
-        return COLUMN.fullmatch(name) is not None or folders.is_temporary(name)
+        return COLUMN.fullmatch(name) is not None
     known = name in (folders.SCORES, JOURNAL, PLACE) or folders.is_reference_file(name) or folders.is_temporary(name)
     return kind in ("runs", "references") and known
 

@@ -27,7 +27,7 @@ from scoremode.disk.locks import Lock, hold_lock, open_locked
 from scoremode.errors import OptionError, RunError, print_line
 
 DEFAULT_LIMIT = 50 * 10**9
-LIMITED = ("references", "runs", "texts", "files")  # kinds of entries that the limit applies to
+LIMITED = ("references", "runs", "texts", "files", "tokenizers")  # kinds of entries that the limit applies to
 FILLED_AFTER_REMOVAL = 0.9  # share of the limit that stays filled, so that not every run causes another removal
 LONGEST_AGE = 86_400.0  # seconds after which the total is measured again
 LONGEST_USAGE = 1 << 20  # bytes; about 100,000 entries. A longer usage.txt is not read

@@ -267,6 +267,10 @@ class ReportVerb(Verb):
 
 class CardVerb(Verb):
     summary = "comparisons for a model card, in the dialects that people publish"
+    examples = (
+        "scoremode card runs/quants --write README.md",
+        "scoremode card runs/quants --dialect json --out results",
+    )
     epilog = (
         "DIALECT is markdown, compact, llamacpp, exl3, model-index, eval-results or json. --write replaces what stands "
         "between <!-- scoremode begin --> and <!-- scoremode end -->, or for model-index between # scoremode begin and "

@@ -184,7 +184,8 @@ def _add_option(group: argparse._ArgumentGroup, option: KnownOption) -> None:
         same |= {"action": "append", "metavar": details.metavar}
     else:
         readers: dict[str, Any] = {"int": integer, "float": number_within(option)}
-        same |= {"type": readers.get(option.kind, str), "metavar": details.metavar, "choices": details.choices}
+        listed = details.choices if details.aliases is None else None  # argparse would refuse the aliases
+        same |= {"type": readers.get(option.kind, str), "metavar": details.metavar, "choices": listed}
     group.add_argument(option.flag, *details.older_flags, **same)
 
 
@@ -240,10 +241,13 @@ def questions(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The options of engines and of replicas that the user gave."""
+    """The options of engines and of replicas that the user gave. Names and values that no engine has are refused."""
     from scoremode.cluster.spread import SPREAD
-    from scoremode.engines.registry import all_options
+    from scoremode.engines.registry import all_options, check_values, find_engine
 
+    for name in (parsed.engine, getattr(parsed, "baseline_engine", None)):
+        if name is not None:
+            find_engine(name)
     found = {}
     for name, (_, option) in all_options().items():
         value = getattr(parsed, name)
@@ -251,6 +255,7 @@ def engine_options(parsed: argparse.Namespace) -> dict[str, Any]:
             value = tuple(_engine_arg(text) for text in value)
         if value is not None:
             found[name] = value
+    check_values(found)
     spread = {name: getattr(parsed, name, None) for name in SPREAD}
     return found | {name: value for name, value in spread.items() if value is not None}
 

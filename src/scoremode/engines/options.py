@@ -24,6 +24,12 @@ Kind = Literal["str", "int", "float", "bool", "Pairs"]
 Pairs = tuple[tuple[str, Any], ...]
 """Names and values: ``--engine-arg NAME=VALUE``, repeated; in Python also a dictionary."""
 
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPE_ALIASES = {
+    **{"fp32": "float32", "float": "float32", "fp16": "float16", "half": "float16"},
+    **{"bf16": "bfloat16", "fp64": "float64", "double": "float64"},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Details:
@@ -32,6 +38,7 @@ class Details:
     help: str
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
+    aliases: Mapping[str, str] | None = None  # other spellings of choices; the choice itself is stored
     above: float | None = None  # numbers must be larger
     at_most: float | None = None
     flag: str | None = None  # if it is not the name with dashes
@@ -77,10 +84,12 @@ class KnownOption:
             require_flag(self.name, value)
         elif self.kind == "str":
             require_text(self.name, value)
+            value = (d.aliases or {}).get(value, value)
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise OptionError(f"{self.name} is {value!r}, which is not a number", fix="give a number")
         if d.choices is not None and value not in d.choices:
-            raise OptionError(f"{self.flag} {value} is not known", fix=f"give {' or '.join(d.choices)}")
+            listed = " or ".join(d.choices) if len(d.choices) < 4 else f"one of {', '.join(d.choices)}"
+            raise OptionError(f"{self.flag} {value} is not known", fix=f"give {listed}")
         if (d.above is not None and not value > d.above) or (d.at_most is not None and not value <= d.at_most):
             raise OptionError(f"{self.flag} {value} is not {self.bounds()}", fix="give another number")
         return value
@@ -135,7 +144,11 @@ class Options:
 class CheckpointOptions(Options):
     """Options of every engine that loads a Hugging Face checkpoint."""
 
-    dtype: str | None = option("float32, bfloat16, float16, float64 or auto (default: auto; float32 on a CPU)")
+    dtype: str | None = option(
+        "float32, bfloat16, float16, float64 (also fp32, bf16, …) or auto (default: auto; float32 on a CPU)",
+        choices=("auto", *DTYPES),
+        aliases=DTYPE_ALIASES,
+    )
     head: str | None = option("logits in float32, or as the model rounds them", choices=("exact", "as-served"))
     head_kernel: str | None = option(
         "fused, rows, blocked or plain (default: the fastest kernel that passes its self-test on this device)",

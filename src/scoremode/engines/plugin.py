@@ -206,3 +206,7 @@ class EnginePlugin(ABC):
     def self_test_options(self) -> dict[str, Any]:
         """Options that ``scoremode doctor`` opens this engine with."""
         return {}
+
+    def self_test_dtype(self) -> str:
+        """The precision of this engine's self-test, which decides how far its numbers may be from the exact ones."""
+        return str(self.self_test_options().get("dtype", "float32"))

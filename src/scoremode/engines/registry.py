@@ -137,6 +137,20 @@ def all_options() -> dict[str, tuple[list[str], KnownOption]]:
     return found
 
 
+def check_values(given: Mapping[str, Any]) -> None:
+    """Refuses a value that no engine accepts for its option, before it is known which engine will be asked."""
+    for name, value in given.items():
+        options = [p.options.known()[name] for p in known_engines().values() if name in p.options.known()]
+        refusals = []
+        for option in options:
+            try:
+                option.checked(value)
+            except OptionError as error:
+                refusals.append(error)
+        if refusals and len(refusals) == len(options):
+            raise refusals[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """An engine, its options and the model that it will score; nothing is opened yet."""

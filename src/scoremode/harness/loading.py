@@ -14,10 +14,11 @@ import contextlib
 import difflib
 import fnmatch
 import hashlib
+import importlib.util
 import logging
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,6 +32,7 @@ from scoremode.disk.folders import TASK_INDEX, cache_folder
 from scoremode.errors import InputError, OptionError, ScoremodeError, harmless
 from scoremode.harness.task_data import TaskData
 from scoremode.installation import pip_install
+from scoremode.remote.reachable import offline_if_unreachable
 from scoremode.verbs.progress import Progress, announce
 
 SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
@@ -75,11 +77,11 @@ class LoadedTasks:
 
 def load_tasks(wanted: TaskSelection, progress: Progress | None = None) -> LoadedTasks:
     """Loads the tasks and their data. No model is needed for that."""
+    check_task_names(wanted)
     data = None if wanted.task_data is None else TaskData(wanted.task_data)
-    lm_eval_version()  # refuses if it is not installed
     with quiet_harness():
         manager = task_manager(wanted.include, progress)
-        names = known_names(manager, wanted.names)
+        names = known_names(manager.task_index, wanted.names)
         announce(progress, "loading the tasks' data")
         with _own_download(data, wanted.num_fewshot) as building, seeded():
             try:
@@ -168,10 +170,12 @@ def _own_download(data: TaskData | None, num_fewshot: int | None) -> Iterator[li
             return
         safe = {key: value for key, value in (dataset_kwargs or {}).items() if key != "trust_remote_code"}
         try:
-            original(task, safe, **more)
+            with offline_if_unreachable() as reachable:
+                original(task, safe, **more)
         except Exception as error:
+            why = reason_of(error) if reachable else "they are not on this machine, and the hub cannot be reached"
             raise InputError(
-                f"the data of the task {name} could not be loaded ({reason_of(error)})",
+                f"the data of the task {name} could not be loaded ({why})",
                 fix="check the network, or give local files with --task-data DIR",
             ) from None
 
@@ -244,27 +248,40 @@ def task_manager(include: Sequence[Path] = (), progress: Progress | None = None)
     lm_eval_version()
     from lm_eval.tasks import TaskManager
 
-    for folder in include:
-        if not folder.is_dir():
-            raise InputError(f"--include-path {folder} is not a folder", fix="name a folder with YAML files of tasks")
     manager = TaskManager(include_path=[str(folder) for folder in include] or None, include_defaults=False)
     for name, entry in _own_entries(progress).items():
         manager.task_index.setdefault(name, entry)
     return manager
 
 
-def known_names(manager: Any, wanted: Sequence[str]) -> list[str]:
-    """Names that lm-eval knows: patterns such as ``mmlu_*`` become the names that match; files stay as they are."""
+def check_task_names(wanted: TaskSelection) -> None:
+    """Refuses unknown names of tasks without importing lm-eval, if its names are remembered from an earlier command."""
+    lm_eval_version()  # refuses if it is not installed
+    for folder in wanted.include:
+        if not folder.is_dir():
+            raise InputError(f"--include-path {folder} is not a folder", fix="name a folder with YAML files of tasks")
+    if wanted.task_data is not None:
+        TaskData(wanted.task_data)  # refuses if it is not a folder
+    spec = importlib.util.find_spec("lm_eval")
+    if wanted.include or spec is None or not spec.submodule_search_locations:
+        return
+    known = _remembered_index(cache_folder() / TASK_INDEX, _stamp(Path(spec.submodule_search_locations[0]) / "tasks"))
+    if known is not None:
+        known_names(known.entries, wanted.names)
+
+
+def known_names(index: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
+    """Names in lm-eval's index: patterns such as ``mmlu_*`` become the names that match; files stay as they are."""
     found: list[str] = []
     for name in wanted:
-        if name in manager.task_index or (name.endswith(".yaml") and Path(name).is_file()):
+        if name in index or (name.endswith(".yaml") and Path(name).is_file()):
             matches = [name]
         elif any(sign in name for sign in "*?["):
-            matches = fnmatch.filter(sorted(manager.task_index), name)
+            matches = fnmatch.filter(sorted(index), name)
         else:
             matches = []
         if not matches:
-            near = difflib.get_close_matches(name, manager.task_index, n=3, cutoff=0.6)
+            near = difflib.get_close_matches(name, index, n=3, cutoff=0.6)
             fix = f"did you mean {' or '.join(map(harmless, near))}?" if near else ALL_NAMES
             raise InputError(f"lm-eval has no task '{name}'", fix=fix)
         found += matches
@@ -304,19 +321,29 @@ def _own_entries(progress: Progress | None) -> dict[str, Any]:
 
 
 def _remembered(path: Path, stamp: str, root: Path) -> dict[str, Any] | None:
-    """The index in the cache; None if it is missing, outdated or damaged."""
+    """The index in the cache as lm-eval's own entries; None if it is missing, outdated or damaged."""
     from lm_eval.tasks._index import Entry, Kind
 
+    known = _remembered_index(path, stamp)
+    if known is None:
+        return None
     try:
-        known = msgspec.json.decode(path.read_bytes(), type=TaskIndex)
-        if known.stamp != stamp or any(".." in Path(file or "").parts for _, file, _ in known.entries.values()):
-            return None
         return {
             name: Entry(name=name, kind=Kind[kind], yaml_path=None if file is None else root / file, tags=tags)
             for name, (kind, file, tags) in known.entries.items()
         }
-    except (OSError, ValueError, KeyError, RecursionError):
+    except KeyError:
         return None
+
+
+def _remembered_index(path: Path, stamp: str) -> TaskIndex | None:
+    """The index in the cache, without lm-eval; None if it is missing, outdated or damaged."""
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=TaskIndex)
+    except (OSError, ValueError, RecursionError):
+        return None
+    outside = any(".." in Path(file or "").parts for _, file, _ in known.entries.values())
+    return None if known.stamp != stamp or outside else known
 
 
 def _stamp(root: Path) -> str:

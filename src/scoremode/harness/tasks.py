@@ -18,7 +18,7 @@ from scoremode.errors import InputError, OptionError, did_you_mean
 from scoremode.harness.answering import ModelAnswers, TaskDocuments, answer_documents
 from scoremode.harness.documents import Render, build_documents, judges_itself
 from scoremode.harness.encoding import hugging_face_tokenizer, render
-from scoremode.harness.loading import SEEDS, LoadedTasks, TaskSelection, load_tasks
+from scoremode.harness.loading import SEEDS, LoadedTasks, TaskSelection, check_task_names, load_tasks
 from scoremode.harness.results import TasksComparison, groups_of, pair_tasks
 from scoremode.references.kld import is_kld
 from scoremode.remote.uri import Place, local_path
@@ -79,6 +79,7 @@ def tasks(
     for name in (baseline, *candidates):
         if runs.is_run(name) or is_kld(name):
             raise InputError(f"{name} holds scores of a text, and tasks are asked of models", fix="name the model")
+    check_task_names(asked)
     request = CompareRequest(engine, given, baseline_engine, baseline_options, tokenizer)
     first_settings, others = assign_engines(baseline, candidates, request, divergence=False)
     assert first_settings is not None, "a baseline that is a model is scored"

@@ -14,6 +14,7 @@ from typing import Any
 
 from scoremode.errors import InputError, ScoremodeError, StorageError, did_you_mean, one_line
 from scoremode.remote.hub import endpoint, hub_error, hub_file_system
+from scoremode.remote.reachable import hub_is_reachable, is_reachable
 from scoremode.remote.uri import SERVERS, Place
 
 CONNECT_SECONDS = 10.0
@@ -23,6 +24,8 @@ ATTEMPTS = 2  # of one request, by the library; objects.py repeats whole operati
 BY_ARROW = ("hdfs", "viewfs", "abfs", "abfss")  # beside s3 and gs, which have settings
 
 NETWORK = "check the network, the endpoint (AWS_ENDPOINT_URL or ?endpoint_override=HOST:PORT) and that it is up"
+GOOGLE = "https://storage.googleapis.com"
+HUB_NETWORK = "check the network and HF_ENDPOINT, or use a folder of this machine"
 ADDRESS = "check the address, and that the server is up"
 CREDENTIALS = "check the credentials in the environment, the profile or the machine's role, and what they may do"
 AGAIN = "try again later"
@@ -47,6 +50,8 @@ def _opened(scheme: str, root: str, settings: tuple[tuple[str, str], ...], hub: 
             return _s3(root, dict(settings))
         if scheme == "gs":
             return _gs(dict(settings))
+        if scheme == "hf" and not hub_is_reachable():
+            raise StorageError("hf:// cannot be used here: the hub cannot be reached", fix=HUB_NETWORK)
         return fs.FileSystem.from_uri(f"{scheme}://{root}/")[0] if scheme in BY_ARROW else _by_fsspec(scheme, root)
     except ScoremodeError:
         raise
@@ -76,7 +81,10 @@ def _s3(bucket: str, settings: dict[str, str]) -> Any:
     if region is None and not given and not any(map(told, ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"))):
         try:
             region = fs.resolve_s3_region(bucket)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            may_be_private = os.path.exists(os.path.expanduser(told("AWS_CONFIG_FILE") or "~/.aws/config"))
+            if reason_of(error) is UNREACHABLE and not may_be_private:
+                raise StorageError(f"s3://{bucket} cannot be used here: {UNREACHABLE.words}", fix=NETWORK) from None
             region = None  # the first request says what is wrong
     return fs.S3FileSystem(
         region=region,
@@ -94,6 +102,9 @@ def _s3(bucket: str, settings: dict[str, str]) -> Any:
 def _gs(settings: dict[str, str]) -> Any:
     from pyarrow import fs
 
+    elsewhere = "endpoint_override" in settings or os.environ.get("STORAGE_EMULATOR_HOST")
+    if not elsewhere and not is_reachable(GOOGLE):
+        raise StorageError(f"gs:// cannot be used here: {UNREACHABLE.words}", fix="check the network")
     return fs.GcsFileSystem(
         endpoint_override=settings.get("endpoint_override"),
         scheme=settings.get("scheme", "https"),

@@ -19,13 +19,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scoremode.errors import OptionError, StorageError, one_line
-from scoremode.remote.file_systems import ADDRESS, file_system, reason_of, refusal
+from scoremode.remote.file_systems import ADDRESS, UNREACHABLE, file_system, reason_of, refusal
 from scoremode.remote.hub import forget_listings, is_missing_file
 from scoremode.remote.uri import SERVERS, Place
 
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between two attempts
+FIRST_CONTACT = 2.0  # seconds for which a server is tried that has never answered: its name may be wrong
+PATIENCE = "SCOREMODE_STORAGE_PATIENCE"
+ANSWERED: set[tuple[str, str]] = set()
+"""The servers and buckets that have answered this process, by scheme and name. If they fail later, that may pass."""
+
 PIECE = 4 << 20  # bytes that are read or written at once
 UNFINISHED = ".scoremode-unfinished-"
 ATOMIC = ("s3", "gs", "abfs", "abfss", "hf")  # an object appears when it is complete, never before
@@ -47,7 +52,7 @@ def seconds_in(variable: str, default: float, least: float, example: str) -> flo
 
 def patience() -> float:
     """Seconds for which failing requests are tried again: ``$SCOREMODE_STORAGE_PATIENCE``."""
-    return seconds_in("SCOREMODE_STORAGE_PATIENCE", 60.0, 0.0, "one, as in 60")
+    return seconds_in(PATIENCE, 60.0, 0.0, "one, as in 60")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +95,20 @@ class Objects:
 
         If the file ``may_be_absent``, FileNotFoundError is passed on.
         """
-        deadline, pause = time.monotonic() + self._seconds, FIRST_PAUSE
+        began, pause, server = time.monotonic(), FIRST_PAUSE, (self.place.scheme, self.place.root)
         while True:
             try:
-                return work()
+                found = work()
+                ANSWERED.add(server)
+                return found
             except Exception as error:  # each file system of fsspec raises its own kinds
                 if may_be_absent and is_missing_file(error):
                     raise
-                passes = not isinstance(error, StorageError) and reason_of(error).may_pass
-                if not passes or time.monotonic() + pause > deadline:
+                reason = reason_of(error)
+                is_new = reason is UNREACHABLE and server not in ANSWERED and not os.environ.get(PATIENCE)
+                seconds = min(self._seconds, FIRST_CONTACT) if is_new else self._seconds
+                passes = not isinstance(error, StorageError) and reason.may_pass
+                if not passes or time.monotonic() + pause > began + seconds:
                     raise refusal(self._place(name), doing, error) from None
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

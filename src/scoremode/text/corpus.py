@@ -47,7 +47,7 @@ from scoremode.text.files import (
     text_in_file,
     unchanged,
 )
-from scoremode.text.hub import hub_dataset, wikitext2_from_hub
+from scoremode.text.hub import hub_dataset, require_datasets, wikitext2_from_hub
 
 Layout = Literal["text", "lines", "documents", "chat", "mixed"]
 
@@ -90,6 +90,52 @@ class Corpus:
 Spec = str | os.PathLike[str]
 
 
+def check_names(
+    spec: Spec | Sequence[Spec] | None = None,
+    *,
+    text: str | None = None,
+    field: str | None = None,
+    num_samples: int | None = None,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    split: str | None = None,
+) -> None:
+    """Refuses arguments of ``load`` that cannot work, such as files that are not there. Nothing is read or fetched."""
+    strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
+    for name, value in strings.items():
+        if value is not None:
+            require_text(name, value)
+        if value == "":
+            example = ', as in --text "The quick brown fox"' if name == "text" else ""
+            raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
+    num_samples = whole_number("num_samples", num_samples)
+    specs = specs_of(spec)
+    given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
+    if len(given) != 1:
+        what = " and ".join(given) + " were given together" if given else "no text was given"
+        raise CorpusError(what, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
+    if text is not None and not is_text(text):
+        raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
+    if not dataset and (dataset_config or split):
+        flag = "--dataset-config" if dataset_config else "--split"
+        raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
+    if num_samples is not None and num_samples < 1:
+        raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
+    if dataset:
+        require_datasets()
+    for name in specs:
+        _check_local(name)
+
+
+def _check_local(spec: str) -> None:
+    """Refuses a name that is neither a corpus nor a readable file, folder or pattern of this machine, nor a URI."""
+    file = spec.removeprefix("wikitext2:")
+    if is_uri(file) or file == "-" or spec in corpora().found or any(r.name == spec for r in corpora().refused):
+        return
+    for path in [file] if file != spec else expanded(spec):
+        check_readable(Path(path))
+
+
 def load(
     spec: Spec | Sequence[Spec] | Corpus | None = None,
     *,
@@ -105,28 +151,19 @@ def load(
     >>> load(text="The quick brown fox").sha256[:12]
     '5cac4f980fed'
     """
-    strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
-    for name, value in strings.items():
-        if value is not None:
-            require_text(name, value)
-        if value == "":
-            example = ', as in --text "The quick brown fox"' if name == "text" else ""
-            raise CorpusError(f"{_flag(name)} is empty", fix=f"give it a value{example}")
-    num_samples = whole_number("num_samples", num_samples)
     if isinstance(spec, Corpus):
+        strings = {"text": text, "field": field, "dataset": dataset, "dataset_config": dataset_config, "split": split}
         return _already_loaded(spec, num_samples=num_samples, **strings)
+    check_names(
+        spec,
+        text=text,
+        field=field,
+        num_samples=num_samples,
+        dataset=dataset,
+        dataset_config=dataset_config,
+        split=split,
+    )
     specs, files = specs_of(spec), list[str]()
-    given = [name for name, value in (("--corpus", specs), ("--text", text), ("--dataset", dataset)) if value]
-    if len(given) != 1:
-        what = " and ".join(given) + " were given together" if given else "no text was given"
-        raise CorpusError(what, fix="give one of --corpus NAME-or-FILE, --text TEXT, --dataset NAME")
-    if text is not None and not is_text(text):
-        raise CorpusError("--text is not UTF-8", fix="give text in UTF-8, or a file with --corpus")
-    if not dataset and (dataset_config or split):
-        flag = "--dataset-config" if dataset_config else "--split"
-        raise CorpusError(f"{flag} was given without --dataset", fix=f"name a dataset, or leave {flag} out")
-    if num_samples is not None and num_samples < 1:
-        raise CorpusError(f"--num-samples {num_samples} leaves no text", fix="give 1 or more")
     sources: list[Source]
     if dataset:
         sources = [hub_dataset(dataset, dataset_config, split, field)]

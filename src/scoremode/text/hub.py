@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from scoremode.errors import CorpusError, one_line
 from scoremode.installation import pip_install
+from scoremode.remote.reachable import offline_if_unreachable
 from scoremode.text.files import Row, RowKind, RowsOf, checked_row, kind_of_rows, parquet_rows, text_field
 
 LOGIN = "accept its terms on its page, then log in with: hf auth login (or set HF_TOKEN)"
@@ -23,10 +26,10 @@ def wikitext2_from_hub() -> RowsOf:
 
     file = ("Salesforce/wikitext", "wikitext-2-raw-v1/test-00000-of-00001.parquet")
     try:
-        with quiet():
+        with quiet(), offline_if_unreachable() as reachable:
             path = hf_hub_download(*file, repo_type="dataset")
     except Exception as error:  # the hub client raises many types; all of them mean "no file"
-        reason, _ = explain_hub_error(error)
+        reason, _ = explain_hub_error(error) if reachable else ("the hub cannot be reached", "")
         raise CorpusError(
             f"wikitext2 could not be fetched from the Hugging Face hub: {reason}",
             fix="give a local copy: --corpus wikitext2:FILE, where FILE is wiki.test.raw or the hub's parquet",
@@ -34,15 +37,27 @@ def wikitext2_from_hub() -> RowsOf:
     return lambda: parquet_rows(Path(path), "text")
 
 
+def require_datasets() -> None:
+    """Refuses if the package that reads datasets of the hub is not installed; it is not imported."""
+    known = sys.modules["datasets"] if "datasets" in sys.modules else importlib.util.find_spec("datasets")
+    if known is None:
+        raise CorpusError("--dataset needs the package 'datasets'", fix=pip_install("datasets"))
+
+
 def hub_dataset(name: str, config: str | None, split: str | None, field: str | None) -> tuple[str, RowKind, RowsOf]:
     """The label, kind and rows of a dataset."""
+    require_datasets()
     try:
-        from datasets import load_dataset
-    except ImportError:
-        raise CorpusError("--dataset needs the package 'datasets'", fix=pip_install("datasets")) from None
-    try:
-        rows: Any = load_dataset(name, config, split=split or "test")
+        with offline_if_unreachable() as reachable:
+            from datasets import load_dataset
+
+            rows: Any = load_dataset(name, config, split=split or "test")
     except Exception as error:
+        if not reachable:
+            raise CorpusError(
+                f"dataset {name} is not on this machine, and the Hugging Face hub cannot be reached",
+                fix="check the network and HF_ENDPOINT, or save its rows as .jsonl and give --corpus FILE",
+            ) from None
         reason = str(error).split("\n")[0][:200]
         raise CorpusError(
             f"dataset {name} could not be loaded ({type(error).__name__}: {reason})",

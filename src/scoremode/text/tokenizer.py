@@ -23,8 +23,9 @@ import numpy as np
 from scoremode.errors import CorpusError, ModelError, ScoremodeError
 from scoremode.text import memory
 from scoremode.text.files import Message
+from scoremode.text.remembered_tokenizer import load_tokenizer
 from scoremode.text.token_text import Vocabulary, byte_level_piece, sentencepiece_piece, spelled, unnamed
-from scoremode.text.tokenizer_file import TokenizerFile, load_transformers, unusable
+from scoremode.text.tokenizer_file import TokenizerFile, unusable
 from scoremode.values import Ids, Ints
 
 
@@ -111,8 +112,8 @@ class HuggingFaceTokenizer:
 
     @staticmethod
     def load(folder: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceTokenizer:
-        """The tokenizer of a folder; Transformers is imported if it changes what tokenizer.json says."""
-        found = TokenizerFile.of(Path(folder)) or load_transformers(folder, trust_remote_code=trust_remote_code)
+        """The tokenizer of a folder; Transformers is imported if nothing else shows what it would make of the files."""
+        found = load_tokenizer(folder, trust_remote_code=trust_remote_code)
         try:
             return HuggingFaceTokenizer(found, str(folder))
         except ScoremodeError:

@@ -1,7 +1,10 @@
-"""A tokenizer.json by the library ``tokenizers`` alone, so that a plan needs neither Transformers nor torch.
+"""A tokenizer by the library ``tokenizers`` alone, so that a plan needs neither Transformers nor torch.
 
-Many classes of Transformers change what their file says. This is for files that Transformers wrote for its general
-class, which takes them as they are, beside settings that do not concern plain text. The tests compare both ways.
+Many classes of Transformers change what tokenizer.json says. So there are two ways to do without Transformers:
+
+- Transformers wrote the file for its general class, which takes it as it is, beside settings that do not concern plain
+  text. Then the file is read.
+- Transformers has loaded the tokenizer before. Then remembered_tokenizer.py has kept what it made.
 """
 
 from __future__ import annotations
@@ -63,17 +66,9 @@ class TokenizerFile:
 
     is_fast = True
 
-    def __init__(self, folder: Path, named: Mapping[str, str | None]) -> None:
-        from tokenizers import Tokenizer
-
-        self.folder = folder
-        self.backend_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        ids = {name: self.backend_tokenizer.token_to_id(token) for name, token in named.items() if token is not None}
-        self.bos_token_id, self.eos_token_id = ids.get("bos_token"), ids.get("eos_token")
-        self.all_special_ids = list(dict.fromkeys(ids.values()))
-        added = self.backend_tokenizer.get_added_tokens_decoder()
-        if self.backend_tokenizer.get_vocab_size() > MOST_IDS or set(ids.values()) - added.keys():
-            raise ValueError("Transformers would change it")
+    def __init__(self, folder: Path, backend: Any, bos: int | None, eos: int | None, special: list[int]) -> None:
+        self.folder, self.backend_tokenizer = folder, backend
+        self.bos_token_id, self.eos_token_id, self.all_special_ids = bos, eos, special
 
     @staticmethod
     def of(folder: Path) -> TokenizerFile | None:
@@ -91,9 +86,20 @@ class TokenizerFile:
                 or any((folder / n).exists() for n in MORE_FILES)
             ):
                 return None
-            return TokenizerFile(folder, named)
+            return TokenizerFile._as_it_is(folder, named)
         except Exception:  # the library raises a plain Exception for a damaged file
             return None
+
+    @staticmethod
+    def _as_it_is(folder: Path, named: Mapping[str, str | None]) -> TokenizerFile | None:
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ids = {name: backend.token_to_id(token) for name, token in named.items() if token is not None}
+        if backend.get_vocab_size() > MOST_IDS or set(ids.values()) - backend.get_added_tokens_decoder().keys():
+            return None
+        special = [token for token in dict.fromkeys(ids.values()) if token is not None]
+        return TokenizerFile(folder, backend, ids.get("bos_token"), ids.get("eos_token"), special)
 
     @cached_property
     def transformers(self) -> Any:
@@ -101,7 +107,7 @@ class TokenizerFile:
         return load_transformers(self.folder)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool, **_: bool) -> str:
-        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def __call__(
         self, texts: Sequence[str], *, add_special_tokens: bool, return_offsets_mapping: bool = False, **_: bool

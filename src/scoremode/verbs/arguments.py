@@ -13,7 +13,8 @@ from scoremode.cluster.spread import SPREAD, SpreadArguments
 from scoremode.engines.options import Pairs
 from scoremode.engines.registry import all_options
 from scoremode.errors import UnknownArgumentError, did_you_mean
-from scoremode.text.corpus import Corpus, Spec
+from scoremode.plan.recipes import find_method
+from scoremode.text.corpus import Corpus, Spec, check_names
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +39,7 @@ class QuestionArguments(TypedDict, total=False):
 
 
 QUESTION = tuple(QuestionArguments.__annotations__)
+TEXT = ("corpus", "text", "field", "num_samples", "dataset", "dataset_config", "split")  # arguments of corpus.load
 
 
 class EngineOptionArguments(TypedDict, total=False):
@@ -107,20 +109,31 @@ def spelled_out(*groups: type) -> Callable[[F], F]:
     return decorate
 
 
-def check_question(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks the arguments of a question. One that is unknown is refused, and the error suggests the nearest name."""
+def check_question(given: Mapping[str, Any], *, needs_text: bool = False) -> dict[str, Any]:
+    """Checks the arguments of a question before anything heavy is imported: their names, the method, the text's names.
+
+    An unknown name is refused, and the error suggests the nearest one. ``needs_text``: a question without a text is
+    refused too. Where a reference or a run may bring the text, that is not known yet.
+    """
     for name in given:
         if name not in QUESTION:
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, QUESTION))
+    if given.get("method") is not None:
+        find_method(given["method"])
+    text = {name: given.get(name) for name in TEXT}
+    corpus = text.pop("corpus")
+    has_text = any(value is not None for value in (corpus, text["text"], text["dataset"]))
+    if not isinstance(corpus, Corpus) and (needs_text or has_text):
+        check_names(corpus, **text)
     return dict(given)
 
 
-def split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits arguments into those of a question and those of an engine. Others are refused, with the nearest name."""
+def split_arguments(arguments: Mapping[str, Any], *, needs_text: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits arguments into those of a question, which are checked, and those of an engine. Others are refused."""
     question = {name: value for name, value in arguments.items() if name in QUESTION}
     options = {name: value for name, value in arguments.items() if name not in QUESTION}
     known = [*all_options(), *SPREAD]
     for name in options:
         if name not in known:
             raise UnknownArgumentError(f"there is no argument {name}", fix=did_you_mean(name, [*QUESTION, *known]))
-    return question, options
+    return check_question(question, needs_text=needs_text), options

@@ -31,7 +31,7 @@ from scoremode.store import runs
 from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
 from scoremode.values import Floats, Ids
-from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
+from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, check_question, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidate_names import expand_candidates
 from scoremode.verbs.candidates import score_in_turn, score_together, slots_and_shares
@@ -105,13 +105,14 @@ def compare(
         kept = baseline
     elif baseline_model is None:
         return of_runs(baseline, candidates)
-    elif is_by_logits(baseline_model.plugin):
-        with closing(baseline_model.prepare()) as model:
-            return _against_logits(model, candidates, models, question, folders)
-    elif len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
-        with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
-            return [lockstep(first, second, question, folders)]
     else:
+        check_question(question, needs_text=True)
+        if is_by_logits(baseline_model.plugin):
+            with closing(baseline_model.prepare()) as model:
+                return _against_logits(model, candidates, models, question, folders)
+        if len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
+            with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
+                return [lockstep(first, second, question, folders)]
         with closing(baseline_model.prepare()) as model:
             folder = folders.folder("baseline")
             run = reference_of(model, question, folder, tokenizer=tokenizer, fresh=fresh, progress=progress)
@@ -155,13 +156,13 @@ def _against_logits(
         run_p = found.baseline
         return found
 
-    found = _score_each(models, folders, beside)
-    finished = [name for name in candidates if name not in found]
+    found, failed = _score_each(models, folders, beside)
+    finished = [name for name in candidates if name not in found and name not in failed]
     if finished and run_p is None:
         out = folders.folder("baseline")
         run_p = ppl_of(baseline, question, out=out, fresh=folders.fresh, progress=folders.progress)
     found |= zip(finished, of_runs(baseline.subject.name, finished, run_p), strict=True)
-    return [found[name] for name in candidates]
+    return _in_order(candidates, found, failed)
 
 
 ScoreCandidate = Callable[[LazyModel, Folders], Comparison]

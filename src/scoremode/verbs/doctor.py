@@ -37,7 +37,7 @@ from scoremode.verbs.run_contents import processor_name
 PACKAGES = ("triton", "numpy")  # in addition to those of the engines
 LENGTHS = (96, 33, 7)
 HEAD_ROWS, HEAD_WIDTH, HEAD_VOCABULARY = 48, 128, 50_021
-ALLOWED = {"float32": 2e-3, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
+ALLOWED = {"float32": 2e-3, "float16": 0.1, "bfloat16": 0.25}  # nats; a shift by one moves scores by several
 USE_IT = "score a short text: scoremode ppl MODEL --engine NAME --text TEXT"
 COLUMNS = ("logprob", "entropy", "top_logprob")
 
@@ -196,7 +196,7 @@ def self_tests(engines: Iterable[str]) -> list[Check]:
                 make_small_llama(folder)
             model = plugin.self_test_model(folder)
             if model is not None:
-                allowed = ALLOWED[plugin.self_test_options().get("dtype", "float32")]
+                allowed = ALLOWED[plugin.self_test_dtype()]
                 checks.append(_timed(f"engine {engine}", allowed, partial(_engine_error, engine, folder, model)))
     return checks
 

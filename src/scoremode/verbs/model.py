@@ -13,6 +13,7 @@ from typing import Any
 
 from scoremode.arguments import path_text
 from scoremode.cluster.engine import ReplicatedEngine, check_spread
+from scoremode.cluster.ray_cluster import require_ray
 from scoremode.cluster.spread import Spread, read_spread
 from scoremode.disk.folders import entry_folder
 from scoremode.engines import registry
@@ -113,6 +114,8 @@ class LazyModel:
             subject = registry.choose(name, None, given, tokenizer).subject
             return cls(Chosen(GivenEngine(engine), Options(), subject), many_questions=many_questions)
         spread, given = read_spread(given)
+        if spread is not None:
+            require_ray()
         with ONE_AT_A_TIME:
             plugin = engine if isinstance(engine, EnginePlugin) else registry.choose_engine(engine, name)
             read = registry.read_options(plugin, given)

@@ -134,7 +134,7 @@ def noise(
     >>> sm.noise("table:uniform", text="any text").settings[0].repeats.max
     0.0
     """
-    question, options = split_arguments(arguments)
+    question, options = split_arguments(arguments, needs_text=True)
     models = prepare_settings(model, vary or {}, repeat, engine=engine, options=options, tokenizer=tokenizer)
     asked = models[0][1].ask(question, progress)
     check_fits(asked.plan, asked.subject.vocabulary, asked.subject.context_length)

@@ -31,7 +31,7 @@ def plan(
     >>> sm.plan("table:uniform", text="any text")["targets"]
     7
     """
-    question, given = split_arguments(arguments)
+    question, given = split_arguments(arguments, needs_text=True)
     lazy = LazyModel.named(model, engine, given, tokenizer)
     lazy.settings()  # refuses options that cannot work
     asked, options = lazy.ask(question, progress), lazy.chosen.options.given()

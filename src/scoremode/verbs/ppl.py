@@ -39,7 +39,7 @@ def ppl(
     >>> sm.ppl("table:uniform", text="any text").perplexity
     256 ± ?
     """
-    question, options = split_arguments(arguments)
+    question, options = split_arguments(arguments, needs_text=True)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
         return ppl_of(lazy, question, out=out, fresh=fresh, progress=progress)
 

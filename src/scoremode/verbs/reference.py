@@ -62,7 +62,7 @@ def reference(
     >>> reference("table:uniform", "ref", text="any text").perplexity    # doctest: +SKIP
     256 ± ?
     """
-    question, options = split_arguments(arguments)
+    question, options = split_arguments(arguments, needs_text=True)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
         return reference_of(lazy, question, out, kld=kld, tokenizer=tokenizer, fresh=fresh, progress=progress)
 

@@ -258,6 +258,8 @@ def ppl_many(
 ) -> list[Run]:
     """The runs of questions to one model, which is opened once. If there are several, each has a folder in ``out``."""
     several = len(questions) > 1
+    for question in questions:
+        check_question(question, needs_text=True)
     names = [_folder_name(question) for question in questions]
     if several and out is not None and len(set(names)) < len(names):
         raise InputError("two of the questions would be kept in one folder", fix="leave --out out, or ask one by one")

@@ -107,5 +107,8 @@ class ExllamaPlugin(EnginePlugin):
     def on_gpus(self, options: ExllamaOptions) -> bool:
         return True
 
+    def self_test_dtype(self) -> str:
+        return "float16"  # whatever the checkpoint stores
+
 
 PLUGIN = ExllamaPlugin

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import distributions, version
@@ -14,7 +16,6 @@ from scoremode.installation import pip_install
 if TYPE_CHECKING:
     from scoremode.models.facts import ModelFacts
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
 BATCH_TOKENS = {"cpu": 512, "cuda": 16384}  # on a CPU, long windows are scored alone: a larger batch is not faster
 LIBRARIES = {  # quant_method -> the packages that Transformers asks for
     "compressed-tensors": ("compressed-tensors",),
@@ -57,12 +58,23 @@ def choose_device(wanted: str | None) -> str:
 
 
 def _cuda_devices() -> int:
-    """The number of CUDA devices that torch can use: 0, without an import, if torch is a build for CPUs."""
-    if "torch" not in sys.modules and version("torch").endswith("+cpu"):
+    """The number of CUDA devices that torch can use: 0, without an import, without CUDA in torch or a driver here."""
+    if "torch" not in sys.modules and (version("torch").endswith("+cpu") or not _has_a_driver()):
         return 0
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _has_a_driver() -> bool:
+    """May this machine have a GPU that torch calls a CUDA device? It needs NVIDIA's driver, or AMD's."""
+    if sys.platform != "linux" or os.path.exists("/dev/kfd"):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def choose_batch_tokens(wanted: int | None, kind: str) -> int:
@@ -73,8 +85,6 @@ def choose_batch_tokens(wanted: int | None, kind: str) -> int:
 
 def choose_dtype(wanted: str | None, device: str, facts: ModelFacts) -> str:
     if wanted is not None and wanted != "auto":
-        if wanted not in DTYPES:
-            raise OptionError(f"--dtype {wanted} is not known", fix=f"give one of auto, {', '.join(DTYPES)}")
         return wanted
     if device == "cpu" and "quantization_config" not in facts.config:
         return "float32"  # on a CPU, half precision is slow and adds rounding that serving on a GPU does not have

@@ -38,9 +38,10 @@ from scoremode.engines.distributions import (
     to_raw,
     with_distributions,
 )
+from scoremode.engines.options import DTYPES
 from scoremode.engines.transformers import batches
 from scoremode.engines.transformers.batches import PADDING, OtherBatches, fed, other_threads, rows_needed
-from scoremode.engines.transformers.choices import DTYPES, TransformersOptions, choose_batch_tokens
+from scoremode.engines.transformers.choices import TransformersOptions, choose_batch_tokens
 from scoremode.engines.transformers.loading import load_model
 from scoremode.errors import EngineError, ModelError, OptionError
 from scoremode.head.chunked import diverge_from_logits, score_rows

@@ -59,6 +59,7 @@ class VllmPlugin(EnginePlugin):
 
     def subject(self, model: str, options: VllmOptions, tokenizer: str | None) -> Subject:
         require_docstrings("vLLM")
+        support.installed_version()  # refuses at once if there is none
         return subject_of_checkpoint(model, options, tokenizer)
 
     def settings(self, subject: Subject, options: VllmOptions) -> dict[str, Any]:

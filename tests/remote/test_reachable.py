@@ -1,0 +1,116 @@
+"""One attempt tells whether a server can be reached; clients that would try for a minute are not asked then."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scoremode.errors import CorpusError, StorageError
+from scoremode.remote import objects, reachable
+from scoremode.remote.file_systems import _opened
+from scoremode.remote.objects import Objects
+from scoremode.remote.uri import located
+from scoremode.text.corpus import load
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, str]]:
+    """A listening socket and its address; no proxy is set."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening, f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_listening_server_is_reachable_and_a_closed_one_is_not(server: tuple[socket.socket, str]) -> None:
+    listening, address = server
+    assert reachable.is_reachable(address)
+    listening.close()
+    assert not reachable.is_reachable(address)
+    assert not reachable.is_reachable("https://name.invalid")
+
+
+def test_a_proxy_is_asked_instead(server: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", server[1])
+    assert reachable.is_reachable("http://name.invalid")
+    monkeypatch.setenv("no_proxy", "name.invalid")
+    assert not reachable.is_reachable("http://name.invalid")
+
+
+def test_a_name_whose_lookup_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachable, "SECONDS", 0.1)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(3))
+    began = time.monotonic()
+    assert not reachable.accepts_connections("anywhere", 443)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_clients_are_offline_inside_the_block_and_as_before_afterwards(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    if before is not None:
+        monkeypatch.setenv("HF_HUB_OFFLINE", before)
+    client: Any = SimpleNamespace(HF_HUB_OFFLINE=False)
+    monkeypatch.setitem(sys.modules, "datasets.config", client)
+    monkeypatch.setattr(reachable, "hub_is_reachable", lambda: False)
+    with reachable.offline_if_unreachable() as answers:
+        assert (answers, client.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"]) == (False, True, "1")
+    assert client.HF_HUB_OFFLINE is False
+    assert os.environ.get("HF_HUB_OFFLINE") == before
+
+
+def test_texts_on_an_unreachable_hub_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scoremode.remote.file_systems.hub_is_reachable", lambda: False)
+    _opened.cache_clear()
+    began = time.monotonic()
+    with pytest.raises(CorpusError, match="the hub cannot be reached; check the network and HF_ENDPOINT"):
+        load("hf://datasets/org/none/a.txt")
+    assert time.monotonic() - began < 5
+
+
+def test_a_dataset_without_a_hub_is_refused_on_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(reachable, "hub_is_reachable", lambda: False)
+    with pytest.raises(CorpusError, match="is not on this machine, and the Hugging Face hub cannot be reached"):
+        load(dataset="org/none")
+    assert "Retry" not in capfd.readouterr().err
+
+
+class _Gone:
+    """A server that never answers, and counts how often it is asked."""
+
+    asked = 0
+
+    def work(self) -> None:
+        self.asked += 1
+        raise OSError("curlCode: 6, Could not resolve host")
+
+
+@pytest.mark.parametrize(("answered", "patience", "tries"), [(False, None, 1), (True, None, 3), (False, "0.2", 3)])
+def test_a_server_that_never_answered_is_given_up_soon(
+    answered: bool, patience: str | None, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user has set how long to try."""
+    monkeypatch.delenv("SCOREMODE_STORAGE_PATIENCE", raising=False)
+    if patience is not None:
+        monkeypatch.setenv("SCOREMODE_STORAGE_PATIENCE", patience)
+    monkeypatch.setattr(objects, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(objects, "FIRST_CONTACT", 0.0)
+    place, gone = located("memory://bucket/file"), _Gone()
+    monkeypatch.setattr(objects, "ANSWERED", {(place.scheme, place.root)} if answered else set())  # type: ignore[union-attr]
+    asked = Objects(place, seconds=0.2)  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match="cannot be reached"):
+        asked._attempt("a", "be read", gone.work)
+    assert gone.asked == pytest.approx(tries, abs=1 if tries > 1 else 0)
