@@ -1,7 +1,7 @@
-"""Load plug-ins of other packages from entry points: engines, methods, corpora.
+"""Loads plug-ins of other packages from entry points: engines, methods, corpora.
 
-Each is loaded separately. A plug-in that fails to import, whose name is taken or whose type is wrong becomes an entry
-in ``refused``, and the others still work.
+Each plug-in is loaded separately. If it fails to import, has a taken name or has the wrong type, it becomes an entry
+in ``refused``, and the other plug-ins still work.
 """
 
 from __future__ import annotations

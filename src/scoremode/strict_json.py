@@ -1,4 +1,4 @@
-"""Read untrusted JSON: every defect is a ValueError with a short reason."""
+"""Reads untrusted JSON. Every defect raises a ValueError with a short reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEEPEST = 100  # levels; Python's recursion limit is near 1,000
 
 
 def parse(data: bytes | str, *, constants: bool = False) -> Any:
-    """Parse strict JSON: no NaN, no infinity, at most 100 levels of nesting.
+    """Parses strict JSON: no NaN, no infinity, at most 100 levels of nesting.
 
     ``constants`` allows NaN and Infinity, which Python's own ``json.dump`` writes into configs and rows.
 
@@ -26,7 +26,7 @@ def parse(data: bytes | str, *, constants: bool = False) -> Any:
     ValueError: nested too deeply
     """
     try:
-        text = data if isinstance(data, str) else data.removeprefix(codecs.BOM_UTF8).decode()  # json takes UTF-16 too
+        text = data if isinstance(data, str) else data.removeprefix(codecs.BOM_UTF8).decode()  # json accepts UTF-16 too
         value = _value(text, _WITH_CONSTANTS if constants else _STRICT)
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -38,7 +38,7 @@ def parse(data: bytes | str, *, constants: bool = False) -> Any:
 
 
 def parse_received(data: bytes) -> Any:
-    """Parse what another program sent: strict JSON, numbers that are finite and fit in 64 bits, valid Unicode.
+    """Parses a message of another program: strict JSON, numbers that are finite and fit in 64 bits, valid Unicode.
 
     >>> parse_received(b'[1e400]')
     Traceback (most recent call last):
@@ -62,7 +62,7 @@ def _is_usable(value: Any) -> bool:
 
 
 def _value(text: str, decoder: json.JSONDecoder) -> Any:
-    """Parses as ``decoder.decode`` does, but by the scanner alone, in half the time: files may have a million rows."""
+    """Parses like ``decoder.decode``, but only with the scanner, in half the time: files may have a million rows."""
     if text.startswith("{"):
         try:
             value, end = decoder.scan_once(text, 0)  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def _value(text: str, decoder: json.JSONDecoder) -> Any:
             end = -1
         if end == len(text) or (end > 0 and not text[end:].strip(BLANKS)):
             return value
-    return decoder.decode(text)  # which also says what is wrong
+    return decoder.decode(text)  # also says what is wrong
 
 
 def _deeper_than(levels: int, value: Any) -> bool:
@@ -81,7 +81,7 @@ def _deeper_than(levels: int, value: Any) -> bool:
 
 
 def read_object(path: Path, *, constants: bool = False) -> dict[str, Any]:
-    """Reads the JSON object in a file; ValueError if it is anything else, OSError if it cannot be read."""
+    """Reads the JSON object in a file. Raises ValueError if it is not an object, OSError if it cannot be read."""
     if not path.is_file():
         raise ValueError("not a file")
     if path.stat().st_size > LARGEST:
@@ -96,8 +96,8 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-BLANKS = " \t\n\r"  # that may stand around a value
-# what alone can be unusable: many digits in front of a point, a long exponent, half of a pair. Others are not looked at
+BLANKS = " \t\n\r"  # characters that may surround a value
+# only these can be unusable: many digits before a point, a long exponent, half a surrogate pair. Others are not checked
 _SUSPICIOUS = re.compile(rb"(?<![.\d])\d{19}|[eE][+-]?\d{3}|\\u[dD][89a-fA-F]")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _STRICT, _WITH_CONSTANTS = json.JSONDecoder(parse_constant=_no_number), json.JSONDecoder()

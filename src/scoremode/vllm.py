@@ -1,6 +1,6 @@
-"""vLLM's own way of asking, for scores: ``from scoremode.vllm import LLM, SamplingParams``.
+"""vLLM's own Python interface, for scores: ``from scoremode.vllm import LLM, SamplingParams``.
 
-The code is in scoremode/engines/vllm/llm.py; this is the short name that people import it by.
+The code is in scoremode/engines/vllm/llm.py. This module is a short name to import it by.
 """
 
 from scoremode.engines.vllm.llm import (

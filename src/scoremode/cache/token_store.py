@@ -1,12 +1,12 @@
-"""Tokens of long texts on disk: columns that are mapped into memory, once for each text and tokenizer.
+"""Stores the tokens of long texts on disk, as columns that are mapped into memory, once per text and tokenizer.
 
 texts/DIGEST/ids.bin, char_end.bin, …    one column each, little endian, in the smallest type that holds its numbers
-texts/DIGEST/tokens.json                 what they are, their checksums, a seal; written last
-texts/DIGEST/.lock                       while a process writes them
+texts/DIGEST/tokens.json                 the facts about the columns, their checksums, a seal; written last
+texts/DIGEST/.lock                       exists while a process writes the columns
 
-DIGEST is computed from all that decides the tokens: the text, how it is arranged, the tokenizer. A process that is
-killed leaves a folder without tokens.json, and the next one begins again. Files are never written over, because
-another process may have mapped them: they are removed and made anew.
+DIGEST is computed from everything that decides the tokens: the text, its arrangement, the tokenizer. A process that is
+killed leaves a folder without tokens.json, and the next process starts again. Files are never overwritten, because
+another process may have mapped them. Instead they are removed and created again.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from scoremode.text.tokens import Tokens, TokenStream
 from scoremode.values import frozen, mapped_array
 
 FORMAT = 1
-STORED_FROM = 1 << 20  # bytes of text; the tokens of a shorter one are made each time
-TYPES = ("u1", "<u2", "<u4", "<i8")  # of columns that grow; numbers are never negative
-BLOCK = 1 << 20  # bytes that are read together
-TOGETHER = 1 << 16  # numbers that are written together
+STORED_FROM = 1 << 20  # bytes of text; a shorter text is tokenized each time
+TYPES = ("u1", "<u2", "<u4", "<i8")  # types of columns that may grow; their numbers are never negative
+BLOCK = 1 << 20  # bytes per read
+TOGETHER = 1 << 16  # numbers per write
 MAPPED = ("ids", "char_end", "byte_len", "word_starts", "mask")
 FIXED_TYPES = {"ids": "<i4", "mask": "u1"}
-WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short: read into memory
+WHOLE = ("doc_starts", "doc_bytes", "doc_words", "joined_at")  # short columns, which are read into memory
 OPTIONAL = ("mask", "joined_at")
 WAITING = "waiting for another process that cuts the same text into tokens"
 
-_checked: set[tuple[Any, ...]] = set()  # files whose checksums this process knows to be right
+_checked: set[tuple[Any, ...]] = set()  # files whose checksums this process has verified or computed
 
 
 class ColumnFacts(msgspec.Struct):
@@ -67,13 +67,13 @@ class TokensManifest(msgspec.Struct):
 
 
 class CannotKeepError(Exception):
-    """Tokens cannot be written; the message says why."""
+    """The tokens cannot be written. The message gives the reason."""
 
 
 def kept_tokens(key: Mapping[str, Any] | None, stream: TokenStream) -> Tokens:
-    """The tokens of a text, from the cache, or made and stored there.
+    """Returns the tokens of a text from the cache. If they are not in the cache, makes and stores them first.
 
-    ``key`` has all that decides the tokens. Without it, or without a writable cache, they last for this process only.
+    ``key`` has everything that decides the tokens. Without a key or a writable cache, only this process has the tokens.
     """
     if key is not None:
         key = {**key, "format": FORMAT, "byte_order": "little"}
@@ -85,7 +85,7 @@ def kept_tokens(key: Mapping[str, Any] | None, stream: TokenStream) -> Tokens:
     try:
         with _writing():
             place = tempfile.TemporaryDirectory(prefix="scoremode-tokens-")
-        with place as temporary:  # what is mapped survives its removal
+        with place as temporary:  # the mapped files survive the removal of their folder
             return write_tokens(Path(temporary), {}, stream)
     except CannotKeepError as error:
         raise CorpusError(
@@ -114,7 +114,7 @@ def _from_cache(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> To
             held.enter_context(hold_lock(folder / LOCK, waiting=WAITING))
         except RunError as error:
             raise CannotKeepError(error.message) from None
-        found = _open(folder, key, facts)  # made while this process waited
+        found = _open(folder, key, facts)  # another process may have made them in the meantime
         if found is None:
             found = write_tokens(folder, key, stream)
     make_room(folder)
@@ -123,7 +123,7 @@ def _from_cache(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> To
 
 # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens | None:
-    """The stored tokens; None if they are missing or damaged. A line is printed if they are damaged."""
+    """Returns the stored tokens, or None if they are missing or damaged. Prints a line if they are damaged."""
     if not (folder / TOKENS_MARK).exists():
         return None
     try:
@@ -136,7 +136,7 @@ def _open(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens
 
 
 def read_tokens(folder: Path, key: Mapping[str, Any], facts: TokenizerFacts) -> Tokens:
-    """Map the columns of a folder, after their checksums were compared; ValueError if anything is wrong."""
+    """Checks the manifest and checksums of a folder, and maps its columns. Raises ValueError if anything is wrong."""
     manifest = read_object(folder / TOKENS_MARK)
     bad = manifests.unusable_field(manifest, TokensManifest)
     if bad is not None or not manifests.is_sealed(manifest):
@@ -190,7 +190,7 @@ def _stamp(path: Path) -> tuple[Any, ...]:
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def write_tokens(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> Tokens:
-    """Write all tokens while their text is read, then the manifest, and map the files."""
+    """Writes all tokens while their text is read, writes the manifest, and maps the files."""
     columns: dict[str, _Column] = {}
     has_mask = True
     try:
@@ -220,7 +220,7 @@ def write_tokens(folder: Path, key: Mapping[str, Any], stream: TokenStream) -> T
             write_atomically(folder / TOKENS_MARK, json.dumps(manifests.sealed(manifest), indent=1).encode())
             return read_tokens(folder, key, stream.tokenizer.facts)
     except BaseException:
-        with suppress(OSError, ValueError, CannotKeepError):  # it may be closed already
+        with suppress(OSError, ValueError, CannotKeepError):  # a column may be closed already
             for column in columns.values():
                 column.close()
             _remove_columns(folder)
@@ -234,12 +234,12 @@ def _remove_columns(folder: Path) -> None:
 
 
 class _Column:
-    """A file of numbers: it begins in the smallest type, and is rewritten in a larger one when a number needs it."""
+    """A file of numbers. It starts with the smallest type and is rewritten in a larger type when a number needs one."""
 
     def __init__(self, path: Path, kind: str | None) -> None:
         self.path, self.kind = path, kind or TYPES[0]
         self._fixed, self.count, self._crc = kind is not None, 0, 0
-        self._pending, self._waiting = list[Any](), 0  # documents may be short: they are written together
+        self._pending, self._waiting = list[Any](), 0  # documents may be short, so several are written together
         self._file = path.open("xb")
 
     def add(self, numbers: Any) -> None:

@@ -1,1 +1,1 @@
-"""The command line: thin, one file per verb, nothing heavy imported before it is needed."""
+"""The command line: thin, one file per group of verbs. Heavy modules are imported only when they are needed."""

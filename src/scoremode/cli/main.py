@@ -1,7 +1,7 @@
-"""The console script. It imports next to nothing before a signal handler is there: Ctrl-C may come at any time.
+"""The console script. It imports almost nothing before it installs a signal handler, because Ctrl-C may come early.
 
-What comes earlier is Python's own: until its ``site`` module and this package are imported, Ctrl-C ends the process
-without a word, or with Python's traceback.
+Until Python has imported its ``site`` module and this package, no handler is installed. Ctrl-C then ends the process
+without a message, or with Python's traceback.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # typing itself takes longer to import than all that is imported here
+TYPE_CHECKING = False  # importing typing takes longer than all imports of this module
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> NoReturn:
     """Runs the console script ``scoremode``, then ends the process."""
-    # Python's ``signal`` imports enum, functools and collections: a moment in which Ctrl-C would be a traceback
+    # Python's ``signal`` imports enum, functools and collections. A Ctrl-C during these imports would print a traceback
     if TYPE_CHECKING:
         from signal import SIGINT, default_int_handler, getsignal, signal
     else:
@@ -39,17 +39,17 @@ def entry() -> NoReturn:
         watch.install(instead_of=_end_at_once)
         code = _run_with_streams()
         watch.finish(code)
-    except KeyboardInterrupt as error:  # before or after what ``main`` explains
+    except KeyboardInterrupt as error:  # outside the code in ``main`` that explains an interruption
         code = watch.tell(error)
     process_guard = sys.modules.get("scoremode.engines.process_guard")
     if code and (watch.received is not None or (process_guard is not None and process_guard.hanging)):
-        # sockets of a library may wait at exit for an engine that died; everything of ours is closed and written
+        # at exit, sockets of a library may wait for an engine that died; all our own files are written and closed
         os._exit(code)
     sys.exit(code)
 
 
 def _end_at_once(number: int, _: object) -> NoReturn:
-    """Handles a Ctrl-C that comes before any work was begun: ends the process at once."""
+    """Ends the process at once on a Ctrl-C that comes before any work has begun."""
     try:
         os.write(2, b"scoremode: interrupted; nothing was begun yet\n")
     finally:

@@ -1,8 +1,8 @@
-"""Standard streams that may be closed or full: results that cannot be printed are an error, complaints are not.
+"""Standard streams that may be closed or full. A failed write is an error on standard output, not on standard error.
 
-They may have any encoding. Characters that it lacks are escaped as in JSON (\\u00b1), and so are control characters in
-results, which may come from anybody's file: JSON stays JSON with the same content, and a terminal obeys nothing of it.
-Only what colours a table passes by, through ``styled``.
+The streams may have any encoding. Characters that the encoding lacks are escaped as in JSON (\\u00b1). Control
+characters in results are escaped too, because results may contain text from any file. JSON keeps its content, and no
+text controls the terminal. Only the codes that colour a table are written unchanged, through ``styled``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from scoremode.errors import escape, escaped
 
-ESCAPE = "scoremode-escape"  # what happens to characters that an encoding lacks
+ESCAPE = "scoremode-escape"  # the error handler for characters that an encoding lacks
 
 
 class Results(io.TextIOWrapper):
-    """Standard output. Remembers its first failure, because argparse and other libraries ignore it."""
+    """Standard output. Remembers its first failure, because argparse and other libraries ignore failures."""
 
     failure: OSError | None = None
 
@@ -29,7 +29,7 @@ class Results(io.TextIOWrapper):
         return len(text)
 
     def write_styled(self, text: str) -> int:
-        """Writes text without escaping it: its control characters are our own."""
+        """Writes text without escaping it, because its control characters are our own."""
         try:
             return super().write(text)
         except OSError as error:
@@ -45,7 +45,7 @@ class Results(io.TextIOWrapper):
 
 
 class Complaints(io.TextIOWrapper):
-    """Standard error. If it cannot be written, nothing is said and the work continues."""
+    """Standard error. If it cannot be written, the text is dropped and the work continues."""
 
     def write(self, text: str, /) -> int:
         with contextlib.suppress(OSError):
@@ -58,10 +58,10 @@ class Complaints(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Make standard output and error of this process usable, whatever it was started with.
+    """Makes standard output and standard error usable, even if this process was started without them.
 
-    Descriptors 0 to 2 are filled if they are closed. Otherwise the next file that is opened would take their place, and
-    whatever a library prints would be written into it.
+    Opens descriptors 0 to 2 if they are closed. Otherwise the next opened file would get one of these numbers, and
+    anything that a library prints would be written into that file.
     """
     codecs.register_error(ESCAPE, _escape)
     closed = {descriptor for descriptor in (0, 1, 2) if not _is_open(descriptor)}
@@ -72,7 +72,7 @@ def prepare() -> None:
 
 
 def check() -> None:
-    """Raises the error that kept standard output from being written, even if a library ignored it."""
+    """Raises the error that prevented a write to standard output, even if a library ignored the error."""
     if sys.stdout is not None:
         sys.stdout.flush()
     failure = getattr(sys.stdout, "failure", None)
@@ -81,16 +81,16 @@ def check() -> None:
 
 
 def is_output_failure(error: OSError) -> bool:
-    """Did this error come from standard output? If that is not a ``Results``, a broken pipe counts as one."""
+    """Did this error come from standard output? If standard output is not a ``Results``, any broken pipe counts."""
     failure = getattr(sys.stdout, "failure", error if isinstance(error, BrokenPipeError) else None)
-    # the same may be raised again, when what is left is flushed, or by the code that caught it
+    # the same error may be raised again, by a flush of the remaining text or by the code that caught it
     both_broken = isinstance(failure, BrokenPipeError) and isinstance(error, BrokenPipeError)
     return both_broken or (failure is not None and failure.errno == error.errno)
 
 
 def silence_output() -> None:
-    """Discards what is still buffered: it cannot be written, and Python would complain again at exit."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a real file, as under a test
+    """Discards buffered output that cannot be written. Otherwise Python would report the failure again at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output is not a real file, as in a test
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -114,7 +114,7 @@ def _fill(descriptor: int) -> None:
 
 
 def _wrap(kind: type[io.TextIOWrapper], stream: Any, descriptor: int) -> io.TextIOWrapper:
-    """Makes a stream of class ``kind`` from Python's, or a new one if Python found the descriptor closed."""
+    """Wraps Python's stream in the class ``kind``; makes a new stream if Python found the descriptor closed."""
     if stream is None:
         return kind(io.FileIO(_unwritable(descriptor), "w"), "utf-8", ESCAPE, write_through=True)
     settings = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
@@ -128,5 +128,5 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
 
 
 def _unwritable(descriptor: int) -> int:
-    """Opens /dev/null for a descriptor that was closed when Python started: another file may have its number now."""
+    """Opens /dev/null for a descriptor that was closed at Python's start: another file may have its number by now."""
     return os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""One question to all replicas: batches are assigned, answers come back in any order, each window is yielded once."""
+"""Scores one source with all replicas: assigns batches, accepts answers in any order, yields each window once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from scoremode.plan.windows import Answers, WindowSource
 from scoremode.scores.packing import PackedAnswers
 from scoremode.scores.schema import Schema
 
-DEPTH = 2  # assignments of a replica: the next one is there when the first ends
-LATE, GRACE = 1.5, 1.0  # an assignment is late after this many times its expected seconds, and a second
-BLOCKS_AHEAD = 8  # of a replica that may wait to be read
+DEPTH = 2  # assignments per replica, so that the next one is already there when the first one ends
+LATE, GRACE = 1.5, 1.0  # an assignment is late after LATE times its expected seconds plus GRACE seconds
+BLOCKS_AHEAD = 8  # blocks of answers of one replica that may wait to be read
 
 
 class Dispatcher:
@@ -39,7 +39,7 @@ class Dispatcher:
     ) -> None:
         self.pool, self.source, self.ledger = pool, source, ledger
         self.want = replace(want, against=None)
-        self.against = None if want.against is None else SentBaseline.of(want.against)  # replicas open it themselves
+        self.against = None if want.against is None else SentBaseline.of(want.against)  # opened by each replica
         self.probe, self.schema, self.log = probe, schema, pool.log
         self._nan_windows: set[int] = set()  # windows for which a replica gave NaN
         self._lengths = np.asarray(source.lengths)
@@ -51,10 +51,10 @@ class Dispatcher:
                     self._assign_work(replica)
                 for replica, method, result in self.pool.poll():
                     yield from self._handle(replica, method, result)
-                    self._assign_work(replica)  # before others are heard: it may be idle
+                    self._assign_work(replica)  # before other results are handled, because this replica may be idle
         finally:
             self.log.counts["dropped"] += self.ledger.dropped
-            for replica in self.pool.replicas:  # nobody reads the rest; replicas finish what they compute
+            for replica in self.pool.replicas:  # nobody reads the remaining answers; replicas finish their current work
                 replica.assignments.clear()
 
     def _handle(self, replica: ReplicaHandle, method: str, result: Any) -> Iterator[tuple[int, Answers]]:
@@ -81,7 +81,7 @@ class Dispatcher:
             replica.calls["probe"] = replica.actor.probe.remote(self.probe)
         while len(replica.assignments) < DEPTH:
             if replica.assignments and replica.pace.rate is None:
-                return  # the first assignment tells how large the next may be
+                return  # the rate of the first assignment decides the size of the next one
             batches = self.ledger.take(replica.pace, self.pool.sharers)
             if not batches:
                 break
@@ -99,7 +99,7 @@ class Dispatcher:
         return sent
 
     def _copy_late_work(self, idle: ReplicaHandle) -> None:
-        """If no batch waits, lets an idle replica also compute the oldest late assignment. The first answer counts."""
+        """Assigns the oldest late work to an idle replica as well, if no batch waits. The first answer counts."""
         rates = [other.pace.rate for other in self.pool.ready if other.pace.rate is not None]
         if not rates:
             return
@@ -135,7 +135,7 @@ class Dispatcher:
             yield index, answers
 
     def _is_first_nan(self, replica: ReplicaHandle, index: int, answers: Answers) -> bool:
-        """Is this a window's first answer with NaN? One broken device may cause it, so the window is scored again."""
+        """Is this a window's first answer with NaN? A broken device may be the cause, so the window is scored again."""
         if index in self._nan_windows or len(self.pool.replicas) == 1 or not np.isnan(answers.logprob).any():
             return False
         self._nan_windows.add(index)
@@ -143,11 +143,11 @@ class Dispatcher:
         return True
 
     def _remember_probe(self, index: int, answers: Answers) -> None:
-        """Stores the probe window's scores in a batch: they differ from its scores alone by the noise of a rerun."""
+        """Stores the probe window's scores from a batch. Its scores alone differ from them by the noise of a rerun."""
         probe = self.log.probe
         if probe is None or index != probe.window or probe.in_run is not None:
             return
-        if np.array_equal(self.source.window(index).ids, self.probe.window(0).ids):  # not that of another question
+        if np.array_equal(self.source.window(index).ids, self.probe.window(0).ids):  # else it is of another question
             probe.in_run = np.array(answers.logprob, np.float64).reshape(-1)
 
     def _finish(self, replica: ReplicaHandle, said: Finished) -> None:
@@ -164,7 +164,7 @@ class Dispatcher:
             raise EngineError(f"the engine left window {window} without an answer", fix="run it again")
 
     def _reassign_after_error(self, replica: ReplicaHandle, said: ScoremodeError) -> None:
-        """Gives the windows of a failed engine to other replicas; raises its error if a second one fails on them."""
+        """Gives the windows of a failed engine to other replicas. Raises the error if a second engine fails on them."""
         left = self._give_all_back(replica)
         if isinstance(said, InputError) or self.ledger.refused(left, replica.incarnation):
             raise said

@@ -1,8 +1,8 @@
-"""Which windows are waiting, assigned or answered. Knows nothing of Ray: what each replica gets is decided here.
+"""Tracks which windows are waiting, assigned or answered, and decides what each replica gets. Does not use Ray.
 
 The windows of a source are grouped into the batches of its engine, by a rule that depends on the source alone. A
 replica gets a run of whole batches. Batches of a lost replica go back to the front of the queue. The first answer to a
-window counts; later ones are dropped.
+window counts, and later answers are dropped.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy as np
 from scoremode.plan.windows import WindowSource
 from scoremode.values import Bools, Ints
 
-ASSIGNED_SECONDS = 8.0  # of work: enough to keep an engine full that has many windows in flight
-LEAST_SECONDS = 0.5  # of work, towards the end
-FIRST_TOKENS = 2048  # of a replica whose rate is not known yet
-MOST_TOKENS = 1 << 20  # of an assignment: 12 MB on their way
-GROWTH = 4  # the next assignment may be this many times the last: a rate measured on little work is uncertain
-ALONE_AFTER = 2  # deaths after which a batch is assigned alone, to know which batch it is
-MOST_DEATHS = 3  # replicas that may die of one batch
+ASSIGNED_SECONDS = 8.0  # seconds of work per assignment: enough to keep an engine full that has many windows in flight
+LEAST_SECONDS = 0.5  # the least seconds of work per assignment, near the end
+FIRST_TOKENS = 2048  # tokens of the first assignment, when the rate of a replica is not known yet
+MOST_TOKENS = 1 << 20  # the most tokens of an assignment: 12 MB to send
+GROWTH = 4  # an assignment may be this many times the previous one, because a rate measured on little work is uncertain
+ALONE_AFTER = 2  # deaths after which a batch is assigned alone, to know which batch causes them
+MOST_DEATHS = 3  # replicas that may die while they compute one batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batches:
-    """Windows batch by batch: batch b has the windows ``order[ends[b - 1]:ends[b]]``."""
+    """Windows grouped by batch: batch b has the windows ``order[ends[b - 1]:ends[b]]``."""
 
     order: Ints  # (windows,)
     ends: Ints  # (batches,)
-    tokens: Ints  # (batches,) fed by each
+    tokens: Ints  # (batches,) tokens that each batch feeds
 
     @staticmethod
     def of(source: WindowSource, found: Sequence[Ints] | None) -> Batches:
-        """The batches ``found``; if that is None, each batch is one window, or all windows that share a prompt."""
+        """Returns the batches ``found``. If that is None, a batch is one window, or all windows that share a prompt."""
         if found is not None:
             order = np.concatenate(found).astype(np.int64) if len(found) else np.zeros(0, np.int64)
             ends = np.cumsum(np.array([len(batch) for batch in found], dtype=np.int64))
@@ -57,14 +57,14 @@ class Batches:
 
 
 def _sums(values: Ints, ends: Ints) -> Ints:
-    """The sum of each group of values; ``ends`` says where each group ends."""
+    """Returns the sum of each group of values; ``ends`` has the end of each group."""
     running = np.concatenate([[0], np.cumsum(values)])
     return np.diff(running[np.concatenate([[0], ends])]).astype(np.int64)
 
 
 @dataclass(slots=True)
 class Pace:
-    """How fast one replica is, and how large its last assignment was."""
+    """The speed of one replica, and the size of its last assignment."""
 
     rate: float | None = None  # tokens per second
     last: int = 0  # tokens
@@ -80,16 +80,16 @@ class Ledger:
     def __init__(self, batches: Batches, done: Bools) -> None:
         self.batches = batches
         self.done: Bools = done.copy()
-        self._missing = _sums((~done[batches.order]).astype(np.int64), batches.ends)  # windows of each batch
+        self._missing = _sums((~done[batches.order]).astype(np.int64), batches.ends)  # unanswered windows of each batch
         self._batch_of: Ints = np.empty(len(done), np.int64)
         self._batch_of[batches.order] = np.repeat(np.arange(len(batches)), np.diff(batches.ends, prepend=0))
-        self._returned: deque[int] = deque()  # batches that were assigned before; they come first
+        self._returned: deque[int] = deque()  # batches that were assigned before; they are assigned again first
         self._fresh = 0  # the first batch that was never assigned
-        self.deaths: Counter[int] = Counter()  # of replicas that were computing a batch
+        self.deaths: Counter[int] = Counter()  # how many replicas died while they computed a batch
         self._refused_by: defaultdict[int, set[str]] = defaultdict(set)  # replicas whose engine failed on a batch
         self.left = int(self._missing.sum())  # windows without an answer
         self.unassigned = int(batches.tokens[self._missing > 0].sum())  # tokens
-        self.dropped = 0  # answers to windows that had one
+        self.dropped = 0  # answers to windows that already had an answer
 
     @property
     def finished(self) -> bool:
@@ -105,7 +105,7 @@ class Ledger:
         return sum(int(self._missing[batch]) for batch in batches)
 
     def received(self, window: int) -> bool:
-        """Notes that a window was answered; False if it had an answer already."""
+        """Notes that a window was answered. Returns False if it already had an answer."""
         if self.done[window]:
             self.dropped += 1
             return False
@@ -115,7 +115,7 @@ class Ledger:
         return True
 
     def take(self, pace: Pace, sharers: int) -> list[int]:
-        """Takes the next batches for a replica from the queue; an empty list if no batch waits."""
+        """Takes the next batches for a replica from the queue. Returns an empty list if no batch waits."""
         target = self._target(pace, sharers)
         taken: list[int] = []
         tokens = 0
@@ -145,8 +145,8 @@ class Ledger:
         return self._fresh if self._fresh < len(self.batches) else None
 
     def _target(self, pace: Pace, sharers: int) -> float:
-        """How many tokens the next assignment of a replica should have."""
-        fair = self.unassigned / (2 * max(1, sharers))  # ever smaller, so that all finish together
+        """Returns how many tokens the next assignment of a replica should have."""
+        fair = self.unassigned / (2 * max(1, sharers))  # smaller each time, so that all replicas finish together
         if pace.rate is None:
             return min(FIRST_TOKENS, fair)
         wanted = min(pace.rate * ASSIGNED_SECONDS, GROWTH * max(1, pace.last), fair)
@@ -160,14 +160,14 @@ class Ledger:
         return left
 
     def died(self, batches: Sequence[int]) -> int | None:
-        """Notes that a replica died while it computed these batches; returns a batch that killed too many replicas."""
+        """Notes that a replica died while it computed these batches. Returns a batch that killed too many replicas."""
         self.deaths.update(batches)
         if len(batches) == 1 and self.deaths[batches[0]] >= MOST_DEATHS:
             return batches[0]
         return None
 
     def refused(self, batches: Sequence[int], replica: str) -> bool:
-        """Notes that an engine failed on these batches; True if this is the second engine to fail on one of them."""
+        """Notes that an engine failed on these batches. Returns True if two engines have now failed on one of them."""
         for batch in batches:
             self._refused_by[batch].add(replica)
         return any(len(self._refused_by[batch]) > 1 for batch in batches)

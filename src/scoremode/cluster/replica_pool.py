@@ -1,4 +1,4 @@
-"""The replicas of one model, as the driver sees them: started, polled, and restarted when they die."""
+"""Starts, polls and restarts the replicas of one model. This code runs in the driver."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scoremode.cluster.replica_log import ReplicaLog, ReplicaStats
 from scoremode.cluster.spread import Room
 from scoremode.errors import EngineError, InputError, ScoremodeError
 
-MOST_FAILURES = 3  # starts in a row that led to no answer
-PAUSE = (0.0, 1.0, 4.0)  # seconds before another start
-NO_ROOM_SECONDS = 15.0  # that a cluster may be without room for a single replica: a lost node may come back
-WAITING_SECONDS = 10.0  # after which the user is told what the pool waits for
-CLOSE_SECONDS = 5.0  # for engines to end the processes that they started
+MOST_FAILURES = 3  # starts in a row without an answer, after which a replica is left out
+PAUSE = (0.0, 1.0, 4.0)  # seconds to wait before the next start
+NO_ROOM_SECONDS = 15.0  # how long a cluster may lack room for a single replica; a lost node may come back
+WAITING_SECONDS = 10.0  # after this time, the user is told what the pool waits for
+CLOSE_SECONDS = 5.0  # how long engines may take to end the processes that they started
 SHOW_SECONDS = 0.25  # between two updates of the progress line
 SHOWN = 8  # replicas whose rates are shown one by one
 RESUME = "what was scored is kept: run the same command again to resume"
@@ -34,17 +34,17 @@ class Assignment:
     tokens: int
     stream: Any
     sent: float
-    is_copied: bool = False  # another replica computes the same
+    is_copied: bool = False  # another replica computes the same batches
 
 
 @dataclass(eq=False)
 class ReplicaHandle:
-    """One replica, as the driver sees it. Each restart gives it a new actor and a new incarnation."""
+    """The driver's view of one replica. Each restart gives the replica a new actor and a new incarnation."""
 
     number: int
     stats: ReplicaStats
     actor: Any = None
-    placement_group: Any = None  # if its processes may lie on several nodes
+    placement_group: Any = None  # set if its processes may be on several nodes
     calls: dict[str, Any] = field(default_factory=dict)  # method of the actor ─▶ the reference of its result
     opened: Opened | None = None
     is_probed: bool = False
@@ -95,8 +95,8 @@ class ReplicaPool:
         log: ReplicaLog,
     ) -> None:
         self.cluster, self.spec, self.room, self.log = cluster, spec, room, log
-        self.show: Callable[[str], None] | None = None  # gets the rates of all replicas
-        self._shown = 0.0  # when it last got them
+        self.show: Callable[[str], None] | None = None  # called with the rates of all replicas
+        self._shown = 0.0  # when ``show`` was last called
         self._environment = dict(environment)
         self._ray = cluster.ray
         self.replicas = [ReplicaHandle(number, stats) for number, stats in enumerate(log.replicas)]
@@ -122,17 +122,17 @@ class ReplicaPool:
 
     @property
     def sharers(self) -> int:
-        """How many replicas share the work, including those that are starting."""
+        """The number of replicas that share the work, including those that are starting."""
         return sum(not replica.is_left_out for replica in self.replicas)
 
     def wait_for_one(self) -> ReplicaHandle:
-        """Waits for a ready replica; returns the one with the least to do."""
+        """Waits until a replica is ready. Returns the ready replica with the fewest assignments."""
         while not self.ready:
             self._poll_starting()
         return min(self.ready, key=lambda replica: len(replica.assignments))
 
     def wait_for_all(self, seconds: float) -> int:
-        """Waits until all replicas are ready or left out; returns how many are ready."""
+        """Waits until all replicas are ready or left out, at most ``seconds``. Returns how many are ready."""
         until = time.monotonic() + seconds
         while not all(one.is_ready or one.is_left_out for one in self.replicas) and time.monotonic() < until:
             self._poll_starting()
@@ -163,7 +163,7 @@ class ReplicaPool:
         ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
         for call in ready:
             replica, method = waiting[call]
-            if replica.actor is None:  # it was lost a moment ago
+            if replica.actor is None:  # an earlier result in this loop showed that it died
                 continue
             replica.calls.pop(method, None)
             try:
@@ -179,7 +179,7 @@ class ReplicaPool:
                     yield replica, method, result
 
     def _restart_dead(self) -> None:
-        """Starts replicas that do not run; raises an error if all are left out, or if there is no room for any."""
+        """Starts replicas that do not run. Raises an error if all are left out, or the cluster has no room for one."""
         now = time.monotonic()
         for replica in self.replicas:
             if replica.actor is None and not replica.is_left_out and now >= replica.not_before:
@@ -219,7 +219,7 @@ class ReplicaPool:
         replica.calls = {"where": replica.actor.where.remote(), "open": replica.actor.open.remote(self.spec)}
 
     def _over_nodes(self, replica: ReplicaHandle) -> dict[str, Any]:
-        """Reserves a bundle of resources for each rank; returns the options that put the actor into the first one."""
+        """Reserves a bundle of resources for each rank. Returns the options that put the actor in the first bundle."""
         from ray.util import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -230,7 +230,7 @@ class ReplicaPool:
         return {"scheduling_strategy": strategy, "num_gpus": 0, "num_cpus": self.room.cpus}
 
     def _set_opened(self, replica: ReplicaHandle, said: Opened | ScoremodeError) -> None:
-        """Notes that a replica has opened its engine; restarts it or leaves it out if it returned an error instead."""
+        """Notes that a replica opened its engine. If it returned an error instead, restarts it or leaves it out."""
         if isinstance(said, ScoremodeError):
             self._first_refusal = self._first_refusal or said
             is_final = (
@@ -245,7 +245,7 @@ class ReplicaPool:
             self.log.event(f"{replica.name} is back, on {said.host}", is_detail=True)
 
     def replace(self, replica: ReplicaHandle, why: str) -> None:
-        """Ends a replica that died or whose engine failed; a fresh one takes its place, unless too many failed."""
+        """Ends a replica that died or whose engine failed. Starts a new one in its place unless it failed too often."""
         self._last_reason = why
         self.log.counts["deaths"] += 1
         self._end_or_restart(replica, why)
@@ -277,7 +277,7 @@ class ReplicaPool:
         return replica.opened is not None and not self.cluster.is_alive(replica.opened.node)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of one replica; if that one dies, of another. Raises the error if the engine gives one."""
+        """Calls a method of one replica, or of another if that one dies. Raises an error that the engine returns."""
         while True:
             replica = self.wait_for_one()
             try:
@@ -300,7 +300,7 @@ class ReplicaPool:
 
 
 def rates_of(replicas: list[ReplicaHandle]) -> str:
-    """How many replicas are ready, and tokens per second of each: ``3/4 replicas: 12k 11k 12k –``.
+    """Returns how many replicas are ready, and the tokens per second of each: ``3/4 replicas: 12k 11k 12k –``.
 
     >>> rates_of([ReplicaHandle(number, ReplicaStats("")) for number in range(2)])
     '0/2 replicas: – –'

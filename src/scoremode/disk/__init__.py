@@ -1,1 +1,1 @@
-"""Files of this machine: written whole, hashed, locked, checksummed, sealed; and what they are called."""
+"""Local files: their names, and how they are written atomically, hashed, locked, checksummed and sealed."""

@@ -1,4 +1,4 @@
-"""File locks between processes, which the system releases when the holder ends, even by kill -9."""
+"""File locks between processes. The system releases a lock when its holder ends, even by kill -9."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scoremode.errors import RunError, print_line
 
 TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
-_shared: dict[Path, int] = {}  # files that this process holds until it ends
+_shared: dict[Path, int] = {}  # files that stay locked until this process ends
 
 
 class Lock:
@@ -28,11 +28,11 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.has_waited = False  # for another process
+        self.has_waited = False  # True once it had to wait for another process
         self._file: int | None = None
 
     def acquire(self, *, waiting: str | None = None) -> bool:
-        """Take the lock. If another process holds it: return False, or with ``waiting``, print that line and wait.
+        """Takes the lock. If another process holds it, returns False, or with ``waiting``, prints that line and waits.
 
         A process that may wait creates the folder, because the cache may have removed it in the meantime.
         """
@@ -57,13 +57,13 @@ class Lock:
             os.close(file)  # the previous holder removed this file on release: try again with the new one
 
     def release(self) -> None:
-        """Release the lock; does nothing if it is not held."""
+        """Releases the lock; does nothing if it is not held."""
         if self._file is None:
             return
         file, self._file = self._file, None
         with suppress(OSError):  # the folder was removed in the meantime, and the lock file with it
-            if self._is_current(file) and os.fstat(file).st_size == 0:  # else it is somebody's file
-                self.path.unlink(missing_ok=True)  # before the release, so that a waiting process sees it is gone
+            if self._is_current(file) and os.fstat(file).st_size == 0:  # a file with content belongs to somebody else
+                self.path.unlink(missing_ok=True)  # before the release, so that a waiting process sees the removal
         os.close(file)
 
     def _open(self, *, make_folder: bool) -> int:
@@ -89,7 +89,7 @@ class Lock:
         return True
 
     def _is_current(self, file: int) -> bool:
-        """Is the open file still the one at this path?"""
+        """Is the open file still the file at this path?"""
         try:
             return os.path.samestat(os.fstat(file), self.path.stat())
         except FileNotFoundError:
@@ -98,7 +98,7 @@ class Lock:
 
 @contextmanager
 def hold_lock(path: Path, *, busy: RunError | None = None, waiting: str | None = None) -> Iterator[None]:
-    """Hold a lock inside the block. If another process holds it: print ``waiting`` and wait, or raise ``busy``."""
+    """Holds a lock inside the block. If another process holds it, prints ``waiting`` and waits, or raises ``busy``."""
     lock = Lock(path)
     if not lock.acquire(waiting=waiting):
         assert busy is not None
@@ -110,9 +110,9 @@ def hold_lock(path: Path, *, busy: RunError | None = None, waiting: str | None =
 
 
 def open_locked(path: Path, *, shared: bool) -> int | None:
-    """Open and lock an existing file until it is closed; None if another process holds a conflicting lock.
+    """Opens and locks an existing file until it is closed. Returns None if another process has a conflicting lock.
 
-    Readers share the lock, a remover does not. The file is not created or changed; OSError if it cannot be locked.
+    Readers share the lock; a remover needs it alone. The file is not changed. Raises OSError if it cannot be locked.
     """
     try:
         file = os.open(path, os.O_RDONLY if shared else os.O_RDWR)  # NFS needs a writable file for an exclusive lock
@@ -129,7 +129,7 @@ def open_locked(path: Path, *, shared: bool) -> int | None:
 
 
 def share_until_exit(path: Path) -> None:
-    """Lock an existing file as a reader until this process ends; does nothing if it cannot be locked."""
+    """Locks an existing file as a reader until this process ends; does nothing if it cannot be locked."""
     if path not in _shared:
         with suppress(OSError):
             file = open_locked(path, shared=True)

@@ -1,13 +1,13 @@
 """A file of numbered records with checksums, so that a killed process loses only unfinished work.
 
-file    = one line of JSON that says what is being computed
+file    = one line of JSON that describes the computation
           records
 record  = magic, number, bytes of the body, crc32 | body
 
 The checksum covers the header line, the number, the length and the body, so it detects a record that was moved to
-another file, has another number, or lost a bit. A record is written with one call. A record that a kill left incomplete
-fails its checksum; it and everything after it is truncated, and that work is done again. If other records were behind
-it, the file was damaged, and one line says so.
+another file, has another number, or has a flipped bit. A record is written with one call. A record that a kill left
+incomplete fails its checksum. That record and everything after it is removed, and the work is done again. If other
+records follow the incomplete one, the file was damaged, and a line is printed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Buffer = bytes | memoryview
 HEAD = struct.Struct("<4sQII")
 MAGIC = b"scm2"
 LONGEST_HEADER = 1 << 20
-MANY = 1 << 20  # bytes of a record; a longer one is compared with the length of the file before it is read
-SEARCHED = 1 << 24  # bytes after a record that is not whole in which others are looked for
+MANY = 1 << 20  # bytes; a longer record is compared with the length of the file before it is read
+SEARCHED = 1 << 24  # bytes after an incomplete record that are searched for other records
 
 
 class RecordFile:
-    """The records of one computation. The caller holds a lock: two writers would mix their records."""
+    """The records of one computation. The caller must hold a lock, because two writers would mix their records."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Create the file, or open it to resume; RunError if it belongs to another computation."""
+        """Creates the file, or opens it to resume. Raises RunError if it belongs to another computation."""
         self.path = path
         line = json.dumps(header, sort_keys=True, allow_nan=False).encode() + b"\n"
         self._seed = zlib.crc32(line)
@@ -55,7 +55,7 @@ class RecordFile:
         self._start = self.end = len(line)
 
     def replay(self) -> Iterator[tuple[int, int, bytes]]:
-        """Every complete record in order as (number, offset, body); truncates the file after the last one."""
+        """Yields each complete record in order as (number, offset, body), then truncates the file after the last."""
         self.end = self._start
         while (found := self._read(self.end)) is not None:
             number, body = found
@@ -70,7 +70,7 @@ class RecordFile:
         return MAGIC in os.pread(self._file.fileno(), SEARCHED, self.end + len(MAGIC))
 
     def append(self, number: int, *parts: Buffer) -> int:
-        """Write a record whose body is these parts; return its offset in the file."""
+        """Writes a record whose body is these parts. Returns its offset in the file."""
         at, length = self.end, sum(memoryview(part).nbytes for part in parts)
         head = HEAD.pack(MAGIC, number, length, self._checksum(number, length, parts))
         self._write(b"".join((head, *parts)))
@@ -78,7 +78,7 @@ class RecordFile:
         return at
 
     def body(self, at: int, number: int) -> bytes:
-        """The body of the record at an offset from ``replay`` or ``append``; RunError if it has changed."""
+        """Returns the body of the record at an offset from ``replay`` or ``append``. Raises RunError if it changed."""
         found = self._read(at)
         if found is None or found[0] != number:
             raise RunError(f"{self.path} was changed while it was in use", fix="run the same command again to resume")
@@ -93,7 +93,7 @@ class RecordFile:
             return None
         magic, number, length, checksum = HEAD.unpack(head)
         if magic != MAGIC or (length > MANY and length > os.fstat(self._file.fileno()).st_size):
-            return None  # so much memory is not asked for on the word of a damaged file
+            return None  # a damaged length must not make us allocate so much memory
         body = os.pread(self._file.fileno(), length, at + HEAD.size)
         whole = len(body) == length and checksum == self._checksum(number, length, (body,))
         return (number, body) if whole else None
@@ -110,7 +110,7 @@ class RecordFile:
 
 
 def read_record_header(path: Path) -> dict[str, Any] | None:
-    """The header of a record file; None if it was not written completely."""
+    """Returns the header of a record file, or None if it was not written completely."""
     with path.open("rb") as file:
         line = file.readline(LONGEST_HEADER)
     try:

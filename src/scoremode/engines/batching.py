@@ -1,4 +1,4 @@
-"""Which windows share a forward pass: by length, so that almost nothing is spent on padding."""
+"""Groups windows of similar length into batches, so that a forward pass computes almost no padding."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from scoremode.plan.windows import WindowSource
 from scoremode.values import Bools, Ids, Ints
 
-PADDING_SHARE = 1 / 16  # of a batch's tokens, at most
+PADDING_SHARE = 1 / 16  # the most padding in a batch, as a share of its tokens
 
 
 def batches_by_length(source: WindowSource, budget: int) -> list[Ints]:
-    """Window indices batch by batch; a batch has at most ``budget`` padded tokens, or a single window.
+    """Returns the window indices of each batch. A batch has at most ``budget`` padded tokens, or a single window.
 
-    Depends on the source and the budget alone: an interrupted run gets the same batches again. Windows that share
-    a prompt stay together, in batches of their own, however many there are: the engine feeds their prompt once and
-    keeps to its budget for the rest.
+    The batches depend only on the source and the budget, so an interrupted run gets the same batches again. All windows
+    that share a prompt form one batch, however many there are: the engine feeds their prompt once, and keeps the
+    remaining tokens within its budget.
     """
     lengths = source.lengths
     everything = np.arange(len(source), dtype=np.int64)
@@ -27,7 +27,7 @@ def batches_by_length(source: WindowSource, budget: int) -> list[Ints]:
 
 
 def _by_length(windows: Ints, lengths: Ints, budget: int) -> list[Ints]:
-    # longest first: what does not fit in memory fails at the start of a run, not at its end
+    # longest first, so that a window that does not fit in memory fails at the start of a run, not at its end
     order = windows[np.argsort(-lengths[windows], kind="stable")]
     found: list[Ints] = []
     begin = 0
@@ -43,7 +43,7 @@ def _by_length(windows: Ints, lengths: Ints, budget: int) -> list[Ints]:
 
 
 def prompt_groups(source: WindowSource) -> list[Ints]:
-    """Groups of window indices, one per prompt, for an engine that feeds one window at a time."""
+    """Returns groups of window indices, one group per prompt, for an engine that feeds one window at a time."""
     if source.prefix_group is None:
         return list(np.arange(len(source), dtype=np.int64)[:, None])
     return _by_group(source.prefix_group)
@@ -56,7 +56,7 @@ def _by_group(groups: Ints) -> list[Ints]:
 
 
 def in_groups(source: WindowSource, done: Bools) -> tuple[Ints, Bools]:
-    """The windows to score, ordered so that those of one group are neighbours; and which windows share a prefix."""
+    """Returns the windows to score, with those of one group side by side, and which windows share a prefix."""
     order, group = np.flatnonzero(~done), source.prefix_group
     if group is None:
         return order, np.zeros(len(source), np.bool_)
@@ -65,7 +65,7 @@ def in_groups(source: WindowSource, done: Bools) -> tuple[Ints, Bools]:
 
 
 def common_prefix(sequences: list[Ids]) -> int:
-    """The number of tokens that all sequences have in common at their beginning."""
+    """Returns the number of tokens that all sequences have in common at their start."""
     length = min(map(len, sequences))
     first = sequences[0][:length]
     for other in sequences[1:]:

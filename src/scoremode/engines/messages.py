@@ -1,7 +1,7 @@
 """Messages between a client and a scoring service: questions, answers, and heads of baselines.
 
-Questions and answers are typed values, as scores/packing.py packs them. The head of a baseline is sent once, and the
-service keeps it in a file under the digest of its bytes.
+Questions and answers are typed values, packed by scores/packing.py. The head of a baseline is sent once, and the
+service stores it in a file that is named by the digest of its bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from scoremode.scores.packing import (
 from scoremode.scores.schema import Schema
 from scoremode.values import Ids, Raw
 
-FOLDER = "SCOREMODE_SERVICE_FOLDER"  # where a service keeps what clients send; its workers read it there
+FOLDER = "SCOREMODE_SERVICE_FOLDER"  # where a service stores data of clients, and its workers read it
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LENGTH = struct.Struct("<I")
 MOST_HEADER = 1 << 12  # bytes
@@ -46,7 +46,7 @@ StatesDtype = Literal["float32", "float16", "bfloat16"]
 
 
 class TooManyError(InputError):
-    """More windows than a request may have."""
+    """A request has more windows than the limit."""
 
 
 class PackedStates(msgspec.Struct):
@@ -58,7 +58,7 @@ class PackedStates(msgspec.Struct):
 
 
 class SentQuestion(msgspec.Struct, tag="score"):
-    """A request to score windows, as it is sent."""
+    """A request to score windows, in packed form."""
 
     windows: PackedWindows
     shared: tuple[bool, ...]
@@ -67,7 +67,7 @@ class SentQuestion(msgspec.Struct, tag="score"):
 
 
 class SentAnswers(msgspec.Struct, tag="answers"):
-    """Which server answered, and its answers to all windows of a request."""
+    """The identity of the server that answered, and its answers to all windows of a request."""
 
     instance: str
     answers: PackedAnswers
@@ -87,8 +87,8 @@ class Asked:
     """A request to score windows, before it is packed or after it is unpacked."""
 
     windows: tuple[Window, ...]
-    vocabulary: int = 0  # ids from this one upwards get no probability; 0: all ids count
-    shared: tuple[bool, ...] = ()  # does a window begin like others? Empty: none does
+    vocabulary: int = 0  # ids from this one upwards get no probability; 0: all ids get one
+    shared: tuple[bool, ...] = ()  # for each window: does it start like other windows? Empty: no window does
     against: BaselineStates | None = None
 
     def to_bytes(self) -> bytes:
@@ -100,9 +100,9 @@ class Asked:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, most: int | None = None) -> Asked:
-        """Reads a request that anybody may have written: only that its arrays fit each other is checked.
+        """Reads a request from an untrusted client. Checks only that its arrays fit each other.
 
-        More than ``most`` windows are refused before any is made: millions of them would take all memory.
+        More than ``most`` windows are refused before a window is made, because millions of them would take all memory.
         """
         sent = from_message(data, SentQuestion)
         packed, count, against = sent.windows, len(sent.windows), None
@@ -127,14 +127,14 @@ def answer_message(instance: str, answers: Sequence[Answers], schema: Schema) ->
 
 
 def read_answers(data: bytes, asked: Asked, schema: Schema) -> tuple[str, list[Answers]]:
-    """The instance of the server that answered, and its answers to each window."""
+    """Returns the instance of the server that answered, and its answer to each window."""
     sent = from_message(data, SentAnswers)
     sent.answers.check(asked.windows, schema, with_kl=asked.against is not None)
     return sent.instance, [answers for _, answers in sent.answers.answers(schema)]
 
 
 def own_tokens(ids: Ids) -> Window:
-    """A window that scores every token but the first, each from the row before it."""
+    """Returns a window that scores every token except the first, each from the row before it."""
     return Window(ids, np.arange(len(ids) - 1, dtype=np.int32), ids[1:, None])
 
 
@@ -144,12 +144,12 @@ Parts = list[bytes | memoryview]
 
 
 class HeadHeader(msgspec.Struct, tag="head"):
-    """The shape and types of a head. Its matrix and its bias follow, bit for bit."""
+    """The shape and types of a head. The bytes of its matrix and its bias follow in the message."""
 
     vocabulary: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     width: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)]
     dtype: StatesDtype
-    bias_dtype: StatesDtype | None  # None: it has no bias
+    bias_dtype: StatesDtype | None  # None: the head has no bias
     scale: float
     softcap: float | None = None
 
@@ -163,7 +163,7 @@ class HeadHeader(msgspec.Struct, tag="head"):
 
 
 def head_parts(head: StoredHead) -> Parts:
-    """A head as pieces of bytes: the start of every message, the header's length and JSON header; then the arrays."""
+    """Returns a head as pieces of bytes: start of a message, length of the JSON header, the header, then the arrays."""
     header = HeadHeader(
         vocabulary=head.vocabulary,
         width=head.weight.shape[1],
@@ -186,7 +186,7 @@ def digest_of(parts: Parts) -> str:
 
 
 def heads_folder() -> Path:
-    """The folder in which this service keeps heads; its front end and its workers find the same one."""
+    """Returns the folder in which this service stores heads. Its front end and its workers use the same folder."""
     found = os.environ.get(FOLDER)
     if not found:
         raise OSError(f"{FOLDER} is not set")
@@ -195,15 +195,15 @@ def heads_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HeadFile:
-    """A file with a head that was sent: its header is checked, and its rows are read when they are needed."""
+    """A file with a received head. Its header has been checked; its rows are read when they are needed."""
 
     path: Path
     header: HeadHeader
-    offset: int  # of the matrix
+    offset: int  # where the matrix starts, in bytes
 
     @staticmethod
     def open(path: Path) -> HeadFile:
-        """Opens the file of a head and checks it; InputError if it is anything else."""
+        """Opens and checks the file of a head. Raises InputError if the file is anything else."""
         with path.open("rb") as file:
             start = file.read(START.size + LENGTH.size)
             require_version(start)
@@ -222,7 +222,7 @@ class HeadFile:
         return HeadFile(path, header, offset)
 
     def rows(self, first: int, count: int) -> StoredHead:
-        """The head for ``count`` ids from ``first`` on: their rows of the matrix, and their bias if there is one."""
+        """Returns the head for ``count`` ids from ``first`` on: their rows of the matrix, and their bias if any."""
         header, bias = self.header, None
         if first < 0 or first + count > header.vocabulary:
             raise ValueError(f"ids {first} to {first + count} of a head of {header.vocabulary}")

@@ -1,8 +1,8 @@
-"""Documents ─▶ answers of one model: each document is asked once, kept at once, and never asked again.
+"""Documents ─▶ answers of one model. Each document is scored once, its answers are stored at once and used again.
 
-documents ──encode──▶ ids ──not kept yet──▶ engine ──▶ answers.records
+documents ──encode──▶ ids ──not stored yet──▶ engine ──▶ answers.records
 
-What is kept is found by the ids of a document. A kill loses the documents that were being computed, and nothing else.
+Stored answers are found by the ids of a document. A kill loses only the documents that were being computed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TaskDocuments = Mapping[str, Sequence[TaskDocument]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelAnswers:
-    """The answers of one model, and which model it is."""
+    """The answers of one model, and the facts about the model."""
 
     answers: Mapping[str, list[list[Answer]]]  # by task; one list per document, in the order of its pairs
-    facts: dict[str, Any]  # the model, the engine and its settings, as a manifest has them
-    notes: tuple[str, ...]  # what a reader of the numbers must know
-    asked: int  # documents that were computed now
-    kept: int  # documents whose answers were there
+    facts: dict[str, Any]  # the model, the engine and its settings, as in a manifest
+    notes: tuple[str, ...]  # what the reader of the numbers must know
+    asked: int  # documents that were computed by this call
+    kept: int  # documents whose answers were already stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,16 +50,16 @@ class _Prepared:
     """The documents of one task as token ids."""
 
     name: str
-    asked: list[Continuation]  # of all documents, one after the other
-    begin: Ints  # (documents + 1,) where the continuations of each document begin
-    groups: Ints  # continuations of one number begin with the same tokens: a context, and what fits of it
+    asked: list[Continuation]  # continuations of all documents, in document order
+    begin: Ints  # (documents + 1,) the index of the first continuation of each document
+    groups: Ints  # continuations with equal numbers start with the same tokens: a context, or the part of it that fits
     digests: list[str]
-    spanning: int  # documents with a token that spans a border
-    truncated: int  # documents that were cut to fit
+    spanning: int  # documents with a token that spans the border between context and continuation
+    truncated: int  # documents that were cut to fit the model's context
 
     @property
     def fed(self) -> int:
-        """How many tokens a model is given."""
+        """The number of tokens that are fed to a model."""
         return sum(one.fed for one in self.asked)
 
 
@@ -71,13 +71,13 @@ def answer_documents(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> ModelAnswers:
-    """The model's answers to all documents. The engine is opened only if some answers are not kept yet."""
+    """Returns the model's answers to all documents. Opens the engine only if some answers are not stored yet."""
     encoder = HarnessEncoder(held.subject.tokenizer, max_length=held.longest_window)
     prepared = [_prepared(encoder, name, documents) for name, documents in tasks.items()]
-    # the ids of a document say the rest of what its answers depend on
+    # beyond this identity, the answers depend only on the ids of a document
     identity = identify(held.subject, held.engine_name, {**held.settings(), "shares_prompts": True})
     with ExitStack() as stack:
-        if out is None and held.is_given:  # only the caller knows what it is: nothing is kept
+        if out is None and held.is_given:  # only the caller knows which model this is, so nothing is stored
             out = Path(stack.enter_context(TemporaryDirectory(prefix="scoremode-")))
         kept = stack.enter_context(opened_answers(out or answers_folder(identity), identity))
         done = {p.name: _done(p, kept, fresh=fresh) for p in prepared}
@@ -132,7 +132,7 @@ def _notes(prepared: Sequence[_Prepared], facts: Mapping[str, Any]) -> Iterator[
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _done(p: _Prepared, kept: AnswerFile, *, fresh: bool) -> Bools:
-    """Which documents need not be asked, because their answers are kept."""
+    """Returns which documents need no scoring, because their answers are stored."""
     if fresh:
         return np.zeros(len(p.digests), dtype=np.bool_)
     counts = np.diff(p.begin).tolist()
@@ -147,7 +147,7 @@ def _found(kept: AnswerFile, p: _Prepared, index: int) -> list[Answer]:
 
 
 def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, progress: Progress | None) -> None:
-    """Asks the documents of a task that are not done. All are listed, so that a resumed run forms the same batches."""
+    """Scores documents of a task that are not done. The engine gets all, so that a resumed run has the same batches."""
     document = np.repeat(np.arange(len(p.digests)), np.diff(p.begin))
     waiting = [int(n) for n in np.diff(p.begin)]
     answers: list[Answer | None] = [None] * len(p.asked)
@@ -161,7 +161,7 @@ def _ask(engine: Engine, p: _Prepared, kept: AnswerFile, done: Bools, progress: 
 
 
 def require_greedy(name: str, task: Any, answers: Sequence[Sequence[Answer]], engine: str) -> None:
-    """Refuse a task whose metric needs ranks that the engine did not measure."""
+    """Raises an error if the metric of a task needs ranks that the engine did not measure."""
     needs = task.OUTPUT_TYPE == "loglikelihood" or "exact_match" in task.aggregation()
     if needs and any(greedy is None for its in answers for _, greedy in its):
         raise EngineError(

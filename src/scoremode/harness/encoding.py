@@ -1,13 +1,13 @@
 """(context, continuation) ─▶ ids, by the rule of lm-evaluation-harness for causal models.
 
 context  "The capital of France is "     continuation  "Paris"
-         "The capital of France is"                    " Paris"     spaces at the end of a context move over
-tokens   The| capital| of| France| is    | Paris                    the whole is encoded, and cut after as many
-                                                                    tokens as the context has alone
+         "The capital of France is"                    " Paris"     spaces at its end move to the continuation
+tokens   The| capital| of| France| is    | Paris                    the whole text is encoded, and cut after as
+                                                                    many tokens as the context alone has
 
-Where a token spans the border, the context alone is not the beginning of the whole. The harness cuts there all the
-same, and joins the context's own tokens with the rest of the whole's. So does this file, because the numbers are
-compared with the harness's; but it says so: ``spanning``.
+If a token spans the border, the tokens of the context alone are not the first tokens of the whole text. The harness
+still joins the context's own tokens with the whole text's tokens after the cut. This file does the same, because its
+numbers are compared with the harness's numbers. It reports such a pair as ``spanning``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from scoremode.verbs.scoring import Continuation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A context and its continuation as token ids, as they are fed to the model and scored."""
+    """A context and its continuation as token ids, ready to be fed to the model and scored."""
 
     asked: Continuation
-    spanning: bool = False  # the context's tokens are not the first tokens of the whole: the cut is not where it seems
-    truncated: int = 0  # tokens cut from the left, because the model's context is not longer
+    spanning: bool = False  # the context's tokens are not the first tokens of the whole text, so the cut is misplaced
+    truncated: int = 0  # tokens that were cut from the left to fit the model's context
 
 
 class HarnessEncoder:
@@ -65,9 +65,9 @@ class HarnessEncoder:
             )
         self.tokenizer, self.max_length, self.add_bos = tokenizer, max_length, add_bos
         self._prefix = next((i for i in (prefix, facts.bos, facts.eos) if i is not None), None)
-        # a text that begins with the prefix token's name, as a chat template may write it, gets no other
+        # a text that starts with the prefix token's name, as a chat template may write it, gets no second prefix token
         self._prefix_text = "" if self._prefix is None else tokenizer.decode([self._prefix])
-        self._last: tuple[str, Ids] | None = None  # the last context and its ids: choices share it
+        self._last: tuple[str, Ids] | None = None  # the last context and its ids, because choices share a context
 
     @property
     def has_prefix(self) -> bool:
@@ -75,13 +75,13 @@ class HarnessEncoder:
 
     @property
     def prefix(self) -> int:
-        """The token before a text that has no context: the one given, else BOS, else EOS."""
+        """The token before a text that has no context: the given one, else BOS, else EOS."""
         if self._prefix is None:
             raise ModelError("this tokenizer has neither BOS nor EOS to put before a text", fix="give prefix_token_id")
         return self._prefix
 
     def text(self, text: str, *, special: bool | None = None) -> Ids:
-        """The ids of a text. ``special`` None adds special tokens unless the text begins with one already."""
+        """Returns the ids of a text. ``special`` None adds special tokens unless the text already starts with one."""
         if not is_text(text):
             raise InputError("a text of the task is not UTF-8", fix="correct the task's data")
         if special is None:
@@ -99,7 +99,7 @@ class HarnessEncoder:
         return self.tokenizer.encode(text, special=special).ids
 
     def pair_of_task(self, pair: tuple[str, str], task: str | None, document: int | None) -> Encoded:
-        """Encodes as ``pair`` does; errors also name the document."""
+        """Encodes like ``pair``, and names the document in errors."""
         try:
             return self.pair(*pair)
         except InputError as error:
@@ -127,7 +127,7 @@ class HarnessEncoder:
         return self._cut(before, target, continuation, spanning=spanning)
 
     def ids(self, before: Ids, target: Ids) -> Encoded:
-        """Makes an Encoded from a context and a continuation that are ids already."""
+        """Makes an Encoded from the ids of a context and of a continuation."""
         if not len(before) or not len(target):
             raise InputError("a context or a continuation has no token", fix="give at least one of each")
         return self._cut(before.astype(np.int32), target.astype(np.int32), "given as ids", spanning=False)
@@ -138,13 +138,13 @@ class HarnessEncoder:
         return self._last[1]
 
     def _after_prefix(self, target: Ids) -> tuple[Ids, Ids]:
-        """Splits a text without context into the prefix token and the rest; the prefix is added unless it is there."""
+        """Splits a text without context into the prefix token and the other tokens. Adds the prefix if it is absent."""
         if target[:1].tolist() == [self.prefix]:
             return target[:1], target[1:]
         return np.array([self.prefix], dtype=np.int32), target
 
     def _cut(self, before: Ids, target: Ids, continuation: str, *, spanning: bool) -> Encoded:
-        """Joins both and cuts the context from the left until it fits. The last token is scored, not fed."""
+        """Joins both, and cuts the context from the left until it fits. The last token is scored but not fed."""
         room = len(before) + len(target) - 1 if self.max_length is None else self.max_length
         if len(target) > room:
             raise InputError(
@@ -158,7 +158,7 @@ class HarnessEncoder:
 
 
 def rolling(encoder: HarnessEncoder, text: str) -> list[Continuation]:
-    """A whole text in windows of full length, each token scored once: docs/methods/lm-eval-rolling.md draws them."""
+    """Splits a text into full windows that score each token once. docs/methods/lm-eval-rolling.md draws them."""
     ids = encoder.text(text)
     found = []
     for span in rolling_spans(0, len(ids), encoder.max_length or len(ids), encoder.prefix):
@@ -177,7 +177,7 @@ def _shortened(text: str, most: int = 40, *, end: bool = False) -> str:
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 def hugging_face_tokenizer(tokenizer: Any) -> Any:
-    """The Transformers tokenizer inside one of ours, which the harness asks for chat templates; None without one."""
+    """Returns the Transformers tokenizer inside ours, or None. The harness uses it for chat templates."""
     return getattr(getattr(tokenizer, "local", tokenizer), "hf", None)
 
 
@@ -188,7 +188,7 @@ def render(
     open_turn: bool,
     more: Mapping[str, Any],
 ) -> str:
-    """Renders a conversation up to the start of the answer; without ``open_turn``, it ends inside the last message."""
+    """Renders a conversation up to the start of the answer. Without ``open_turn``, ends inside the last message."""
     if hugging_face is None:
         if more:
             raise OptionError(
@@ -199,7 +199,7 @@ def render(
         raise ModelError("this model has no chat template", fix="leave --apply_chat_template out")
     try:
         return _with_transformers(hugging_face, messages, open_turn, more)
-    except Exception as error:  # templates raise their own errors, and Python's
+    except Exception as error:  # templates raise their own errors and Python's errors
         others = [message for message in messages if message["role"] != "system"]
         if len(others) == len(messages):
             raise ModelError(f"the chat template refused a conversation ({error})", fix="check its roles") from None
@@ -216,7 +216,7 @@ def _with_transformers(hugging_face: Any, messages: list[dict[str, Any]], open_t
 
 
 def _opened(rendered: str, messages: list[dict[str, Any]], open_turn: bool) -> str:
-    """A rendered conversation; without ``open_turn`` it is cut after the last message, which is to be continued."""
+    """Returns a rendered conversation. Without ``open_turn``, cuts it after the last message, to be continued."""
     if open_turn or not messages:
         return rendered
     last = str(messages[-1]["content"]).strip()

@@ -1,4 +1,4 @@
-"""``--model_args`` of the harness ─▶ the model, its engine and our own settings. Nothing unknown passes."""
+"""``--model_args`` of the harness ─▶ the model, its engine and our own settings. Unknown arguments are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scoremode.errors import OptionError, UnknownArgumentError, did_you_mean, pr
 from scoremode.verbs.model import LazyModel
 
 GREEDY = ("measured", "unknown-is-false")
-OTHER_NAMES = {"pretrained": "model", "peft": "adapter"}  # as the harness's own back ends call them
+OTHER_NAMES = {"pretrained": "model", "peft": "adapter"}  # names that the harness's own back ends use
 INSTEAD = {
     "parallelize": "give device=auto for several GPUs",
     "load_in_8bit": "give a quantized checkpoint",
@@ -34,18 +34,18 @@ TOKEN = "the harness writes its model arguments into its results, so an access t
 class AdapterSettings:
     """Settings of the adapter itself, not of an engine."""
 
-    max_length: int | None = None  # tokens fed at most; None: the model's context
-    add_bos_token: bool | None = None  # None: as the tokenizer does by itself
-    prefix_token_id: int | None = None  # before texts without context; None: BOS, else EOS
-    greedy: str = "measured"  # or "unknown-is-false": what is said where an engine does not measure ranks
+    max_length: int | None = None  # the most tokens that are fed; None: the model's context
+    add_bos_token: bool | None = None  # None: the tokenizer's own rule
+    prefix_token_id: int | None = None  # the token before texts without context; None: BOS, else EOS
+    greedy: str = "measured"  # or "unknown-is-false": answer False if the engine does not measure ranks
     out: str | None = None  # folder for the score of every token
-    enable_thinking: bool | None = None  # for chat templates that know it
+    enable_thinking: bool | None = None  # for chat templates that have this setting
     chat_template_args: Mapping[str, Any] | None = None
-    max_gen_toks: int = 256  # where a task does not say
+    max_gen_toks: int = 256  # for tasks that set no limit
 
 
 def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, AdapterSettings]:
-    """Reads the model and the settings. Whatever can be refused before anything is loaded is refused here."""
+    """Reads the model and the settings. Refuses everything that can be refused before the model is loaded."""
     named = {OTHER_NAMES.get(name, name): value for name, value in given.items() if value is not None}
     if len(named) < len([value for value in given.values() if value is not None]):
         raise OptionError("the model is given twice", fix="give model or pretrained, not both")
@@ -55,7 +55,7 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Adapt
     if model is None:
         raise OptionError("no model was given", fix="give --model_args model=NAME")
     engine = named.pop("engine", None)
-    if not isinstance(engine, Engine):  # one that is open already is taken as it is
+    if not isinstance(engine, Engine):  # an engine that is already open is used as it is
         engine = _text("engine", engine)
     tokenizer = _text("tokenizer", named.pop("tokenizer", None))
     ours = {f.name: named.pop(f.name) for f in fields(AdapterSettings) if f.name in named}
@@ -69,7 +69,7 @@ def read(given: Mapping[str, Any], device: str | None) -> tuple[LazyModel, Adapt
 
 
 def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
-    """Hands the harness's ``--device`` to an engine that has such an option; else prints that it is not used."""
+    """Passes the harness's ``--device`` to an engine that has this option; else prints that it is not used."""
     if "device" in plugin.options.known():
         named["device"] = device
         return
@@ -78,7 +78,7 @@ def _put_on(device: str, plugin: EnginePlugin, named: dict[str, Any]) -> None:
 
 
 def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's options. The harness turns digits into numbers; options of type text become text again."""
+    """Returns the engine's options. The harness turns digits into numbers; this turns them back into text if needed."""
     known = all_options()
     found = {}
     for name, value in named.items():
@@ -94,7 +94,7 @@ def _engine_options(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(name: str, value: Any) -> str | None:
     if isinstance(value, Path) or (isinstance(value, int) and not isinstance(value, bool)):
-        return str(value)  # a folder whose name is a number
+        return str(value)  # a folder may have a number as its name
     if value is None:
         return None
     require_text(name, value)

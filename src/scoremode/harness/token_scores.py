@@ -1,10 +1,10 @@
-"""What the harness does not keep of its requests: the score of every token, and how many were cut or split oddly.
+"""Stores the score of every token, which the harness does not, and counts requests that were cut or split oddly.
 
-FOLDER/model.json              which model, engine and settings the scores come from
-FOLDER/requests-0001.parquet   a row for each request: its task, document and sums
-FOLDER/tokens-0001.parquet     a row for each scored token, by the number of its request
+FOLDER/model.json              the model, engine and settings that gave the scores
+FOLDER/requests-0001.parquet   one row per request: its task, document and sums
+FOLDER/tokens-0001.parquet     one row per scored token, with the number of its request
 
-Each call of the harness has a pair of files of its own. They take their names when the call is complete.
+Each call of the harness writes its own pair of files. The files get their names when the call is complete.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ScoredRequest(NamedTuple):
     """A request of the harness and the scores of its tokens."""
 
     request: Any  # in lm-eval's own form
-    windows: Sequence[tuple[Continuation, Likelihood]]  # several where a text is longer than the context
-    encoded: Encoded | None = None  # None: a whole text, not a pair
+    windows: Sequence[tuple[Continuation, Likelihood]]  # several if a text is longer than the context
+    encoded: Encoded | None = None  # None: the request is a whole text, not a pair
 
 
 class TokenScoreFolder:
@@ -63,14 +63,14 @@ class TokenScoreFolder:
             raise RunError(f"{path} exists and is not an empty folder", fix="give another out")
 
     def describe(self, model: Mapping[str, Any]) -> None:
-        """Writes a file that says which model the scores come from."""
+        """Writes a file that describes the model that gave the scores."""
         self.path.mkdir(parents=True, exist_ok=True)
         text = json.dumps(model, indent=1, ensure_ascii=False, default=str)
         write_atomically(self.path / MODEL, text.encode() + b"\n")
 
     @contextmanager
     def call(self, words: Words) -> Iterator[Callable[[Sequence[ScoredRequest]], None]]:
-        """Writes the files of one call of the harness; yields a function that adds requests. None stay if it fails."""
+        """Writes the files of one harness call. Yields a function that adds requests. A failure leaves no file."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -89,7 +89,7 @@ class TokenScoreFolder:
         ):
 
             def add(scored: Sequence[ScoredRequest]) -> None:
-                numbered = list(enumerate(scored, self.requests))  # from 0, over all calls
+                numbered = list(enumerate(scored, self.requests))  # numbered from 0 over all calls
                 self.requests += len(scored)
                 rows = [_request_row(number, one) for number, one in numbered]
                 if rows:
@@ -104,7 +104,7 @@ class TokenScoreFolder:
 
 
 def _token_columns(windows: Sequence[tuple[int, Continuation, Likelihood]], words: Words) -> dict[str, Any]:
-    """Columns with a row for each scored token of all windows."""
+    """Returns columns with one row per scored token of all windows."""
     import pyarrow as pa
 
     parts = [asked.ids[asked.first :] for _, asked, _ in windows]
@@ -142,7 +142,7 @@ def _request_row(number: int, scored: ScoredRequest) -> dict[str, Any]:
 
 
 class Tally:
-    """Counts requests, and those that were cut or split oddly, since the model was made."""
+    """Counts all requests, and those that were cut or split oddly, since the model was made."""
 
     def __init__(self) -> None:
         self.requests = self.spanning = self.truncated = self.truncated_tokens = 0
@@ -160,7 +160,7 @@ class Tally:
             self._examples.setdefault("truncated", _example(request))
 
     def tell(self) -> None:
-        """Prints on standard error what was cut or split oddly since the last time."""
+        """Prints to standard error how many requests were cut or split oddly since the last call."""
         spanning, truncated = self.spanning - self._told[0], self.truncated - self._told[1]
         self._told = (self.spanning, self.truncated)
         if spanning:

@@ -1,1 +1,1 @@
-"""Final hidden states ─▶ columns: one definition, several kernels, the same for every engine."""
+"""Final hidden states ─▶ columns. There is one definition and several kernels, the same for every engine."""

@@ -1,8 +1,8 @@
-"""Memory for logits, the names of the kernels, and the size of a distribution in 16 bits; importable without torch.
+"""The memory for logits, the names of the kernels, and the size of a 16-bit distribution. Does not import torch.
 
-A distribution in 16 bits, as llama.cpp keeps it:
+A distribution in 16 bits, as llama.cpp stores it:
 
-record = float32 scale | float32 log-probability of code 0 | one uint16 code per id | zero, if that makes it even
+record = float32 scale | float32 log-probability of code 0 | one uint16 code per id | a zero if the id count is odd
 """
 
 from scoremode.errors import OptionError
@@ -14,10 +14,10 @@ device.
 """
 
 CPU_BUDGET = 24 << 20  # below the size that glibc returns to the system on free, so that pages are not faulted in again
-DEVICE_BUDGET = 224 << 20  # enough rows to keep a large GPU busy, in less than a quarter of a GiB beside the model
-CPU_WORKSPACE, DEVICE_WORKSPACE = 4 << 20, 96 << 20  # for sums, beside the logits; on a CPU it fits into the cache
-FLOOR = 16.0  # nats below the largest logit: what is lower is stored in a record as exactly that
-LEFT_OUT = -16.0  # log-probabilities from here on down are left out of llama.cpp's divergence
+DEVICE_BUDGET = 224 << 20  # enough rows to keep a large GPU busy; less than a quarter of a GiB, besides the model
+CPU_WORKSPACE, DEVICE_WORKSPACE = 4 << 20, 96 << 20  # for sums, besides the logits; on a CPU it fits into the cache
+FLOOR = 16.0  # nats below the largest logit; a record stores lower logits as exactly this far below
+LEFT_OUT = -16.0  # llama.cpp's divergence leaves out log-probabilities at or below this
 LARGEST_CODE = 65535
 TILE = 128  # rows that a GPU's matrix kernels process at a time
 
@@ -28,12 +28,12 @@ def check_kernel_name(name: str | None) -> None:
 
 
 def default_budget(device: str) -> int:
-    """The most bytes of float32 logits per chunk of rows and model. A divergence needs twice as many."""
+    """Returns the most bytes of float32 logits per chunk of rows and model. A divergence needs twice as many."""
     return CPU_BUDGET if device == "cpu" else DEVICE_BUDGET
 
 
 def most_bytes(device: str, models: int = 1) -> int:
-    """Bytes that a kernel without a fused product needs beside the weights: logits and the workspace for sums.
+    """Returns the bytes that an unfused kernel needs in addition to the weights: logits and a workspace for sums.
 
     >>> most_bytes("cuda", models=2) >> 20
     544
@@ -42,19 +42,19 @@ def most_bytes(device: str, models: int = 1) -> int:
 
 
 def rows_of_workspace(columns: int, bytes_each: int, device: str) -> int:
-    """Rows that may be reduced together if each logit needs ``bytes_each`` bytes of temporary memory."""
+    """Returns how many rows may be reduced together if each logit needs ``bytes_each`` bytes of temporary memory."""
     workspace = CPU_WORKSPACE if device == "cpu" else DEVICE_WORKSPACE
     return max(1, workspace // (bytes_each * max(1, columns)))
 
 
 def rows_within(budget: int, columns: int, device: str) -> int:
-    """Rows of float32 logits that fit into a budget (0: the device's default); on a GPU, a multiple of TILE."""
+    """Returns how many rows of float32 logits fit into a budget (0: the default); on a GPU, a multiple of TILE."""
     rows = max(1, (budget or default_budget(device)) // (4 * max(1, columns)))
     return rows - rows % TILE if device != "cpu" and rows > TILE else rows
 
 
 def words_of(vocabulary: int) -> int:
-    """How many 16-bit words a record has.
+    """Returns the number of 16-bit words in a record.
 
     >>> words_of(311), words_of(312)
     (316, 316)

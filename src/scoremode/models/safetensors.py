@@ -1,7 +1,7 @@
-"""Read the headers of safetensors files: tensors, bytes, and bits per weight. Weights are not read.
+"""Reads the headers of safetensors files: tensors, bytes, and bits per weight. Weights are not read.
 
 Headers are not trusted: every number is checked. If a format is not understood, bits per weight are None, because a
-wrong number would end up in a chart unnoticed.
+wrong number could appear in a chart unnoticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LONGEST_SHAPE = 8  # most numbers in a weight_shape
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor, as a header lists it."""
+    """One tensor, as listed in a header."""
 
     file: Path
     dtype: str
@@ -56,7 +56,7 @@ class StoredTensor:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Reads which tensors a safetensors file has; ModelError if it is damaged or truncated."""
+    """Returns the tensors that a safetensors file lists. Raises ModelError if the file is damaged or truncated."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -76,7 +76,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _entry(path: Path, entry: Mapping[str, Any], data: int) -> StoredTensor:
     dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    numbers = (*shape, begin, end)  # their number and size are limited, so that their product is fast to compute
+    numbers = (*shape, begin, end)  # their count and size are limited, so that their product is fast to compute
     if not isinstance(dtype, str) or len(shape) > 32 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise ValueError("not a tensor")
     tensor = StoredTensor(path, dtype, tuple(shape), data + begin, data + end)
@@ -87,7 +87,7 @@ def _entry(path: Path, entry: Mapping[str, Any], data: int) -> StoredTensor:
 
 
 def _require_no_overlap(tensors: Iterable[StoredTensor], data: int) -> None:
-    """Raise ValueError unless tensors follow each other without gaps, as the format requires: no byte counts twice."""
+    """Raises ValueError if tensors leave gaps or overlap, which the format forbids. So no byte counts twice."""
     expected = data
     for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
         if tensor.begin != expected:
@@ -100,7 +100,7 @@ def stored_bytes(tensors: Iterable[StoredTensor]) -> int:
 
 
 def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -> ModelSizes | None:
-    """The size of a checkpoint and its parts, or None if a tensor's format is not understood.
+    """Returns the size of a checkpoint and its parts, or None if a tensor's format is not understood.
 
     ``quantization`` is the config's ``quantization_config``. A weight that is stored twice counts twice.
     """
@@ -114,7 +114,7 @@ def sizes_of(tensors: Mapping[str, StoredTensor], quantization: object = None) -
 
 
 def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: object) -> int | None:
-    """How many weights a tensor represents; None if its format is not understood."""
+    """Returns how many weights a tensor represents, or None if its format is not understood."""
     tensor, (prefix, _, leaf) = tensors[name], name.rpartition(".")
     if leaf in PACKED:
         return _packed_weights(tensor, tensors.get(f"{prefix}.weight_shape"), _packed_bits(quantization))
@@ -128,7 +128,7 @@ def _weights_in(name: str, tensors: Mapping[str, StoredTensor], quantization: ob
 
 
 def _trellis_weights(tensor: StoredTensor) -> int | None:
-    """The number of weights in an EXL3 tensor of 16 × 16 tiles, (tiles, tiles, 16-bit words of a tile)."""
+    """Returns the number of weights in an EXL3 tensor of 16 × 16 tiles: (tiles, tiles, 16-bit words of a tile)."""
     if tensor.dtype not in ("I16", "U16") or len(tensor.shape) != 3:
         return None
     return tensor.shape[0] * tensor.shape[1] * 256
@@ -137,13 +137,13 @@ def _trellis_weights(tensor: StoredTensor) -> int | None:
 def _packed_weights(packed: StoredTensor, shape: StoredTensor | None, bits: int | None) -> int | None:
     room = 8 * (packed.end - packed.begin)
     written = None if shape is None else _read_shape(shape)
-    if written is None:  # formats whose packing leaves no gaps
+    if written is None:  # a format whose packing leaves no gaps
         return None if bits is None else room // bits
     return written if written * (bits or 1) <= room else None
 
 
 def _read_shape(tensor: StoredTensor) -> int | None:
-    """The number of weights by a ``weight_shape`` tensor: its few numbers are the only tensor data that is read."""
+    """Returns the number of weights by a ``weight_shape`` tensor. Only the data of such tensors is read."""
     if tensor.dtype != "I64" or not 0 < tensor.size <= LONGEST_SHAPE:
         return None
     with tensor.file.open("rb") as file:
@@ -153,7 +153,7 @@ def _read_shape(tensor: StoredTensor) -> int | None:
 
 
 def _packed_bits(quantization: object) -> int | None:
-    """Bits per packed weight, if the config states one number for all layers; else None."""
+    """Returns the bits per packed weight if the config states one number for all layers, else None."""
     if not isinstance(quantization, dict):
         return None
     groups = quantization.get("config_groups")

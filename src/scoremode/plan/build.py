@@ -1,4 +1,4 @@
-"""Make a Plan from a method and tokens: choose sizes, apply limits, and note what was changed."""
+"""Makes a Plan from a method and tokens: chooses sizes, applies limits, and notes deviations from the recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scoremode.values import Floats, Ids, Ints
 
 
 def choose_sizes(method: Method, context: int | None, stride: int | None, model_context: int | None) -> WindowSizes:
-    """Chooses window and stride: the user's, else the recipe's, never longer than the model's context."""
+    """Chooses window and stride: the user's, else the recipe's. The window is never longer than the model's context."""
     context, stride = whole_number("context_length", context), whole_number("stride", stride)
     if stride is not None and method.stride is None:
         raise MethodError(
@@ -134,10 +134,10 @@ def _notes(method: Method, tokens: Tokens, sizes: WindowSizes, total: int, kept:
 def plan_of_pairs(
     sequences: list[tuple[Ids, int]], groups: Ints, *, settings: tuple[tuple[str, object], ...] = ()
 ) -> Plan:
-    """A plan for P(target | prompt): each sequence is (ids, index of its first target); equal groups share a prompt.
+    """Makes a plan for P(target | prompt) from sequences (ids, index of first target). Equal groups share a prompt.
 
     tokens   0 1 2 | 3 4      prompt | target
-    feed    [0 1 2   3]       score 3 4       the last target need not be fed
+    feed    [0 1 2   3]       score 3 4       the last target is not fed
     """
     lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int64)
     ends = np.cumsum(lengths)

@@ -1,7 +1,7 @@
 """Tokens ─▶ Plan: one function per recipe, with its windows drawn in its docstring.
 
-In the drawings a number is a token of the stream, ``[…]`` is what one forward pass is fed, and B is a BOS that the
-recipe itself inserts. A BOS that the tokenizer adds is an ordinary token 0 of the stream.
+In the drawings a number is a token of the stream, ``[…]`` are the tokens of one forward pass, and B is a BOS that the
+recipe itself inserts. A BOS that the tokenizer adds is the ordinary token 0 of the stream.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class WindowSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowSpans:
-    """Many windows as columns: one array for each field of Span."""
+    """Many windows as columns, with one array for each field of Span."""
 
     start: Ints
     stop: Ints
     first: Ints
     last: Ints
     lead: Ids
-    weight: Floats | None = None  # None: each counts once
+    weight: Floats | None = None  # None: each window counts once
 
     def __len__(self) -> int:
         return len(self.start)
 
     def taken(self, which: slice | Bools) -> WindowSpans:
-        """The windows that an index selects."""
+        """Returns the windows that an index selects."""
         weight = None if self.weight is None else self.weight[which]
         return WindowSpans(
             self.start[which], self.stop[which], self.first[which], self.last[which], self.lead[which], weight
@@ -66,7 +66,7 @@ class WindowSpans:
 
     @staticmethod
     def of(spans: Iterable[Span]) -> WindowSpans:
-        """Makes columns of windows that a method of another package gives one by one."""
+        """Converts windows to columns. Methods of other packages give windows one by one."""
         whole, weights = array("q"), array("d")
         for span in spans:
             whole.extend(map(int, span[:5]))
@@ -92,13 +92,13 @@ class Method:
     stride: int | None  # the recipe's stride; None: the recipe has no stride
     max_windows: int = 0  # the recipe's own limit; 0: all
     average: Average = "token"
-    real_vocabulary: bool = False  # are logits after the tokenizer's last id left out of the softmax?
+    real_vocabulary: bool = False  # are logits after the tokenizer's last id excluded from the softmax?
 
 
 def _in_documents(tokens: Tokens, counts: Ints) -> tuple[Ints, Ints, Ints]:
-    """For each window: where its document begins and ends, and its number. ``counts`` are the windows per document.
+    """Returns for each window the start and end of its document, and its number in the document: 0, 1, …
 
-    Windows of a document are numbered 0, 1, …
+    ``counts`` are the windows per document.
     """
     begin, end = (np.repeat(edge, counts) for edge in (tokens.doc_starts[:-1], tokens.doc_starts[1:]))
     number = np.arange(len(begin), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -110,7 +110,7 @@ def _lengths(tokens: Tokens) -> Ints:
 
 
 def _steps(length: Ints, step: int) -> Ints:
-    """How many steps it takes to cover each length; 0 if it is not positive."""
+    """Returns how many steps it takes to cover each length; 0 if the length is not positive."""
     return -(-np.maximum(length, 0) // step)
 
 
@@ -126,7 +126,7 @@ def sliding_once(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
                 [2 3 4 5]     score 4 5
                     [4 5 6]   score 6      a partial last window is kept
     """
-    step, length = min(sizes.stride, sizes.context - 1), _lengths(tokens)  # one token of context is always kept
+    step, length = min(sizes.stride, sizes.context - 1), _lengths(tokens)  # at least one token of context stays
     counts = np.where(length < 2, 0, 1 + _steps(length - sizes.context, step))
     begin, end, number = _in_documents(tokens, counts)
     start = begin + number * step
@@ -149,7 +149,7 @@ def exl3_2025(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
 
 
 def _all_targets(start: Ints, context: int) -> WindowSpans:
-    """Full windows that begin at ``start``; in each, all tokens but the first are scored."""
+    """Returns full windows that begin at ``start``. In each, all tokens except the first are scored."""
     stop = start + context
     return WindowSpans(start, stop, start + 1, stop, _no_lead(len(start)))
 
@@ -195,7 +195,7 @@ def llamacpp(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
 
 
 def llamacpp_chunks(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
-    """The windows of llamacpp, however short the text is: a stored chunk was cut from a text that is not known."""
+    """Returns the windows of llamacpp for a text of any length: a stored chunk comes from a text that is not known."""
     facts = tokens.tokenizer
     bos = facts.bos if facts.adds_bos and facts.bos is not None else -1
     chunks = gptq(tokens, sizes)
@@ -218,7 +218,7 @@ def hf_stride(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
     start = begin + number * sizes.stride
     stop = np.minimum(start + sizes.context, end)
     reached = np.where(number == 0, begin, start - sizes.stride + sizes.context)
-    first = np.maximum(reached, start + 1)  # a stride of the whole context leaves the first token without context
+    first = np.maximum(reached, start + 1)  # if the stride is the whole context, the first token has no context
     weight = (stop - reached - 1).astype(np.float64)
     return WindowSpans(start, stop, first, stop, _no_lead(len(start)), weight).taken(first < stop)
 
@@ -241,7 +241,7 @@ def lm_eval_rolling(tokens: Tokens, sizes: WindowSizes) -> WindowSpans:
 
 
 def rolling_spans(begin: int, end: int, context: int, prefix: int) -> Iterator[Span]:
-    """The windows of lm-eval-rolling over one document, the tokens from ``begin`` to ``end``."""
+    """Yields the windows of lm-eval-rolling over one document, the tokens from ``begin`` to ``end``."""
     scored = min(begin + context, end)
     if scored > begin:
         yield Span(begin, scored - 1, begin, scored, lead=prefix)
@@ -252,7 +252,7 @@ def rolling_spans(begin: int, end: int, context: int, prefix: int) -> Iterator[S
 
 
 def prefix_token(tokens: Tokens) -> int:
-    """BOS, else EOS: the token that lm-evaluation-harness inserts before a document."""
+    """Returns the token that lm-evaluation-harness inserts before a document: BOS, else EOS."""
     facts = tokens.tokenizer
     if facts.bos is None and facts.eos is None:
         raise MethodError(
@@ -319,7 +319,7 @@ METHODS: dict[str, Method] = {method.name: method for method in _BUILT_IN}
 
 
 def find_method(name: str) -> Method:
-    """The method of that name; MethodError with the nearest name if there is none."""
+    """Returns the method with this name. Raises MethodError with the nearest name if there is none."""
     require_text("method", name)
     known = methods()
     for refused in known.refused:
@@ -333,7 +333,7 @@ def find_method(name: str) -> Method:
 
 @cache
 def methods() -> Plugins:
-    """The built-in methods, those of other packages (entry points "scoremode.methods"), and the refused ones."""
+    """Returns built-in methods, those of other packages (entry points "scoremode.methods"), and the refused ones."""
     theirs = entry_points.load("scoremode.methods", METHODS, _accepted)
     return Plugins({**METHODS, **theirs.found}, theirs.refused)
 

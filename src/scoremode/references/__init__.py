@@ -1,1 +1,1 @@
-"""Distributions of a baseline on disk: references (hidden states and a head) and llama.cpp's .kld files."""
+"""Stored distributions of a baseline: references (hidden states and a head) and llama.cpp's .kld files."""

@@ -1,21 +1,21 @@
 """llama.cpp's file of base logits (``.kld``): a baseline's distributions in 16 bits, little-endian, without a version.
 
-offset   bytes                   what
+offset   bytes                   content
 0        8                       _logits_
-8        4 · 3                   int32: tokens of a chunk (n_ctx), ids of the vocabulary, chunks
-20       4 · chunks · n_ctx      int32: the tokens, as tokenized; a BOS that the model read instead is not stored
-then, for each chunk, a record of ``words`` uint16 for each of its rows n_ctx/2 … n_ctx-2; row r predicts token r + 1:
+8        4 · 3                   int32: tokens per chunk (n_ctx), ids of the vocabulary, chunks
+20       4 · chunks · n_ctx      int32: the tokens from the tokenizer, even where the model was fed a BOS instead
+then, per chunk, one record of ``words`` uint16 for each of its rows n_ctx/2 … n_ctx-2; row r predicts token r + 1:
          4                       float32 scale: nats between two codes
          4                       float32 log-probability of code 0
-         2 · vocabulary          uint16 codes; log p = scale · code + that of code 0
-         2, if that is odd       zero
+         2 · vocabulary          uint16 codes; log p = scale · code + log-probability of code 0
+         2                       zero, only if the vocabulary is odd
 
-A logit more than FLOOR below the largest is stored as if it were exactly that far below. ``llama-perplexity
---kl-divergence-base`` writes such files. They may be large and come from anybody: their sizes are checked against the
-file's size before anything is allocated, and the records are mapped, never read as a whole.
+A logit more than FLOOR below the largest is stored as if it were exactly FLOOR below. ``llama-perplexity
+--kl-divergence-base`` writes such files. They may be large and untrusted. So the sizes in the header are checked
+against the file's size before anything is allocated, and the records are mapped, never read as a whole.
 
-While it is being written, a file has its final size but no magic number at its beginning, so nobody takes it for a
-whole one.
+While it is being written, a file has its final size but no magic number at its start, so nobody takes it for a
+complete file.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from scoremode.values import Bools, Floats, Ids, Raw
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8s3i")
 SUFFIX = ".kld"
-BLOCK_BYTES = 16 << 20  # of float32 log-probabilities that are in memory at once
-SLACK = 1e-3  # by which the probabilities of a sound record may miss 1, besides those on the floor
+BLOCK_BYTES = 16 << 20  # of float32 log-probabilities in memory at once
+SLACK = 1e-3  # how far the sum of a sound record's probabilities may be from 1, apart from ids on the floor
 AGAIN = "make it again with llama-perplexity --kl-divergence-base, or with scoremode reference --kld"
 
 
 @dataclass(frozen=True, slots=True)
 class KldLayout:
-    """The sizes that the header of a file gives, and what follows from them.
+    """The sizes in the header of a file, and the sizes and offsets that follow from them.
 
     >>> KldLayout(context=512, vocabulary=49152, chunks=4).size
     100286452
@@ -61,17 +61,17 @@ class KldLayout:
 
     @property
     def rows(self) -> int:
-        """The number of records of a chunk: one for each row of its second half that has a target."""
+        """The number of records per chunk: one for each row of its second half that has a target."""
         return self.context - 1 - self.context // 2
 
     @property
     def words(self) -> int:
-        """The number of 16-bit words of a record."""
+        """The number of 16-bit words per record."""
         return words_of(self.vocabulary)
 
     @property
     def start(self) -> int:
-        """Where the first record begins."""
+        """The offset of the first record."""
         return HEADER.size + 4 * self.chunks * self.context
 
     @property
@@ -82,14 +82,14 @@ class KldLayout:
         return self.start + 2 * self.words * self.rows * chunk
 
     def beginning(self, tokens: Ids) -> bytes:
-        """The bytes before the first record: the header, and the tokens (chunks, context)."""
+        """Returns the bytes before the first record: the header, and the tokens (chunks, context)."""
         assert tokens.shape == (self.chunks, self.context)
         header = HEADER.pack(MAGIC, self.context, self.vocabulary, self.chunks)
         return header + np.ascontiguousarray(tokens, "<i4").tobytes()
 
 
 def is_kld(name: str | Path) -> bool:
-    """Is this a file of base logits, by its name or by how it begins?"""
+    """Is this a file of base logits, by its name or by its first bytes?"""
     path = Path(name)
     if isinstance(name, str) and may_be_stored(name):
         return name_in(name).endswith(SUFFIX)
@@ -103,7 +103,7 @@ def is_kld(name: str | Path) -> bool:
 
 
 class KldFile:
-    """A file of base logits, checked when it is opened; its records are mapped."""
+    """A file of base logits. It is checked when it is opened, and its records are mapped."""
 
     def __init__(self, path: str | Path) -> None:
         where = located(path) if isinstance(path, str) and may_be_stored(path) else Path(path)
@@ -135,7 +135,7 @@ class KldFile:
             raise RunError(f"{self.path} cannot be mapped ({error})", fix="check the file") from None
 
     def records(self, chunk: int) -> Raw:
-        """The records of a chunk (rows, words), mapped. A file that was changed since it was opened is refused."""
+        """Returns the records of a chunk (rows, words), mapped. Raises RunError if the file changed after opening."""
         try:
             unchanged = _stamp(self.path.stat()) == self._stamp
         except OSError:
@@ -155,7 +155,7 @@ def _damaged(path: str | Path, why: str) -> InputError:
 
 
 def _read_layout(path: Path, header: bytes, size: int) -> KldLayout:
-    """The sizes in a header, if the file is as long as they say."""
+    """Reads the sizes in a header, and checks that the file has the length that follows from them."""
     if header[: len(MAGIC)] != MAGIC:
         raise InputError(
             f"{path} is not a file of base logits: it does not begin with {MAGIC.decode()}",
@@ -179,13 +179,13 @@ def _read_layout(path: Path, header: bytes, size: int) -> KldLayout:
 
 # ── what records say ─────────────────────────────────────────────────────────────────────────────────────────────────
 def steps_and_lowest(records: Raw) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The two floats of each record: nats between two codes, and the log-probability of code 0."""
+    """Returns the two floats of each record: nats between two codes, and the log-probability of code 0."""
     floats = np.ascontiguousarray(records[:, :4]).view("<f4")
     return floats[:, 0], floats[:, 1]
 
 
 def log_probabilities(records: Raw, vocabulary: int) -> Floats:
-    """The log-probabilities (n, vocabulary) in records (n, words): not normalised, nothing left out."""
+    """Returns the log-probabilities (n, vocabulary) in records (n, words): all ids, not normalised."""
     step, lowest = (column.astype(np.float64)[:, None] for column in steps_and_lowest(records))
     found: Floats = step * records[:, 4 : 4 + vocabulary] + lowest
     return found
@@ -193,7 +193,7 @@ def log_probabilities(records: Raw, vocabulary: int) -> Floats:
 
 @dataclass(slots=True)
 class Coarseness:
-    """How coarse the distributions that were read so far are, because they are stored in 16 bits."""
+    """Measures how coarse the distributions read so far are, because they are stored in 16 bits."""
 
     rows: int = 0
     ids: int = 0
@@ -204,7 +204,7 @@ class Coarseness:
     smallest_sum: float = 2.0
 
     def add(self, codes: Raw, at_target: Raw, scale: npt.NDArray[np.float32], sums: Floats) -> None:
-        """Add some rows: their codes (n, vocabulary), the codes of their targets, their steps and their sums."""
+        """Adds some rows: their codes (n, vocabulary), the codes of their targets, their steps and their sums."""
         has_floor = scale * LARGEST_CODE >= FLOOR - SLACK  # in other rows, code 0 is the least logit itself
         self.rows += len(codes)
         self.ids += codes.size
@@ -215,7 +215,7 @@ class Coarseness:
         self.smallest_sum = min(self.smallest_sum, float(sums.min()))
 
     def notes(self) -> tuple[str, ...]:
-        """The coarseness in words, for readers of numbers that were computed with the file."""
+        """Describes the coarseness in words, for readers of numbers that were computed with the file."""
         floor = "none lies that low"
         if self.ids_on_floor:
             floor = f"{self.ids_on_floor / self.ids:.1%} of the entries lie on that floor"
@@ -230,7 +230,7 @@ class Coarseness:
 
 
 def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> Answers:
-    """The scores of a chunk's ``targets`` (m,), a few rows at a time; a record that no model can give is refused."""
+    """Returns the scores of a chunk's ``targets`` (m,), read a few rows at a time. Refuses impossible records."""
     records, vocabulary = file.records(chunk), file.layout.vocabulary
     parts, count = [], max(1, BLOCK_BYTES // (4 * vocabulary))
     for begin in range(0, len(records), count):
@@ -246,7 +246,7 @@ def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> An
             raise _damaged(file.path, f"the word after the {vocabulary:,} ids of a row in chunk {chunk} is not zero")
         codes = block[:, 4 : 4 + vocabulary]
         sums = np.exp(scale[:, None] * codes + lowest[:, None]).sum(axis=1, dtype=np.float64)
-        # rounding and the floor move a sum a little; anything else is not a record of log-probabilities
+        # rounding and the floor change a sum a little; a record with a larger error has no log-probabilities
         sound = (sums >= 1 - SLACK) & (sums <= 1 - least_divergence(vocabulary))
         if not sound.all():
             row = int(sound.argmin())
@@ -261,16 +261,16 @@ def read_scores(file: KldFile, chunk: int, targets: Ids, seen: Coarseness) -> An
 
 
 def least_divergence(vocabulary: int) -> float:
-    """The lowest divergence by llama.cpp's rule: minus the probability that the rule and the rounding leave out."""
+    """Returns the lowest divergence by llama.cpp's rule: minus the probability that rule and rounding leave out."""
     return -float(SLACK + vocabulary * np.exp(-FLOOR))
 
 
 # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 class KldWriter:
-    """Writes the records of chunks in any order; a killed writer resumes. The caller holds a lock."""
+    """Writes the records of chunks in any order. A killed writer can resume. The caller must hold a lock."""
 
     def __init__(self, path: Path, layout: KldLayout, tokens: Ids) -> None:
-        """Create the file, or open it to resume if its sizes and tokens are the same."""
+        """Creates the file, or opens it to resume if its sizes and tokens are the same."""
         self.path, self.layout = path, layout
         start = layout.beginning(tokens)[len(MAGIC) :]
         with self._refusals():
@@ -282,9 +282,9 @@ class KldWriter:
                 os.ftruncate(self._file, layout.size)
 
     def complete_chunks(self) -> Bools:
-        """Which chunks are written: an absent record is all zeros, and no record has 0 as its least log-probability.
+        """Returns which chunks are written. A missing record is all zeros; a written one has a negative second float.
 
-        Records are read, not mapped: on a full tmpfs, touching a mapped hole ends the process.
+        Records are read, not mapped: on a full tmpfs, access to a mapped hole ends the process.
         """
         step = 2 * self.layout.words
         found = np.zeros(self.layout.chunks, np.bool_)
@@ -295,7 +295,7 @@ class KldWriter:
         return found
 
     def write(self, chunk: int, records: Raw) -> None:
-        """Write the records (rows, words) of a chunk, and wait until they are on disk."""
+        """Writes the records (rows, words) of a chunk, and waits until they are on disk."""
         assert records.shape == (self.layout.rows, self.layout.words)
         assert records.dtype == np.uint16
         scale, lowest = steps_and_lowest(records)
@@ -309,7 +309,7 @@ class KldWriter:
             os.fsync(self._file)
 
     def finish(self, target: Path) -> None:
-        """Write the magic number and rename the file to ``target``; RunError if a chunk is missing."""
+        """Writes the magic number and renames the file to ``target``. Raises RunError if a chunk is missing."""
         missing = int((~self.complete_chunks()).sum())
         if missing:
             raise RunError(f"{self.path} lacks {missing} of {self.layout.chunks} chunks", fix="give --fresh")

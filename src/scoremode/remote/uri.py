@@ -1,12 +1,12 @@
-"""A URI that a user gave ─▶ a place: checked, without secrets, and safe to print and to store.
+"""A URI from a user ─▶ a place that is checked, has no secrets, and is safe to print and to store.
 
 s3://BUCKET/KEY   gs://BUCKET/KEY   hf://datasets/OWNER/NAME/PATH   memory://PATH   …
 file:///PATH      is an ordinary path
 
-Names are taken as they are: nothing is unquoted. Settings may follow, as in s3://BUCKET/KEY?region=eu-west-1.
+Names are used as they are, without unquoting. Settings may follow, as in s3://BUCKET/KEY?region=eu-west-1.
 
-What only looks like a URI is refused, and does not become a local folder of that name: file:/PATH, s3:BUCKET/KEY,
-simplecache::s3://BUCKET/KEY, 1s://PATH, C:\\PATH. A local name with a colon is a path (run:1), and ./NAME always is.
+A text that only looks like a URI is refused, and does not become a local folder: file:/PATH, s3:BUCKET/KEY,
+simplecache::s3://BUCKET/KEY, 1s://PATH, C:\\PATH. Other names with a colon are paths (run:1), and ./NAME always is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scoremode.arguments import ALMOST_URI
-from scoremode.arguments import SERVERS as SERVERS  # noqa: PLC0414  # others import it from here
+from scoremode.arguments import SERVERS as SERVERS  # noqa: PLC0414  # other modules import it from here
 from scoremode.arguments import STORES as STORES  # noqa: PLC0414
 from scoremode.errors import InputError, harmless
 
@@ -27,26 +27,26 @@ KNOWN_SETTINGS = {
     "s3": ("region", "endpoint_override", "scheme", "anonymous"),
     "gs": ("endpoint_override", "scheme", "anonymous"),
 }
-VALUES = {  # of settings: what they must match, and an example
+VALUES = {  # per setting: the pattern of its value, and an example
     "region": (r"[a-z0-9-]+", "eu-west-1"),
     "endpoint_override": (r"(https?://)?([\w.-]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?/?", "localhost:9000"),
     "scheme": (r"https?", "http"),
     "anonymous": (r"true|false", "true"),
 }
-SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # other names of the same scheme
+SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}  # other names of a scheme, and its usual name
 CREDENTIALS = "leave it out: credentials come from the environment, a profile or the machine's role"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file or a folder behind a URI. ``str()`` gives the URI, which has no secrets in it.
+    """A file or a folder behind a URI. ``str()`` gives the URI, which has no secrets.
 
     >>> str(parse("s3a://runs/base/") / "scores.parquet")
     's3://runs/base/scores.parquet'
     """
 
     scheme: str
-    path: str  # with the bucket or the host in front, without slashes at its ends
+    path: str  # starts with the bucket or the host; has no slash at its start or end
     settings: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
@@ -63,12 +63,12 @@ class Place:
 
     @property
     def parent(self) -> Place:
-        """The folder that this place lies in."""
+        """The folder that contains this place."""
         return Place(self.scheme, self.path.rpartition("/")[0], self.settings)
 
     @property
     def root(self) -> str:
-        """The bucket or the host."""
+        """The bucket or the host of this place."""
         return self.path.partition("/")[0]
 
 
@@ -82,7 +82,7 @@ def is_uri(given: object) -> bool:
 
 
 def require_path(text: str) -> None:
-    """Refuse a text that is not a URI but begins like one, or like a path of Windows. The error hides the rest.
+    """Refuses a text that is not a URI but starts like one, or like a Windows path. The error shows only its start.
 
     >>> require_path("runs/base"), require_path("run:1"), require_path("./file:/base")
     (None, None, None)
@@ -95,7 +95,7 @@ def require_path(text: str) -> None:
 
 
 def may_be_stored(given: object) -> bool:
-    """Is this a URI that a run may be stored at? An http address is not: it may be the name of a model."""
+    """Can a run be stored at this URI? Not at an http address, which may be the name of a model."""
     if isinstance(given, Place):
         return True
     found = URI.match(given) if isinstance(given, str) else None
@@ -103,7 +103,7 @@ def may_be_stored(given: object) -> bool:
 
 
 def located(given: str | os.PathLike[str] | Place) -> Path | Place:
-    """The location that a text names: a path of this machine, or a place behind a URI.
+    """Returns the location that a text names: a path of this machine, or a place behind a URI.
 
     >>> located("runs/base"), located("file:///runs/base")
     (PosixPath('runs/base'), PosixPath('/runs/base'))
@@ -123,12 +123,12 @@ def located(given: str | os.PathLike[str] | Place) -> Path | Place:
 
 
 def stored_at(given: str | os.PathLike[str] | Place) -> Path | Place:
-    """The location of a run or a reference. An http address does not count as one: it may be the name of a model."""
+    """Returns the location of a run or a reference. An http address is not one, but may be the name of a model."""
     return located(given) if not isinstance(given, str) or may_be_stored(given) else Path(given)
 
 
 def shown(given: str) -> str:
-    """A URI as it may be printed; of an unusable one, only the scheme is shown, because it may contain secrets."""
+    """Returns a URI in printable form. For an invalid URI, returns only its scheme, because it may contain secrets."""
     try:
         return str(located(given))
     except InputError:
@@ -136,7 +136,7 @@ def shown(given: str) -> str:
 
 
 def local_path(given: str | os.PathLike[str], flag: str) -> Path:
-    """The given path of this machine; InputError if it is a URI, because ``flag`` takes only paths."""
+    """Returns a path of this machine. Raises InputError if it is a URI, because ``flag`` takes only paths."""
     where = located(given)
     if isinstance(where, Place):
         raise InputError(f"{where} is a URI, and {flag} takes a path of this machine", fix=f"give a path to {flag}")
@@ -144,12 +144,12 @@ def local_path(given: str | os.PathLike[str], flag: str) -> Path:
 
 
 def name_in(given: str) -> str:
-    """The name of a folder, a file or a model: the last part of its path or URI."""
+    """Returns the name of a folder, a file or a model: the last part of its path or URI."""
     return parse(given).name if may_be_stored(given) and not given.startswith("file:") else Path(given).name
 
 
 def parse(text: str) -> Place:
-    """The place that a URI names; InputError if the URI is invalid or contains a secret, which is not repeated."""
+    """Returns the place that a URI names. Raises InputError if it is invalid or has a secret, which is not repeated."""
     scheme, _, rest = text.partition("://")
     scheme = SAME.get(scheme.lower(), scheme.lower())
     user, at, _ = rest.partition("/")[0].rpartition("@")
@@ -170,18 +170,18 @@ def parse(text: str) -> Place:
 def _split_settings(scheme: str, rest: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     known = KNOWN_SETTINGS.get(scheme, ())
     if rest.rpartition("?")[2] in known:
-        rest += "="  # refused below, as a setting without a value
+        rest += "="  # refused below as a setting without a value
     found = SETTINGS.fullmatch(rest)
     if found is None:
         return rest, ()
     settings: list[tuple[str, str]] = []
     for pair in found[2].split("&"):
         name, _, value = pair.partition("=")
-        if name not in known:  # its value may be a secret: it is not repeated
+        if name not in known:  # its value may be a secret, so it is not repeated
             allowed = f"{scheme}:// takes {', '.join(known)}; " if known else ""
             raise InputError(f"a {scheme}:// URI has the setting '{harmless(name)[:40]}'", fix=allowed + CREDENTIALS)
         pattern, example = VALUES[name]
-        if not re.fullmatch(pattern, value):  # it may be a secret too
+        if not re.fullmatch(pattern, value):  # the value may be a secret here, too
             raise InputError(f"a {scheme}:// URI has an unusable {name}", fix=f"as in ?{name}={example}")
         if name in dict(settings):
             raise InputError(f"a {scheme}:// URI has the setting '{name}' twice", fix="give it once")

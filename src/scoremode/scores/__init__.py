@@ -1,1 +1,1 @@
-"""What is measured for a target: the columns, the answers of an engine, how they travel, and how they are stored."""
+"""The scores of targets: their columns, the answers of engines, and how they are packed and stored."""

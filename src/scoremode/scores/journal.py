@@ -1,18 +1,18 @@
-"""The scores of an unfinished run, one record per window, so that a killed run loses only unfinished windows.
+"""Stores the scores of an unfinished run, one record per window, so that a kill loses only unfinished windows.
 
 header  = format, identity of the run
-record  = number of the window | seconds, then its columns in the order of the schema [kl], one after the other
+record  = number of the window | seconds, then each column in the order of the schema, then kl if it is measured
         = number of the window | nothing: discards this window's earlier record; the window is scored again
         = COLUMNS_ARE | JSON: the columns that the engine gives, as in ["logprob", "rank"]
 
-The header is written before the engine answers, so it cannot name the columns. If the first answer has not exactly the
-built-in columns, the first record names those that it has, and all other records have exactly these. Without such a
-record all built-in columns are present: such a journal is byte for byte the same as before columns became optional.
+The header is written before the engine answers, so it cannot name the columns. If the columns of the first answer are
+not exactly the built-in ones, the first record names them, and all other records have exactly these columns. Without
+such a record, all built-in columns are present, and the journal has the same bytes as before columns became optional.
 One journal never mixes records with different columns. An older scoremode refuses COLUMNS_ARE as an impossible window.
 
-records.py adds checksums over the header, the number and the body. They cannot detect a record that was written with
-an impossible value, so every record is also checked for those. Scores are not kept in memory: ``rows`` reads them from
-the file. The caller holds the folder's lock (store/runs.py).
+records.py adds checksums over the header, the number and the body. Checksums cannot detect an impossible value that was
+written as such, so the values of every record are checked, too. Scores are not held in memory: ``rows`` reads them
+from the file. The caller must hold the folder's lock (store/runs.py).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ FIRST_BYTES = 1 << 20
 
 
 class PlannedTargets(Protocol):
-    """What a journal must know about a plan."""
+    """The facts about a plan that a journal needs."""
 
     def __len__(self) -> int: ...  # windows
 
     @property
-    def targets(self) -> int: ...  # of all windows
+    def targets(self) -> int: ...  # targets of all windows
 
     @property
     def target_counts(self) -> Ints: ...  # (windows,)
@@ -59,7 +59,7 @@ class PlannedTargets(Protocol):
 
 
 class Journal:
-    """The scores of one plan so far, kept in one file."""
+    """The scores of one plan so far, stored in one file."""
 
     def __init__(
         self,
@@ -72,15 +72,15 @@ class Journal:
         least_kl: float = 0.0,
         vocabulary: int | None = None,
     ) -> None:
-        """``vocabulary``: how many ids the engine has; a record with a larger id is refused.
+        """``vocabulary``: how many ids the engine has. A record with a larger id is refused.
 
-        ``least_kl``: the least divergence that is possible; below 0 if the baseline was rounded.
+        ``least_kl``: the lowest possible divergence. It is below 0 if the baseline was rounded.
         """
         self.path, self.plan, self.schema, self.vocabulary = path, plan, schema, vocabulary
         self.with_kl, self.least_kl = with_kl, least_kl
         self.measured: tuple[str, ...] | None = None  # columns of every record; None until the first record
         self._use_columns(BUILT_IN.names)
-        self._from_file = False  # were the columns read from the file, not given by this engine?
+        self._from_file = False  # were the columns read from the file, instead of given by this engine?
         self.done: Bools = np.zeros(len(plan), dtype=np.bool_)
         self._counts: Ints = plan.target_counts
         self._at: Ints = np.zeros(len(plan), dtype=np.int64)  # offset of each window's record in the file
@@ -94,12 +94,12 @@ class Journal:
             raise
 
     def _use_columns(self, names: tuple[str, ...]) -> None:
-        """Every record has these columns from now on."""
+        """Sets the columns of every record from now on."""
         self.columns: tuple[Column, ...] = (*self.schema.chosen(names), *((KL,) if self.with_kl else ()))
         self._row_bytes = sum(column.numpy_type.itemsize for column in self.columns)
 
     def _replay_record(self, window: int, at: int, body: bytes) -> None:
-        """Process a record that was read from the file."""
+        """Processes a record that was read from the file."""
         if window == COLUMNS_ARE and self.measured is None:
             problem = self._learn_columns(body)
         else:
@@ -115,7 +115,7 @@ class Journal:
             self.done[window] = False
 
     def _learn_columns(self, body: bytes) -> str | None:
-        """Learn which columns the records have; return what is wrong, if anything."""
+        """Reads which columns the records have. Returns the problem in words, or None."""
         try:
             given = parse(body)
         except ValueError:
@@ -130,7 +130,7 @@ class Journal:
         return problem
 
     def _record_problem(self, window: int, body: bytes) -> str | None:
-        """What is wrong with a record whose checksum is right, in words; None if nothing is."""
+        """Returns the problem of a record whose checksum is right, in words, or None if the record is valid."""
         if window >= len(self.plan):
             return f"it has window {window} of {len(self.plan)}"
         if not body:
@@ -155,13 +155,13 @@ class Journal:
         return found
 
     def _index_record(self, window: int, at: int, seconds: float) -> None:
-        """Remember where this window's record is."""
+        """Stores the offset of this window's record."""
         self.seconds += seconds
         self._at[window] = at
         self.done[window] = True
 
     def add(self, window: int, answers: Answers, seconds: float) -> None:
-        """Append a window's scores."""
+        """Appends a window's scores."""
         begins = self.measured is None
         self._require_same_columns(window, answers)
         columns = flat_columns([answers], self.columns)
@@ -174,7 +174,7 @@ class Journal:
         self._index_record(window, self._file.append(window, body), seconds)
 
     def _require_same_columns(self, window: int, answers: Answers) -> None:
-        """Refuse an answer whose columns differ from those of the first answer."""
+        """Raises an error if the columns of an answer differ from those of the first answer."""
         names = self.schema.in_order(answers.columns)
         problem = self.schema.set_problem(answers.columns)
         if self.with_kl and answers.kl is None:
@@ -195,17 +195,17 @@ class Journal:
         raise _unusable_scores(f"window {window} has {given}, and windows before it have {known}")
 
     def forget(self, window: int) -> None:
-        """Discard a window's scores, because data that belongs to them elsewhere was lost; it is scored again."""
+        """Discards a window's scores, because other data of it, such as hidden states, was lost. It is scored again."""
         assert self.done[window], "a window that was never scored"
         self._file.append(window, b"")
         self.done[window] = False
 
     def rows(self, begin: int, end: int) -> Scores:
-        """The scores of consecutive targets, from whole windows; NaN for windows that are not scored yet."""
+        """Returns the scores of consecutive targets, from whole windows; NaN for windows that are not scored yet."""
         return self.rows_and_kl(begin, end)[0]
 
     def rows_and_kl(self, begin: int, end: int) -> tuple[Scores, Floats | None]:
-        """The scores that ``rows`` gives, and the divergence of each target, if there is one."""
+        """Returns the scores that ``rows`` returns, and the divergence of each target if it is measured."""
         offsets = self.plan.target_offsets
         found = Scores.empty(end - begin, self.schema.chosen(self.measured or ("logprob",)))
         kl = np.full(end - begin, np.nan) if self.with_kl else None
@@ -228,27 +228,27 @@ def _unusable_scores(problem: str) -> EngineError:
 
 
 def header(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a journal's first line."""
+    """Returns the content of a journal's first line."""
     return {"format": FORMAT, "identity": identity}
 
 
 def first_line(identity: Mapping[str, Any]) -> bytes:
-    """A journal without records, as bytes."""
+    """Returns a journal without records, as bytes."""
     return json.dumps(header(identity), sort_keys=True, allow_nan=False).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    """What can be read from a journal without its plan."""
+    """The facts that can be read from a journal without its plan."""
 
-    identity: dict[str, Any] | None  # of its run; None if it cannot be read
+    identity: dict[str, Any] | None  # identity of its run; None if it cannot be read
     older: bool  # written in a format that is no longer supported
     begun: bytes | None  # the whole content if the file has no records, else None
-    ours: bool  # only scoremode writes such a file
+    ours: bool  # did scoremode write this file? No other program writes such files
 
 
 def inspect_journal(path: Path) -> JournalFacts:
-    """Inspect the file at a journal's path, which may be missing or damaged."""
+    """Inspects the file at a journal's path, which may be missing or damaged."""
     if not path.is_file():
         return JournalFacts(identity=None, older=False, begun=None, ours=False)
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Every column of a run, declared once: journal, Parquet, replicas, service, tables, JSON and docs read this file.
+"""Declares every column of a run once, for journal, Parquet, replicas, service, tables, JSON and docs.
 
 To add a column, add a field to ``ScoreColumns``, compute it (in head/, or in an engine), and test it. An engine from
-another package declares columns of its own in its capabilities; they extend the schema for its runs.
+another package declares its own columns in its capabilities. They extend the schema for its runs.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ Array = npt.NDArray[Any]
 
 
 class Metric(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A number of a run that is a mean over one column."""
+    """A number of a run that is the mean of one column."""
 
     name: str
-    label: str  # in tables
-    share_of: int | None = None  # count the rows with this value, instead of averaging the values
+    label: str  # its name in tables
+    share_of: int | None = None  # the share of rows with this value, instead of the mean of the values
 
     def values(self, column: Array) -> Array:
-        """The values that are averaged."""
+        """Returns the values that are averaged."""
         return column if self.share_of is None else column == self.share_of
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One column: its type and shape, what it means, and which values are possible."""
+    """One column: its type and shape, its meaning, and its possible values."""
 
     dtype: Literal["float64", "int64", "int32", "text"]
-    meaning: str  # for the documentation
-    per: Literal["target", "row"] = "row"  # an engine answers with (rows, targets of a row), or with one value per row
+    meaning: str  # shown in the documentation
+    per: Literal["target", "row"] = "row"  # an engine gives (rows, targets per row) values, or one value per row
     unit: str = ""
     least: float | None = None  # None: no bound
-    most: float | Literal["ids", "last id", "log ids"] | None = None  # a word: it follows from the vocabulary's size
-    finite: bool = False  # no infinity, not even where a bound would allow it
+    most: float | Literal["ids", "last id", "log ids"] | None = None  # a word: it depends on the vocabulary's size
+    finite: bool = False  # no infinity, even if the bounds would allow it
     together: str = ""  # columns with the same word are measured together or not at all
-    optional: bool = True  # may it be missing? Not if its field has no default
+    optional: bool = True  # may the column be missing? False if its field has no default
     metrics: tuple[Metric, ...] = ()
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,39}$")] = ""  # that of the field it annotates
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,39}$")] = ""  # name of the annotated field
 
     @property
     def numpy_type(self) -> np.dtype[Any]:
@@ -64,7 +64,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return NUMPY_TYPES[self.dtype]
 
     def impossible_value(self, column: Array, ids: int, least: float | None = None) -> str | None:
-        """The first value that no model with so many ids can give, in words; None if all values are possible."""
+        """Returns the first value that no model with so many ids can give, in words, or None if all are possible."""
         if not len(column):
             return None
         least = self.least if least is None else least
@@ -72,11 +72,11 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         most = math.inf if self.most is None else self.most
         if isinstance(most, str):
             most = {"ids": ids, "last id": ids - 1, "log ids": math.log(ids) + SLACK}[most]
-        low, high = np.minimum.reduce(column), np.maximum.reduce(column)  # NaN if one of the values is
+        low, high = np.minimum.reduce(column), np.maximum.reduce(column)  # NaN if any value is NaN
         is_finite = not self.finite or (low > -math.inf and high < math.inf)
         if low >= least and high <= most and is_finite:
             return None
-        bad = ~((column >= least) & (column <= most))  # written so that NaN is bad too
+        bad = ~((column >= least) & (column <= most))  # in this form, NaN is bad too
         if not is_finite:
             bad |= np.isinf(column)
         return f"{self.name.replace('_', ' ')} is {column[bad][0]:g}"
@@ -84,7 +84,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 @dataclass(frozen=True, eq=False)
 class ScoreColumns:
-    """What an engine measures for each target. None: not measured."""
+    """The measurements of an engine for each target. None: not measured."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ class ScoreColumns:
             "entropy of the whole distribution, in nats",
             unit="nats",
             least=-ROUNDING,
-            most="log ids",  # largest if all ids are as likely
+            most="log ids",  # reached if all ids are equally likely
             finite=True,
             metrics=(Metric("mean_entropy", "entropy (nats)"),),
         ),
@@ -141,7 +141,7 @@ class ScoreColumns:
 
 @dataclass(frozen=True, eq=False)
 class FactColumns:
-    """Each target's position in the text and its token's text, which a person needs to read the scores."""
+    """Each target's position in the text, and its token's text. A person needs them to read the scores."""
 
     __slots__ = ()
 
@@ -169,7 +169,7 @@ KL = Column(
 
 
 def _declared(owner: type) -> tuple[Column, ...]:
-    """The columns that a class declares, in the order of its fields."""
+    """Returns the columns that a class declares, in the order of its fields."""
     hints, found = get_type_hints(owner, include_extras=True), []
     for own in fields(owner):
         for note in getattr(hints[own.name], "__metadata__", ()):
@@ -201,15 +201,15 @@ class Schema:
         return self.scores[len(BUILT_IN.scores) :]
 
     def chosen(self, names: Container[str]) -> tuple[Column, ...]:
-        """The columns of these names, in the order of the schema."""
+        """Returns the columns with these names, in the order of the schema."""
         return tuple(column for column in self.scores if column.name in names)
 
     def in_order(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """These names in the order of the schema."""
+        """Returns these names in the order of the schema."""
         return names if names == BUILT_IN.names else tuple(name for name in self.names if name in names)
 
     def extended(self, declared: Sequence[Column]) -> Schema:
-        """This schema with the columns that an engine declared, each with its mean as a metric."""
+        """Returns this schema with the columns that an engine declared. Each gets its mean as a metric."""
         if not declared:
             return self
         taken, found = {*self.names, *RESERVED}, []
@@ -227,7 +227,7 @@ class Schema:
         return Schema((*self.scores, *found))
 
     def set_problem(self, names: Sequence[str]) -> str | None:
-        """What is wrong with a set of columns, in words; None if it is valid.
+        """Returns the problem of a set of columns, in words, or None if the set is valid.
 
         >>> BUILT_IN.set_problem(("logprob", "top"))
         'top and top_logprob come together or not at all'
@@ -249,9 +249,9 @@ class Schema:
     def impossible_value(
         self, columns: Mapping[str, Array], vocabulary: int | None = None, least_kl: float = 0.0
     ) -> str | None:
-        """The first value that no model can give, in words; None if all values are possible.
+        """Returns the first value that no model can give, in words, or None if all values are possible.
 
-        Minus infinity is allowed, as a probability of zero; so is an infinite divergence.
+        Minus infinity is allowed as the logarithm of probability zero. An infinite divergence is allowed, too.
         """
         ids = vocabulary or MOST_IDS
         for column in self.scores:
@@ -261,9 +261,9 @@ class Schema:
 
 
 def contradiction(columns: Mapping[str, Array]) -> str | None:
-    """The first two values of one target that contradict each other, in words; None if there are none.
+    """Returns the first two values of one target that contradict each other, in words, or None.
 
-    No token is more likely than the first choice, so the entropy, a mean of -log p, is at least -log p of that choice.
+    No token is likelier than the first choice. So the entropy, a mean of -log p, is at least -log p of that choice.
     """
     top = columns.get("top_logprob")
     if top is None or not len(top):
@@ -277,7 +277,7 @@ def contradiction(columns: Mapping[str, Array]) -> str | None:
 
 
 def joined_names(names: Sequence[str]) -> str:
-    """Names joined for use in a sentence.
+    """Joins names for use in a sentence.
 
     >>> joined_names(("logprob", "rank", "entropy"))
     'logprob, rank and entropy'

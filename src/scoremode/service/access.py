@@ -1,11 +1,11 @@
-"""Who may ask, and how slowly: in front of every route, vLLM's own too. Named with vLLM's flag ``--middleware``.
+"""Checks the key and the speed of every request, also on vLLM's own routes. Named with vLLM's flag ``--middleware``.
 
-vLLM asks for the key under /v1 and a few other paths only. Here every request needs it, but those for health. Clients
-that send next to nothing, or do not read, are let go, so that nobody holds the server's connections:
+vLLM itself requires the key only under /v1 and a few other paths. Here every request needs it, except for health.
+Clients that send almost nothing or do not read are disconnected, so that nobody occupies the server's connections:
 
-headers     60 s from the connection, or from the answer before
-body        60 s without a byte; and 60 s in all, with a second more for each 64 KiB that came
-answer      60 s in which the client reads nothing of it; of a long one, less than a MiB
+headers     60 s from the start of the connection, or from the previous answer
+body        60 s without a byte; and 60 s in total, plus a second for each 64 KiB received
+answer      60 s in which the client reads none of it, or of a long answer less than a MiB
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
 
-KEYS = "SCOREMODE_SERVICE_KEYS"  # SHA-256 of each key: the keys themselves are in no command line
-OPEN = ("/health", "/ping")  # both say whether the server is up, and nothing else
+KEYS = "SCOREMODE_SERVICE_KEYS"  # SHA-256 of each key, so that no command line has the keys themselves
+OPEN = ("/health", "/ping")  # these paths only say whether the server is up
 SECONDS = 60.0
-RATE = 64 << 10  # bytes a second
+RATE = 64 << 10  # bytes per second
 PROGRESS = 1 << 20  # bytes
-LOOKS = 12  # times in that many seconds that connections are looked at
+LOOKS = 12  # checks of all connections per SECONDS
 
 
 def digest_of(key: bytes) -> str:
@@ -31,14 +31,14 @@ def digest_of(key: bytes) -> str:
 
 
 def accepted_keys(args: Any) -> list[str]:
-    """Digests of all keys: those of ``scoremode serve``, and those that vLLM found itself."""
+    """Returns the digests of all keys: those of ``scoremode serve``, and those that vLLM found itself."""
     ours = [digest for digest in os.environ.get(KEYS, "").split(",") if digest]
     theirs = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY")]
     return ours + [digest_of(key.encode()) for key in theirs if key]
 
 
 def is_allowed(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[str]) -> bool:
-    """Does a request come with one of the keys? The time that the check takes tells nothing about the keys."""
+    """Does a request have one of the keys? The duration of the check reveals nothing about the keys."""
     given = next((value for name, value in headers if name == b"authorization"), b"")
     scheme, _, key = given.partition(b" ")
     found = digest_of(key)
@@ -46,7 +46,7 @@ def is_allowed(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[str]) -> b
 
 
 class Access:
-    """The outermost layer of vLLM's application: refuses requests without a key, and those that come too slowly."""
+    """The outermost layer of vLLM's application. Refuses requests that have no key or come too slowly."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -55,7 +55,7 @@ class Access:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            # vLLM's server knows its connections, and leaves itself in the state of the application
+            # vLLM's server has a list of its connections, and is stored in the state of the application
             if (server := getattr(scope["app"].state, "server", None)) is not None:
                 self._watching = asyncio.create_task(ConnectionWatch(server.server_state.connections).run())
             await self.app(scope, receive, send)
@@ -84,21 +84,21 @@ class Access:
         try:
             await self.app(scope, body.receive, send_unless_late)
         except Exception:
-            if not body.is_late:  # else it found that the rest does not come, as it should
+            if not body.is_late:  # a late body makes the application fail, as it should
                 raise
         if body.is_late and not started:
             await refuse(send, 408, "the request came too slowly; send it again, faster")
 
 
 def _is_open(scope: Any) -> bool:
-    """May this request come without a key? Health may, and a CORS preflight, which has none and reaches no route."""
+    """May this request come without a key? Health may, and a CORS preflight, which has no key and reaches no route."""
     if scope["type"] == "http" and scope["method"] == "OPTIONS":
         return any(name == b"access-control-request-method" for name, _ in scope["headers"])
     return scope["type"] == "http" and scope["path"].removeprefix(scope.get("root_path", "")) in OPEN
 
 
 async def refuse(send: Any, status: int, message: str) -> None:
-    """Answer with one line and close the connection: the rest of the request is not read."""
+    """Answers with one line and closes the connection without reading more of the request."""
     body = json.dumps({"error": {"message": message, "type": "Refused", "code": status}}).encode()
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
     headers.append((b"content-length", b"%d" % len(body)))
@@ -108,7 +108,7 @@ async def refuse(send: Any, status: int, message: str) -> None:
 
 # ── slow clients ─────────────────────────────────────────────────────────────────────────────────────────────────────
 class TimedBody:
-    """The body of a request, for the application. If it comes too slowly, the client counts as gone."""
+    """The body of a request, for the application. If it comes too slowly, the client counts as disconnected."""
 
     def __init__(self, receive: Any) -> None:
         self._receive, self._waited, self._came = receive, 0.0, 0
@@ -117,11 +117,11 @@ class TimedBody:
     async def receive(self) -> Any:
         if self.is_late:
             return {"type": "http.disconnect"}
-        if self._is_whole:  # what comes now is the end of the connection, however late
+        if self._is_whole:  # the next message is the end of the connection, however late
             return await self._receive()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        left = SECONDS + self._came / RATE - self._waited  # while the application does something else, nobody waits
+        left = SECONDS + self._came / RATE - self._waited  # time in which the application is busy does not count
         try:
             async with asyncio.timeout(min(SECONDS, left)):
                 message = await self._receive()
@@ -135,7 +135,7 @@ class TimedBody:
 
 
 class ConnectionWatch:
-    """Looks at the connections of a uvicorn server regularly, and ends those that wait too long for their client."""
+    """Checks the connections of a uvicorn server regularly, and ends those that wait too long for their client."""
 
     def __init__(self, connections: Collection[Any]) -> None:
         self.connections = connections
@@ -148,7 +148,7 @@ class ConnectionWatch:
 
     def look(self, now: float) -> None:
         before, self._waits = self._waits, {}
-        for connection in [c for c in self.connections if hasattr(c, "cycle")]:  # others are no HTTP
+        for connection in [c for c in self.connections if hasattr(c, "cycle")]:  # other connections are not HTTP
             waits = _waits_for(connection)
             if waits is None:
                 continue
@@ -160,9 +160,9 @@ class ConnectionWatch:
 
 
 def _waits_for(connection: Any) -> tuple[str, int] | None:
-    """What a connection waits for, as a value that changes when the client makes progress; None: the server."""
+    """Returns what a connection waits for, as a value that changes on progress of the client; None: for the server."""
     cycle, unread = connection.cycle, connection.transport.get_write_buffer_size()
-    if unread:  # of a long answer, a few bytes are no progress
+    if unread:  # a few bytes of a long answer are not progress
         return "answer", unread if unread < PROGRESS else -(unread // PROGRESS)
     if cycle is None or cycle.response_complete:
         return "headers", id(cycle)

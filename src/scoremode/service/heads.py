@@ -1,4 +1,4 @@
-"""Heads of baselines that clients send: in the service's own folder, named by their digest, within a quota."""
+"""Stores heads of baselines that clients send, in the service's own folder, named by their digest, within a quota."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from scoremode.errors import InputError
 from scoremode.service.requests import AbsentError, BusyError, TooLargeError
 
 PREFIX = "scoremode-service-"
-RECENT = 60.0  # seconds: a head that was used so lately is not removed
+RECENT = 60.0  # seconds: a head that was used this recently is not removed
 PARTIAL = ".partial"
 
 
 def make_folder() -> Path:
-    """Make a private folder for one service, and remove the folders of services that have ended."""
+    """Makes a private folder for one service, and removes the folders of services that have ended."""
     for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         pid = old.name.removeprefix(PREFIX).split("-")[0]
         with suppress(OSError):
@@ -36,7 +36,7 @@ def make_folder() -> Path:
 
 
 class Heads:
-    """The heads of baselines that this service holds."""
+    """The heads of baselines that this service has stored."""
 
     def __init__(self, most: int) -> None:
         found = os.environ.get(FOLDER)
@@ -46,10 +46,10 @@ class Heads:
             atexit.register(self.remove)
         self.most = most
         self._used: Counter[str] = Counter()
-        self._coming = 0  # bytes of heads that are being sent
+        self._coming = 0  # bytes of heads that are being received
 
     def path(self, digest: str) -> Path:
-        """The path of a head's file. The name must be a digest, so it cannot lead to another folder."""
+        """Returns the path of a head's file. The name must be a digest, so it cannot lead to another folder."""
         if not DIGEST.fullmatch(digest):
             raise InputError("this is not a digest", fix="name a head by 64 characters from 0-9 and a-f")
         return self.folder / digest
@@ -59,7 +59,7 @@ class Heads:
 
     @contextmanager
     def using(self, digest: str) -> Iterator[HeadFile]:
-        """Open a head, which is not removed before the block ends."""
+        """Opens a head, and protects it from removal until the block ends."""
         path = self.path(digest)
         if not path.is_file():
             raise AbsentError("the head of the baseline is not here", fix=f"send it to /v1/scoremode/heads/{digest}")
@@ -73,14 +73,14 @@ class Heads:
                 os.utime(path)
 
     async def put(self, digest: str, body: AsyncIterator[bytes], declared: int, vocabulary: int) -> None:
-        """Receive and store a head; its bytes must have this digest."""
+        """Receives and stores a head, whose bytes must have this digest."""
         path = self.path(digest)
         if declared > self.most:
             raise TooLargeError(f"a head of {declared} bytes is more than the {self.most} kept here", fix="send none")
         self._make_room(declared + self._coming)
         handle, name = tempfile.mkstemp(suffix=PARTIAL, dir=self.folder)
         partial = Path(name)
-        self._coming += declared  # others that come at the same time do not get the same room
+        self._coming += declared  # so that other heads received at the same time do not get the same room
         try:
             found, size = hashlib.sha256(), 0
             with os.fdopen(handle, "wb") as file:
@@ -103,7 +103,7 @@ class Heads:
             partial.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
-        """Remove the least recently used heads until there is room for this many bytes; BusyError if there is none."""
+        """Removes the least recently used heads until this many bytes fit. Raises BusyError if they do not fit."""
         kept = sorted((p for p in self.folder.iterdir()), key=lambda p: p.stat().st_mtime)
         total = sum(p.stat().st_size for p in kept if p.suffix != PARTIAL)
         for path in kept:

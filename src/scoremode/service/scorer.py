@@ -1,6 +1,6 @@
-"""Windows of many clients through one vLLM: a bounded number of tokens in flight, first come, first served.
+"""Scores windows of many clients with one vLLM, first come, first served, with a limit on the tokens in flight.
 
-Also P(target | prompt) for clients that send text: the tokenizer and the boundary rule are the service's.
+Also scores P(target | prompt) for clients that send text, with the service's own tokenizer and boundary rule.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from scoremode.verbs.model import GivenEngine, LazyModel
 from scoremode.verbs.prob.sequence import SequenceProbability, paired
 
 PROB_EXAMPLE = 'send {"prompt": "The capital of France is", "targets": [" Paris", " London"]}'
-AT_A_TIME = 4  # requests that are tokenized at once
+AT_A_TIME = 4  # requests of the prob route that are answered at once
 NO_EXTRA = Extra()
 WITH_KL = Extra("kl", words=KL_WORDS)
 
 
 class TokensInFlight:
-    """Limits the tokens in flight to as many as keep the scheduler busy. Requests that wait are let in in order."""
+    """Limits the tokens in flight to as many as keep the scheduler busy. Waiting requests are admitted in order."""
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0
@@ -64,7 +64,7 @@ class TokensInFlight:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was granted in the same moment
+            if turn.done() and not turn.cancelled():  # the request was granted at the same moment
                 self._give_back(tokens)
             raise
         try:
@@ -77,7 +77,7 @@ class TokensInFlight:
         self._grant()
 
     def _grant(self) -> None:
-        """Let in the requests that come next, as long as there is room; one of any size if none is in flight."""
+        """Admits the next requests as long as there is room. If none is in flight, admits one of any size."""
         while self._waiting:
             tokens, turn = self._waiting[0]
             if not turn.cancelled():
@@ -89,10 +89,10 @@ class TokensInFlight:
 
 
 class Scorer:
-    """vLLM's ``EngineClient`` in score mode. It answers nothing before its self-test has passed."""
+    """vLLM's ``EngineClient`` in score mode. It answers requests only after its self-test has passed."""
 
     facts: EngineFacts
-    probe: list[float]  # scores of the self-test's prompt: other weights have others
+    probe: list[float]  # scores of the self-test's prompt; other weights give other scores
 
     def __init__(self, client: Any) -> None:
         self.client, config = client, client.vllm_config
@@ -109,13 +109,13 @@ class Scorer:
         self._gather, self._asked = False, 0
 
     async def start(self) -> None:
-        """Run the self-test: on every replica, our scores must agree with the model's own ``compute_logits``."""
+        """Runs the self-test: on every replica, our scores must agree with the model's own ``compute_logits``."""
         version, config = support.installed_version(), self.client.vllm_config
         tried: list[Verdict] = []
         answers: list[Words] = []
         for gather in (False, True) if self._ranks > 1 else (False,):
             ids, request = request_for_test(self.room.inputs, self.room.longest, gather=gather)
-            # as many at once as there are replicas: vLLM gives each of them one
+            # send one request per replica at once, because vLLM gives one to each replica
             answers = await asyncio.gather(*(self._submit(ids, request) for _ in range(self._replicas)))
             verdicts = [judge_answers(words, dtype_of(config)) for words in answers]
             tried.append(max(verdicts, key=lambda verdict: verdict.error - verdict.allowed))
@@ -128,7 +128,7 @@ class Scorer:
         self.facts = engine_facts(config, version, verdict, gathered=self._gather)
 
     async def score(self, asked: Asked) -> list[Answers]:
-        """The answers to every window. If this is cancelled, vLLM forgets what is in flight."""
+        """Returns the answers to all windows. If this call is cancelled, vLLM drops the requests in flight."""
         check(asked, self.limits, self.room)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._window(asked, index)) for index in range(len(asked.windows))]
@@ -159,7 +159,7 @@ class Scorer:
         request = job.request(self._gather)
         if asked.against is None:
             return request
-        states = asked.against.states[job.index][: len(job.window.rows)]  # missing rows are always the first ones
+        states = asked.against.states[job.index][: len(job.window.rows)]  # missing rows are always the first rows
         return replace(request, reference=asked.against.digest, states=states, states_dtype=asked.against.dtype)
 
     async def _submit(self, ids: Ids, request: Request, read_cache: bool = False) -> Words:
@@ -169,7 +169,7 @@ class Scorer:
 
         self._asked += 1
         params = PoolingParams(task=TASK, skip_reading_prefix_cache=not read_cache, extra_kwargs=request.to_kwargs())
-        prompt = {"type": "token", "prompt_token_ids": ids.tolist()}  # as vLLM's own renderer makes it
+        prompt = {"type": "token", "prompt_token_ids": ids.tolist()}  # the same form as from vLLM's own renderer
         async for output in self.client.encode(prompt, params, f"scoremode-{self._asked}"):
             if output.finished:
                 return np.asarray(output.outputs.data)
@@ -181,7 +181,7 @@ def _with_kl(answers: Answers, words: Words, extra: Extra) -> Answers:
 
 
 def _require_divergences(answers: Sequence[Answers]) -> None:
-    """Refuse NaN: a worker that could not load the baseline's head gives NaN instead of ending the server."""
+    """Raises an error on NaN. A worker that cannot load the baseline's head gives NaN instead of ending the server."""
     for own in answers:
         if own.kl is not None and np.isnan(own.kl).any():
             raise InputError(  # not the engine's fault: the same request would fail again
@@ -202,7 +202,7 @@ class ProbForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScorerEngine(Engine):
-    """The service as an engine for synchronous code, which runs in a thread of its own and waits for answers."""
+    """The service as an engine for synchronous code, which runs in its own thread and waits for answers."""
 
     def __init__(self, scorer: Scorer, loop: asyncio.AbstractEventLoop) -> None:
         self.scorer, self.loop, self.facts = scorer, loop, scorer.facts
@@ -229,7 +229,7 @@ class ScorerEngine(Engine):
         return self._asking.result()
 
     def stop(self) -> None:
-        """Cancel the requests in flight, because the client is gone."""
+        """Cancels the requests in flight, because the client is gone."""
         self._stopped = True
         if self._asking is not None:
             self._asking.cancel()
@@ -243,7 +243,7 @@ class ProbScorer:
         self._turns = asyncio.Semaphore(AT_A_TIME)
 
     async def answer(self, given: ProbForm) -> dict[str, Any]:
-        """The results for each pair of prompt and target, as ``scoremode prob --json`` prints them."""
+        """Returns the result for each pair of prompt and target, in the form of ``scoremode prob --json``."""
         async with self._turns:
             engine = ScorerEngine(self.scorer, asyncio.get_running_loop())
             try:

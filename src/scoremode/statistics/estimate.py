@@ -1,12 +1,12 @@
-"""Columns ─▶ numbers with errors, grouped by what is independent (groups.py).
+"""Columns ─▶ numbers with errors. The errors are computed over independent groups (groups.py).
 
 Group g has the sum s_g over n_g units and the share h_g = n_g / Σn. Then mean = Σs/Σn and
 
     variance = Σ (s_g - mean·n_g)² / (1 - h_g) / (Σn)²        equal groups: the usual G/(G-1)
     degrees of freedom = (Σ h_g²)² / Σ h_g⁴, at most G - 1     equal groups: G - 1
 
-Bounds are Student's t with those degrees of freedom. Both formulas account for a few large documents that dominate
-many small ones. With fewer than FEWEST groups the error is None. docs/errors.md shows how often the bounds contain the
+Bounds are Student's t with these degrees of freedom. Both formulas account for a few large documents that dominate
+many small ones. With fewer than FEWEST groups, the error is None. docs/errors.md shows how often the bounds contain the
 true mean.
 """
 
@@ -27,11 +27,11 @@ LEVEL = 0.95  # confidence level of the bounds
 
 
 GRAIN, COARSE = 2.0**-20, 2.0**30
-ROUNDING = 64 * float(np.finfo(np.float64).eps)  # of a residual, relative to what it is the difference of
+ROUNDING = 64 * float(np.finfo(np.float64).eps)  # rounding error of a residual, relative to its two terms
 
 
 class _ExactSums:
-    """One sum per group: multiples of GRAIN are added exactly, and the small remainders are added separately."""
+    """One sum per group. Multiples of GRAIN are added exactly, and the small remainders are added separately."""
 
     def __init__(self, coarse: Floats) -> None:
         self.coarse, self.fine = coarse, np.zeros(len(coarse))
@@ -45,7 +45,7 @@ class _ExactSums:
         np.add.at(self.fine, groups, fine)
 
     def total(self) -> Fraction | float:
-        """The sum over all groups; exact if it is finite."""
+        """Returns the sum over all groups; it is exact if it is finite."""
         coarse, fine = float(self.coarse.sum()), float(self.fine.sum())
         return Fraction(coarse) + Fraction(fine) if math.isfinite(coarse + fine) else coarse + fine
 
@@ -54,7 +54,7 @@ class GroupSums:
     """Σ numerator and Σ denominator of each group, for targets that arrive in blocks.
 
     Terms are added one after the other, so the sums do not depend on the size of the blocks. Millions of equal terms
-    make no rounding error that would look like a spread.
+    cause no rounding error that would look like a spread.
 
     >>> sums = GroupSums(5)
     >>> sums.add(np.arange(5), np.array([1.0, 2.0, 3.0, 4.0, 10.0]), np.ones(5))
@@ -63,14 +63,14 @@ class GroupSums:
     """
 
     def __init__(self, groups: int, shares: GroupSums | None = None) -> None:
-        """``shares`` are other sums, whose denominator these sums use too; its terms are added only once, there."""
+        """``shares``: other sums, whose denominator these sums use too. Only those other sums add its terms."""
         self._numerator = _ExactSums(np.zeros(groups))
         self._denominator: _ExactSums = _ExactSums(np.zeros(groups)) if shares is None else shares._denominator
         self.n = 0
 
     @property
     def indices(self) -> Ints:
-        """The numbers of the groups, from 0 on."""
+        """The numbers of the groups, from 0."""
         return np.arange(len(self._numerator.coarse))
 
     @property
@@ -82,13 +82,13 @@ class GroupSums:
         return self._denominator.coarse + self._denominator.fine
 
     def with_numerator(self, numerator: Floats) -> GroupSums:
-        """The sums with another numerator of each group, and the same denominator."""
+        """Returns sums with this numerator for each group, and the same denominators."""
         found = GroupSums(0, shares=self)
         found._numerator, found.n = _ExactSums(numerator), self.n
         return found
 
     def some(self, groups: Ints) -> GroupSums:
-        """The sums of some groups, for terms whose denominator is 1."""
+        """Returns the sums of some groups, for terms whose denominator is 1."""
         found = GroupSums(0)
         found._numerator = _ExactSums(self.numerator[groups])
         found._denominator = _ExactSums(self.denominator[groups])
@@ -96,14 +96,14 @@ class GroupSums:
         return found
 
     def add(self, groups: Ints, numerator: Floats | Bools | Ints, denominator: Floats | Ids | Ints | None) -> None:
-        """Adds a term per target. ``denominator`` is None if another sum, which shares it, has already added it."""
+        """Adds one term per target. ``denominator`` is None if other sums share it and have already added it."""
         self._numerator.add(groups, numerator.astype(np.float64, copy=False))
         if denominator is not None:
             self._denominator.add(groups, denominator.astype(np.float64, copy=False))
         self.n += len(groups)
 
     def estimate(self) -> Estimate:
-        """Σ numerator / Σ denominator over all groups, with its error."""
+        """Returns Σ numerator / Σ denominator over all groups, with its error."""
         numerator, denominator = self.numerator, self.denominator
         total = self._denominator.total()
         count = int(np.count_nonzero(denominator))
@@ -121,7 +121,7 @@ class GroupSums:
 
 
 def with_bounds(e: Estimate) -> Estimate:
-    """The estimate with its bounds: value ± Student's t · stderr."""
+    """Returns the estimate with its bounds: value ± Student's t · stderr."""
     from scipy.special import stdtrit  # slow to import, and `scoremode --help` must be fast
 
     if e.stderr is None or e.freedom is None:
@@ -131,21 +131,21 @@ def with_bounds(e: Estimate) -> Estimate:
 
 
 def transformed(e: Estimate, to: Callable[[float], float], slope: float) -> Estimate:
-    """An increasing function of an estimate: the error to first order, the bounds by the function itself."""
+    """Applies an increasing function to an estimate: to first order for the error, exactly for the bounds."""
     stderr = None if e.stderr is None else e.stderr * slope
     low, high = (None if bound is None else to(bound) for bound in (e.low, e.high))
     return replace(e, value=to(e.value), stderr=stderr, low=low, high=high)
 
 
 def ratio(numerator: Floats, denominator: Floats | Ids | Ints, groups: Ints) -> Estimate:
-    """Σ numerator / Σ denominator over all targets, with the error of its groups."""
+    """Returns Σ numerator / Σ denominator over all targets, with the error over their groups."""
     sums = GroupSums(int(groups.max()) + 1 if len(groups) else 0)
     sums.add(groups, numerator, denominator)
     return sums.estimate()
 
 
 def exponential(mean: Estimate) -> Estimate:
-    """exp of an estimate; without an error if it is infinite."""
+    """Returns exp of an estimate; without an error if it is infinite."""
     value = _exp(mean.value)
     if not math.isfinite(value):
         return Estimate(value, None, mean.n, mean.groups)
@@ -157,7 +157,7 @@ def _exp(x: float) -> float:
 
 
 def as_json(estimates: dict[str, Estimate]) -> dict[str, Any]:
-    """Estimates as plain data. Infinity becomes None, because JSON has none; an estimate that is NaN is left out."""
+    """Returns estimates as plain data. Infinity becomes None, because JSON has none. NaN estimates are omitted."""
     return {
         name: {field: value if isinstance(value, int) else finite_or_none(value) for field, value in asdict(e).items()}
         for name, e in estimates.items()
@@ -170,12 +170,12 @@ def finite_or_none(value: float | None) -> float | None:
 
 
 def error_fields(name: str) -> tuple[str, ...]:
-    """The names of a statistic's fields if it has an error: its value, the error and the bounds."""
+    """Returns the names of a statistic's fields if it has an error: its value, the error and the bounds."""
     return name, f"{name}_stderr", f"{name}_low", f"{name}_high"
 
 
 def with_error_fields(name: str, e: Estimate | None) -> dict[str, float | None]:
-    """An estimate as fields for JSON; None for what is infinite, NaN or missing.
+    """Returns an estimate as fields for JSON. Infinite, NaN or missing values become None.
 
     >>> with_error_fields("share", Estimate(0.5, 0.1, 10, 10))
     {'share': 0.5, 'share_stderr': 0.1, 'share_low': None, 'share_high': None}

@@ -1,10 +1,10 @@
-"""What counts as independent, and how much each target counts: follows from the plan alone, and is stored with a run.
+"""Finds independent groups of targets, and the weight of each target, from the plan alone. A run stores both.
 
 The error of a mean is computed over unrelated pieces of text. In order of preference:
 
 pieces known to be separate    documents; if a recipe joins them into one stream, the texts that were joined
                                (WikiText's articles), if at least FEWEST of them have targets
-stretches of text              equal parts of each piece, each at least STRETCH tokens long, if there are FEWEST
+stretches of text              equal parts of each piece, of at least STRETCH tokens, if there are FEWEST or more
 too few                        the known pieces; estimates over them have no error
 
 Windows are not independent: neighbouring windows of 2,048 tokens of WikiText-2 have a correlation of 0.5, because an
@@ -26,22 +26,22 @@ STRETCH = 1 << 15  # tokens; shorter neighbouring stretches of one text are corr
 
 
 def distinct(numbers: Iterable[Ints]) -> Ints:
-    """The distinct numbers of several blocks, ascending."""
+    """Returns the distinct numbers of several blocks, ascending."""
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(np.unique(block) for block in numbers)]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grouping:
-    """Which targets of a plan belong to the same group."""
+    """Says which targets of a plan belong to the same group."""
 
-    kind: str  # what a group is, in words
+    kind: str  # the kind of the groups, in words
     count: int
-    of: Callable[[TargetBlock], Ints]  # the group of each target: 0, 1, …
+    of: Callable[[TargetBlock], Ints]  # returns the group of each target: 0, 1, …
     splits_characters: bool = False  # may a group begin inside a character?
 
 
 def grouping(plan: Plan) -> Grouping:
-    """The groups of a plan's targets."""
+    """Returns the groups of a plan's targets."""
     kind = "documents" if np.array_equal(plan.piece_starts, plan.doc_starts[:-1]) else "joined texts"
     pieces = _divided(plan, plan.piece_starts, kind)
     if pieces.count >= FEWEST:
@@ -53,7 +53,7 @@ def grouping(plan: Plan) -> Grouping:
 
 
 def _divided(plan: Plan, starts: Ints, kind: str, *, splits: bool = False) -> Grouping:
-    """Groups that are parts of the stream, divided at the tokens ``starts``; parts without a target are not counted."""
+    """Divides the stream into groups at the tokens ``starts``. Parts without a target are not counted."""
 
     def parts(block: TargetBlock) -> Ints:
         found: Ints = np.searchsorted(starts, block.token, side="right").astype(np.int64) - 1
@@ -77,7 +77,7 @@ def _stretch_starts(plan: Plan) -> Ints:
 
 
 class CharacterGroups:
-    """Groups for a mean over bytes: tokens of one character are all in the group of the first, which owns its bytes."""
+    """Groups for a mean over bytes: tokens of a character are in the group of its first token, which owns its bytes."""
 
     def __init__(self, groups: Grouping) -> None:
         self._groups, self._before = groups, (-2, -1, 0)  # token, document and group of the last target so far
@@ -89,16 +89,16 @@ class CharacterGroups:
         token, document, group = self._before
         follows = np.diff(block.token, prepend=token) == 1
         follows &= (np.diff(block.document, prepend=document) == 0) & (byte_len == 0)
-        first = np.maximum.accumulate(np.where(follows, 0, np.arange(1, len(block) + 1)))  # 0: before this block
+        first = np.maximum.accumulate(np.where(follows, 0, np.arange(1, len(block) + 1)))  # 0: in an earlier block
         found: Ints = np.concatenate([[group], groups])[first]
         self._before = int(block.token[-1]), int(block.document[-1]), int(found[-1])
         return found
 
 
 def weights_of(plan: Plan, block: TargetBlock) -> Floats:
-    """How much each target of a block counts in the method's mean; 1 unless windows are averaged."""
+    """Returns the weight of each target of a block in the method's mean; 1 unless windows are averaged."""
     if plan.average != "window":
-        return np.broadcast_to(np.float64(1), len(block))  # ones that take no memory
+        return np.broadcast_to(np.float64(1), len(block))  # an array of ones that takes no memory
     assert plan.weight is not None
     weights: Floats = (plan.weight / plan.target_counts)[block.window]
     return weights

@@ -1,7 +1,7 @@
-"""Two runs of one plan, read together block by block: the values per target, and their means with paired errors.
+"""Reads two runs of one plan together, block by block. Gives values per target, and their means with paired errors.
 
-Both runs scored the same targets, so the difficulty of the text is in both and cancels in their difference. Every
-error here is the error of that difference, never of two separate numbers.
+Both runs scored the same targets, so the difficulty of the text cancels in their difference. Every error here is the
+error of such a difference, never of two separate numbers.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ Values = Callable[[PairedBlock], Floats | Bools]
 
 @dataclass(frozen=True, eq=False)
 class PairedRuns:
-    """A baseline and a candidate, target by target: arrays have one line per target, in plan order."""
+    """A baseline and a candidate, target by target. Arrays have one line per target, in plan order."""
 
-    name: str  # of the candidate, unique among the candidates that are compared together
+    name: str  # name of the candidate, unique among the candidates that are compared together
     baseline: Run
     candidate: Run
     groups: Ints  # (n,) targets of one group are not independent of each other
-    weight: Floats  # (n,) how much a target counts in the method's mean: 1 unless windows are averaged
+    weight: Floats  # (n,) weight of a target in the method's mean: 1 unless windows are averaged
     kl: Floats | None  # (n,) nats, KL(baseline‖candidate) over the whole vocabulary; None between stored runs
     noise_kl: Floats | None  # (m,) KL of the baseline to itself, computed in a different way; None if not measured
 
@@ -62,12 +62,12 @@ class PairedRuns:
 
     @property
     def averages_documents(self) -> bool:
-        """Is the method's perplexity an arithmetic mean over documents of perplexities?"""
+        """Is the method's perplexity the arithmetic mean of the documents' perplexities?"""
         method = methods().found.get(self.baseline.manifest["method"])
         return method is not None and method.average == "document"
 
     def blocks(self) -> Iterator[PairedBlock]:
-        """All targets in order, without keeping columns in memory. Raises RunError for NaN or if lengths differ."""
+        """Yields all targets in order without holding columns in memory. Raises RunError for NaN or unequal lengths."""
         arrays = {"groups": self.groups, "weight": self.weight, "kl": self.kl}
         lengths = {name: len(array) for name, array in arrays.items() if array is not None}
         lengths |= {"the baseline": len(self.baseline.scores), "the candidate": len(self.candidate.scores)}
@@ -94,7 +94,7 @@ class PairedRuns:
             raise RunError(f"{self.name}: {name} contains NaN", fix="score again with --fresh")
 
     def document_sums(self) -> GroupSums:
-        """Each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
+        """Returns each document's perplexity under the candidate (numerator) and under the baseline (denominator)."""
         documents = distinct(document for (document,) in self.baseline.facts.blocks("document"))
         base, cand = GroupSums(len(documents)), GroupSums(len(documents))
         for (document,), block in zip(self.baseline.facts.blocks("document"), self.blocks(), strict=True):
@@ -109,22 +109,22 @@ class PairedRuns:
 
 
 class PairedMeans:
-    """Means over all targets of two runs. All values of one ``gather`` take one pass over the columns."""
+    """Means over all targets of two runs. One ``gather`` reads the columns once for all its values."""
 
     def __init__(self, runs: PairedRuns) -> None:
         self.runs = runs
         self.zeros = [0, 0]  # targets of probability zero in the baseline and in the candidate
         self.infinite = 0  # targets with infinite KL
-        self.delta_p: Floats = np.empty(0)  # (n,) after ``gather`` with columns
+        self.delta_p: Floats = np.empty(0)  # (n,) set by ``gather`` with columns
         self._sums: dict[Values, GroupSums] = {}
         self._quantiles: dict[str, dict[str, float]] = {}
 
     def gather(self, values: Iterable[Values], *, columns: bool = False) -> None:
-        """Add up several values per target in one pass.
+        """Adds up several values per target in one pass.
 
-        With ``columns`` the same pass counts zeros and infinite KL, and keeps the column of Δp for its quantiles.
+        With ``columns``, the same pass counts zeros and infinite KL, and stores the column of Δp for its quantiles.
         """
-        numbers = distinct(array_blocks(self.runs.groups))  # only groups that occur: an empty one would count too
+        numbers = distinct(array_blocks(self.runs.groups))  # only groups that occur: an empty group would count
         first = GroupSums(len(numbers))
         others = {one: GroupSums(len(numbers), shares=first) for one in dict.fromkeys(values)}
         delta_p, begin = empty_column(len(self.runs.groups) if columns else 0), 0
@@ -149,23 +149,23 @@ class PairedMeans:
         return self._sums[values]
 
     def mean(self, values: Values) -> Estimate:
-        """The mean of a value per target, weighted as the method does."""
+        """Returns the mean of a value per target, with the method's weights."""
         return self.sums(values).estimate()
 
     def quantiles(self, column: str, values: Floats, fractions: Mapping[str, float]) -> dict[str, float]:
-        """Quantiles of a column, by name; computed by the first call for the column."""
+        """Returns quantiles of a column, by name. The first call for a column computes them."""
         if column not in self._quantiles:
             self._quantiles[column] = quantiles(values, fractions)
         return self._quantiles[column]
 
     @cached_property
     def documents(self) -> GroupSums | None:
-        """The perplexities of all documents, if the method averages them; else None."""
+        """The perplexities of all documents if the method averages them, else None."""
         return self.runs.document_sums() if self.runs.averages_documents else None
 
 
 def mean_differences(runs: Sequence[PairedRuns], pairs: Sequence[tuple[int, int]], values: Values) -> list[Estimate]:
-    """For each pair of indices, the mean difference of two candidates, target by target; one pass for all pairs."""
+    """Returns the mean difference, target by target, of each pair of candidates; one pass for all pairs of indices."""
     used = sorted({index for pair in pairs for index in pair})
     numbers = distinct(array_blocks(runs[used[0]].groups)) if used else np.zeros(0, np.int64)
     found = [GroupSums(len(numbers)) for _ in pairs]

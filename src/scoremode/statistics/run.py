@@ -1,4 +1,4 @@
-"""A run's scores ─▶ its metrics: perplexity, bits per byte, ranks, entropy, each with its error."""
+"""A run's scores ─▶ its metrics with errors: perplexity, bits per byte, ranks, entropy."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from scoremode.values import Bools, Estimate, Floats, Ids, Ints
 
 
 class ScoreRows(Protocol):
-    """Scores that can be read in parts: from memory, or from a journal."""
+    """Scores that can be read in parts, from memory or from a journal."""
 
     def rows(self, begin: int, end: int) -> Scores: ...
 
 
 def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = BUILT_IN) -> dict[str, Estimate]:
-    """Every metric of a run, except those that need a column which was not measured."""
+    """Returns every metric of a run, except those whose column was not measured."""
     groups = grouping(plan)
     nll, nats_per_byte, nats_per_word = (GroupSums(groups.count) for _ in range(3))
-    more: dict[str, GroupSums] = {}  # by the name of the metric
+    more: dict[str, GroupSums] = {}  # metric name ─▶ its sums
     texts = _PerplexityOfTexts(plan) if plan.average == "document" else None
     bytes_of = _units(plan, tokens.byte_len, tokens.doc_bytes)
     words_of = _units(plan, tokens.word_starts, tokens.doc_words)
@@ -58,7 +58,7 @@ def all_metrics(plan: Plan, tokens: Tokens, scores: ScoreRows, schema: Schema = 
 
 
 class _PerplexityOfTexts:
-    """Arithmetic mean over documents of exp(mean nll of the document)."""
+    """The arithmetic mean of exp(mean nll of a document) over all documents."""
 
     def __init__(self, plan: Plan) -> None:
         self.documents = distinct(block.document for block in plan.blocks())
@@ -76,7 +76,7 @@ class _PerplexityOfTexts:
 
 
 def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBlock], Ids | Floats]:
-    """A function that counts scored bytes or words per target; for lm-eval-rolling, those of whole source documents."""
+    """Returns a function that counts bytes or words per target; lm-eval-rolling counts whole source documents."""
     if plan.method != "lm-eval-rolling" or plan.mask is not None:
         return lambda block: of_token[block.token]
     seen: Bools = np.zeros(len(of_document), np.bool_)
@@ -94,7 +94,7 @@ def _units(plan: Plan, of_token: Ids, of_document: Ints) -> Callable[[TargetBloc
 
 
 def llamacpp_stderr(logprob: Iterable[Floats], n: int) -> float | None:
-    """The error that llama.cpp prints with its perplexity, as if tokens were independent; None if it is infinite.
+    """Returns the error that llama.cpp prints with its perplexity, as if tokens were independent; None if infinite.
 
     ``logprob`` are the blocks of a column of n values.
     """

@@ -1,15 +1,15 @@
 """Documents of tasks under two models ─▶ accuracy, recovery, flips and shifts with paired errors.
 
-A row is a task, a group of tasks, or all of them. Its means are Σ_t w_t · (mean over the documents of task t), with
-weights that sum to 1. Documents are independent, tasks are fixed: the variance of such a mean is Σ_t w_t² s_t² / n_t.
+A row is a task, a group of tasks, or all tasks. Its means are Σ_t w_t · (mean over the documents of task t), with
+weights that sum to 1. Documents are independent and tasks are fixed, so the variance of a mean is Σ_t w_t² s_t² / n_t.
 
 recovery   = mean metric of the candidate / mean metric of the baseline. Both are measured on the same documents, so
              only documents that flip make it uncertain.
 bounds     of recovery and of the difference are computed as if one more document had flipped, half of it lost and half
-             gained, spread over the tasks by their size. Without it, no flips among ten documents would look certain.
-McNemar    = the exact two-sided probability that flips split so unevenly if both directions were equally likely.
+             gained, spread over the tasks by their size. Otherwise ten documents without a flip would look certain.
+McNemar    = the exact two-sided probability of such an uneven split of flips if both directions were equally likely.
 
-docs/tasks.md has every formula, and how often the bounds contain the truth.
+docs/tasks.md has every formula, and how often the bounds contain the true value.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from scoremode.statistics.estimate import LEVEL, with_bounds, with_error_fields
 from scoremode.statistics.groups import FEWEST
 from scoremode.values import Bools, Estimate, Floats
 
-EXTRA = 0.5  # documents that count as lost, and as gained, beside those that were
-COMMON = ("acc", "acc_norm")  # metrics that always have fields of their own
+EXTRA = 0.5  # how many documents are added as lost, and as many as gained
+COMMON = ("acc", "acc_norm")  # metrics that always have their own fields
 
 T = TypeVar("T")
 Pair = tuple[Floats, Floats]
@@ -38,14 +38,14 @@ class PairedTask:
     """The documents of one task under both models. Fields that a task does not have are None."""
 
     name: str
-    metric: str  # the one that recovery and flips without a prefix are about
+    metric: str  # the metric of recovery and of flips without a prefix
     metrics: Mapping[str, Pair]  # (n,) by name; larger is better
     gold: Pair | None = None  # (n,) nats, log-probability of the right answer
-    margin: Pair | None = None  # (n,) nats, right answer minus the best other one
-    margin_norm: Pair | None = None  # (n,) nats per character, as acc_norm counts
+    margin: Pair | None = None  # (n,) nats, right answer minus the best other answer
+    margin_norm: Pair | None = None  # (n,) nats per character, as in acc_norm
     kl: Floats | None = None  # (n,) nats, KL(baseline‖candidate) over the choices
-    changed: Bools | None = None  # (n,) is another answer chosen?
-    lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # what lm-eval would print
+    changed: Bools | None = None  # (n,) do the models choose different answers?
+    lm_eval: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # the values that lm-eval would print
 
     @property
     def documents(self) -> int:
@@ -57,10 +57,10 @@ Parts = Sequence[tuple[PairedTask, float]]
 
 
 def row_statistics(name: str, kind: str, parts: Parts) -> dict[str, Any]:
-    """Every number of one row, flat and ready for JSON: ``name``, ``kind``, ``metric``, then FIELDS.
+    """Returns every number of one row, flat and ready for JSON: ``name``, ``kind``, ``metric``, then FIELDS.
 
-    None stands for a number that does not exist (``acc_norm`` of a task without it) or is undefined (recovery of a
-    baseline that has nothing right, a margin with a probability of zero).
+    A number is None if it does not exist (``acc_norm`` of a task without it) or is undefined (recovery of a baseline
+    that has nothing right, a margin with a probability of zero).
     """
     metrics = sorted({task.metric for task, _ in parts})
     found: dict[str, Any] = {"name": name, "kind": kind, "metric": " / ".join(metrics)}
@@ -84,13 +84,13 @@ def _row_fields(parts: Parts) -> dict[str, Any]:
 
 
 def _known(values: Sequence[tuple[T | None, float]]) -> list[tuple[T, float]]:
-    """The values of a row's tasks, with their weights; an empty list if any task has no value."""
+    """Returns the values of a row's tasks, with their weights, or an empty list if any task has no value."""
     known = [(value, w) for value, w in values if value is not None]
     return known if len(known) == len(values) else []
 
 
 def _metric_fields(prefix: str, accuracy: str, given: Sequence[tuple[Pair | None, float]]) -> dict[str, Any]:
-    """The numbers of one metric. Flips are counted only if every document is either right or wrong."""
+    """Returns the numbers of one metric. Flips are counted only if every document is either right or wrong."""
     estimates: dict[str, Estimate | None] = dict.fromkeys(
         (f"{accuracy}_baseline", f"{accuracy}_candidate", f"{accuracy}_difference")
     ) | dict.fromkeys((f"{prefix}recovery", f"{prefix}flips", f"{prefix}lost", f"{prefix}gained"))
@@ -121,7 +121,7 @@ def is_binary(values: Floats) -> bool:
 
 # ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def mean(parts: Sequence[tuple[Floats, float]]) -> Estimate:
-    """Σ w · mean over documents, with bounds by Student's t. For one task, the error is the one that lm-eval prints.
+    """Returns Σ w · mean over documents, with bounds by Student's t. For one task, lm-eval prints the same error.
 
     >>> mean([(np.array([1.0, 2.0, 3.0, 4.0, 10.0]), 1.0)])
     4 ± 1.58
@@ -137,9 +137,9 @@ def mean(parts: Sequence[tuple[Floats, float]]) -> Estimate:
 
 
 def share(parts: Sequence[tuple[Bools, float]]) -> Estimate:
-    """A share of documents, with the error that lm-eval prints, and Wilson's bounds, which hold near 0 and 1 too.
+    """Returns a share of documents with the error that lm-eval prints, and Wilson's bounds, which hold near 0 and 1.
 
-    For several tasks, the bounds are those of one task with as many documents as would give the same error.
+    For several tasks, the bounds are those of one task with the number of documents that would give the same error.
 
     >>> found = share([(np.array([True] * 9 + [False]), 1.0)])
     >>> found, round(found.low, 4), round(found.high, 4)
@@ -152,14 +152,14 @@ def share(parts: Sequence[tuple[Bools, float]]) -> Estimate:
     shares = [float(hits.mean()) for hits, _ in parts]
     stderr = math.sqrt(sum(w**2 * p * (1 - p) / (len(h) - 1) for (h, w), p in zip(parts, shares, strict=True)))
     spread = sum(w**2 * p * (1 - p) / len(h) for (h, w), p in zip(parts, shares, strict=True))
-    alike = 1 / sum(w**2 / len(h) for h, w in parts)  # if all tasks had the same share
+    alike = 1 / sum(w**2 / len(h) for h, w in parts)  # the number of documents if all tasks had the same share
     size = max(alike, value * (1 - value) / spread) if spread > 0 else alike
     low, high = wilson(value, size)
     return Estimate(value, stderr, n, n, float(n - len(parts)), low, high)
 
 
 def wilson(value: float, size: float) -> tuple[float, float]:
-    """Wilson's score bounds of a share of ``size`` documents."""
+    """Returns Wilson's score bounds of a share of ``size`` documents."""
     from scipy.special import ndtri
 
     z = float(ndtri((1 + LEVEL) / 2))
@@ -169,7 +169,7 @@ def wilson(value: float, size: float) -> tuple[float, float]:
 
 
 def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
-    """Candidate / baseline, with its paired error; NaN if the baseline is 0.
+    """Returns candidate / baseline with its paired error; NaN if the baseline is 0.
 
     >>> both, lost = (np.ones(90), np.ones(90)), (np.ones(10), np.zeros(10))
     >>> found = recovery([((np.concatenate([both[0], lost[0]]), np.concatenate([both[1], lost[1]])), 1.0)])
@@ -197,7 +197,7 @@ def recovery(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
 
 
 def difference(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
-    """Candidate minus baseline, with its paired error."""
+    """Returns candidate minus baseline with its paired error."""
     n = sum(len(base) for (base, _), _ in pairs)
     value = sum(w * float((cand - base).mean()) for (base, cand), w in pairs)
     if not _enough([(base, w) for (base, _), w in pairs]) or not math.isfinite(value):
@@ -214,11 +214,11 @@ def difference(pairs: Sequence[tuple[Pair, float]]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class _Extended:
-    """Moments of a task's pairs; if documents are right or wrong, EXTRA lost and EXTRA gained ones are added."""
+    """Moments of a task's pairs. If documents are right or wrong, EXTRA lost and EXTRA gained documents are added."""
 
     weight: float
-    size: float  # documents, with those that were added
-    mean: tuple[float, float]  # of the baseline, of the candidate
+    size: float  # documents, including the added ones
+    mean: tuple[float, float]  # means of the baseline and of the candidate
     square: tuple[float, float, float]  # means of base², base·cand, cand²
 
     @staticmethod
@@ -230,7 +230,7 @@ class _Extended:
         return _Extended(weight, size, first, (sums[0] / size, sums[1] / size, sums[2] / size))
 
     def variance(self, of_base: float, of_cand: float) -> float:
-        """The variance of weight · (mean of of_base · base + of_cand · cand)."""
+        """Returns the variance of weight · (mean of of_base · base + of_cand · cand)."""
         bb, bc, cc = self.square
         moment = of_base**2 * bb + 2 * of_base * of_cand * bc + of_cand**2 * cc
         middle = of_base * self.mean[0] + of_cand * self.mean[1]
@@ -238,21 +238,21 @@ class _Extended:
 
 
 def _enough(parts: Sequence[tuple[Any, float]]) -> bool:
-    """Are there enough documents for an error? A task of one document has no spread that could be seen."""
+    """Are there enough documents for an error? A task with one document has no measurable spread."""
     return sum(len(values) for values, _ in parts) >= FEWEST and all(len(values) > 1 for values, _ in parts)
 
 
 def _freedom(variances: Sequence[float], sizes: Sequence[float]) -> float:
-    """Degrees of freedom of a sum of variances, by Welch and Satterthwaite."""
+    """Returns the degrees of freedom of a sum of variances, by Welch and Satterthwaite."""
     total = sum(variances)
     if total == 0:
         return float(sum(sizes)) - len(sizes)
-    shares = [v / total for v in variances]  # squares of the variances themselves may be too small for a float
+    shares = [v / total for v in variances]  # the squares of the variances may be too small for a float
     return 1 / sum(s**2 / (n - 1) for s, n in zip(shares, sizes, strict=True))
 
 
 def mcnemar(lost: int, gained: int) -> float:
-    """The exact two-sided p: twice the smaller tail of Binomial(lost + gained, 1/2), at most 1.
+    """Returns the exact two-sided p: twice the smaller tail of Binomial(lost + gained, 1/2), at most 1.
 
     >>> mcnemar(6, 0), mcnemar(3, 3)
     (0.03125, 1.0)

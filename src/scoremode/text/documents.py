@@ -8,7 +8,7 @@ pages         verbatim    lm-evaluation-harness's 62 pages     each alone
 texts         verbatim    each line (blank lines have no       each alone
                           target, and are counted)
 
-Each of several texts is arranged separately. Recipes that join rows also join several texts, like documents.
+Several texts are arranged separately. Recipes that join rows join several texts too, like documents.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Arrangement = Literal["join-lines", "join-rows", "raw-file", "pages", "texts"]
 """How a recipe makes documents from a corpus's rows: see the table above."""
 
 JOIN = "\n\n"
-LISTED = 8  # most texts that a note names
+LISTED = 8  # how many texts a note names at most
 JOINING = ("join-rows", "raw-file")  # arrangements that make one document from all rows
-CHARACTERS = 1 << 18  # that are looked at together
+CHARACTERS = 1 << 18  # characters that are processed together
 SPACES = np.array([chr(point).isspace() for point in range(0x3001)] + [False])
 """Is the character of this code point white space? The last entry stands for all that are larger."""
 
 
 class Document:
-    """A text as a recipe feeds it, read in pieces. Its counts are complete after the last piece.
+    """A text that a recipe feeds, read in pieces. Its counts are complete after the last piece.
 
     >>> document = Document(["one ", "text"])
     >>> document.read(), document.source_bytes, document.source_words
@@ -55,12 +55,12 @@ class Document:
         joined_at: Iterable[int] = (),
     ) -> None:
         self._pieces = pieces
-        self._counted = source is None  # else the bytes and words are those of ``source``, which the recipe changed
+        self._counted = source is None  # else the counts are those of ``source``, from which the recipe made the pieces
         self.source_bytes, self._words = 0, WordCounter()
         if source is not None:
             self._count(source)
-        self.scored_spans = scored_spans  # characters that may be targets; None: all
-        self.joined_at = array("q", joined_at)  # characters at which another text begins; grows with the pieces
+        self.scored_spans = scored_spans  # spans of characters that may be targets; None: all characters
+        self.joined_at = array("q", joined_at)  # characters at which another text begins; grows while pieces are read
 
     def __iter__(self) -> Iterator[str]:
         if self._counted:
@@ -79,12 +79,12 @@ class Document:
         return self._words.count
 
     def read(self) -> str:
-        """The whole text."""
+        """Returns the whole text."""
         return "".join(self)
 
 
 class RereadDocuments:
-    """The documents that an arrangement makes from a corpus. Each pass reads the corpus again: a text is never kept."""
+    """The documents that an arrangement makes from a corpus. Each pass reads the corpus again, so no text is stored."""
 
     def __init__(
         self, corpus: Corpus, arrangement: Arrangement, tokenizer: TextTokenizer, *, assistant_only: bool = False
@@ -101,7 +101,7 @@ class RereadDocuments:
         return (chat_document(row, self.tokenizer, assistant_only=self.assistant_only) for row in conversations)
 
     def excerpt(self, number: int, start: int, end: int) -> str:
-        """Characters ``start`` to ``end`` of one document; only one more piece of it is in memory at a time."""
+        """Returns characters ``start`` to ``end`` of one document. Holds only one more piece in memory at a time."""
         found, at = "", 0
         for piece in next(islice(self, number, None), ()):
             found += piece[max(0, start - at) : max(0, end - at)]
@@ -112,7 +112,7 @@ class RereadDocuments:
 
 
 def arranged(corpus: Corpus, arrangement: Arrangement) -> Iterator[Document]:
-    """The documents that an arrangement makes from rows of text, to be read in order."""
+    """Yields the documents that an arrangement makes from rows of text. They must be read in order."""
     if arrangement in JOINING or (corpus.layout == "lines" and arrangement == "join-lines"):
         yield _from_joined(_joined(corpus, arrangement), trimmed=arrangement == "raw-file")
     elif corpus.layout == "mixed":
@@ -130,7 +130,7 @@ Joined = Iterator[tuple[str, bool]]
 
 
 def _from_joined(joined: Joined, *, trimmed: bool) -> Document:
-    """A document whose ``joined_at`` (the characters at which another text begins) grows while it is read."""
+    """Returns a document whose ``joined_at`` (where another text begins, in characters) grows while it is read."""
 
     def pieces() -> Iterator[str]:
         at = 0
@@ -145,7 +145,7 @@ def _from_joined(joined: Joined, *, trimmed: bool) -> Document:
 
 
 def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
-    """The whole corpus joined into one text. Each row counts as a separate text; in WikiText, each article does."""
+    """Joins the whole corpus into one text. Each row is a separate text; in WikiText, each article is."""
     if corpus.layout == "lines":
         yield from _joined_lines(corpus, verbatim=arrangement == "raw-file")
         return
@@ -154,13 +154,13 @@ def _joined(corpus: Corpus, arrangement: Arrangement) -> Joined:
     for number, text in enumerate(parts if corpus.layout == "mixed" else rows):
         if number:
             yield JOIN, False
-            yield "", True  # a text begins here, even if it is empty
+            yield "", True  # another text begins here, even if it is empty
         yield from text
 
 
 def _joined_lines(corpus: Corpus, *, verbatim: bool) -> Joined:
-    """The lines of WikiText as one text. Blank lines before the first article are not a text of their own."""
-    between, found = "" if verbatim else JOIN, False  # found: was there a text, or at least an article?
+    """Joins the lines of WikiText into one text. Blank lines before the first article are not a separate text."""
+    between, found = "" if verbatim else JOIN, False  # found: was a text or at least an article found?
     for number, row in enumerate(corpus.texts()):
         line = row or WIKITEXT2_BLANK if verbatim else row
         if number and between:
@@ -171,7 +171,7 @@ def _joined_lines(corpus: Corpus, *, verbatim: bool) -> Joined:
 
 
 def notes_on(corpus: Corpus, arrangement: Arrangement) -> tuple[str, ...]:
-    """What a reader of the result should know about the text, such as how several texts were combined."""
+    """Returns notes on the text for a reader of the result, such as how several texts were combined."""
     if len(corpus.parts) < 2:
         return corpus.notes
     joined = corpus.layout != "chat" and arrangement in JOINING
@@ -190,7 +190,7 @@ def _without_last_newline(pieces: Iterable[str]) -> Iterator[str]:
 
 # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────────
 def chat_document(messages: list[Message], tokenizer: TextTokenizer, *, assistant_only: bool) -> Document:
-    """A conversation as the model's chat template writes it; the template's text already contains special tokens.
+    """Renders a conversation with the model's chat template, whose text already contains special tokens.
 
     The assistant's part of a turn is everything that the template writes after it opens the turn: the assistant's words
     and the end-of-turn mark.
@@ -223,16 +223,16 @@ class WordCounter:
     def add(self, text: str) -> None:
         for _, space, after_space in white_space(text, self._after_space):
             if not self._begun and space[0]:
-                self.count += 1  # the text begins with white space, which follows nothing
+                self.count += 1  # the text begins with white space, so there is an empty word before it
             self._begun = True
             self.count += int((space & ~after_space).sum())
             self._after_space = bool(space[-1])
 
 
 def white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bools]]:
-    """For each block of characters: where it begins, which of them are white space, and which follow white space.
+    """Yields for each block of characters: its start, which of them are white space, and which follow white space.
 
-    ``before``: does the text itself begin after white space? White space is what ``\\s`` matches.
+    ``before``: does the text follow white space? White space is what ``\\s`` matches.
     """
     for begin in range(0, len(text), CHARACTERS):
         points = np.frombuffer(text[begin : begin + CHARACTERS].encode("utf-32-le"), np.uint32)
@@ -243,10 +243,10 @@ def white_space(text: str, before: bool = True) -> Iterator[tuple[int, Bools, Bo
 
 # ── WikiText-2 as lm-evaluation-harness sees it ──────────────────────────────────────────────────────────────────────
 def wikitext_pages(lines: Iterable[str]) -> Iterator[str]:
-    """The pages of wiki.test.raw: a page begins at a heading with one "=" on each side.
+    """Yields the pages of wiki.test.raw. A page begins at a heading with one "=" on each side.
 
-    Only 60 of the 62 pages are articles: two begin at equations that look like headings. They are kept, because the
-    published numbers include them. Lines before the first heading are left out; a text without headings is one page.
+    Only 60 of the 62 pages are articles: two begin at equations that look like headings. These two stay, because the
+    published numbers include them. Lines before the first heading are omitted. A text without headings is one page.
     """
     page, found = list[str](), False
     for line in lines:
@@ -259,7 +259,7 @@ def wikitext_pages(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _is_heading(line: str) -> bool:
-    """Does an article begin here? Headings inside articles have more than one "=" on each side."""
+    """Does an article begin at this line? Headings inside articles have more than one "=" on each side."""
     heading = re.sub("= =", "==", re.sub("= = =", "===", line)).strip()
     return heading.startswith("= ") and heading.endswith(" =")
 
@@ -267,7 +267,7 @@ def _is_heading(line: str) -> bool:
 # (pattern, replacement) as regular expressions, applied in this order to undo WikiText's tokenisation
 _DETOKENISE: tuple[tuple[str, str], ...] = (
     (r"s '", "s'"),
-    (r"/' [0-9]/", "/'[0-9]/"),  # probably a mistake, but the published numbers were made with it
+    (r"/' [0-9]/", "/'[0-9]/"),  # probably a mistake, but the published numbers were computed with it
     *((re.escape(f" @{sign}@ "), sign) for sign in "-,."),
     *((re.escape(f" {sign} "), f"{sign} ") for sign in ":;.!?,"),
     *(
@@ -284,7 +284,7 @@ _DETOKENISE: tuple[tuple[str, str], ...] = (
 
 
 def detokenised(page: str) -> str:
-    """A WikiText page as ordinary prose, by the rules of lm-evaluation-harness's wikitext task."""
+    """Returns a WikiText page as ordinary prose, by the rules of lm-evaluation-harness's wikitext task."""
     for pattern, replacement in _DETOKENISE:
         page = re.sub(pattern, replacement, page)
     return page

@@ -1,21 +1,21 @@
-"""A text of any length ─▶ its tokens, window by window, with the same ids as the whole text gives.
+"""A text of any length ─▶ its tokens, window by window. The ids are the same as if the whole text were encoded at once.
 
 text     ……………………………………………………………………
 window 1 ├──────────────┤
 window 2            ├──────────────┤      neighbours share OVERLAP characters
-seam               ↑                      tokens before it are taken from window 1, those after it from window 2
+seam               ↑                      tokens before the seam come from window 1, those after it from window 2
 
 A seam is a boundary between two tokens that no token can cross, inside a run of tokens that are equal in both windows:
-same ids, same positions. The run has at least WORDS more such boundaries on either side, and MARGIN characters. So what
-a tokenizer does at the ends of a window (a space in front, half a word, white space that is stripped) is outside of
-the run. No token can cross a boundary
+same ids, same positions. On either side of the seam, the run has at least WORDS more such boundaries, and MARGIN
+characters. So the effects of a window's ends (a space in front, half a word, stripped white space) are outside the
+run. No token can cross a boundary:
 
-of BPE and Unigram    if no token of the vocabulary contains the two characters that meet there, side by side: BPE
-                      cannot merge across it, and Unigram has no token there.
-of other tokenizers   if a word ends there and white space follows. This is a check, not a proof.
+BPE and Unigram    if no token of the vocabulary contains the two characters at the boundary, side by side: BPE cannot
+                   merge across the boundary, and Unigram has no token there.
+other tokenizers   if a word ends there and white space follows. This is a check, not a proof.
 
-If there is no seam, the two windows become one, and that one doubles until there is a seam or the text ends. In the
-end this is the whole text, encoded at once, as if it had never been cut.
+Without a seam, the two windows are joined into one, which doubles until there is a seam or the text ends. In the worst
+case this is the whole text, encoded at once.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from scoremode.text.tokenizer import PROBE, HuggingFaceTokenizer, TextTokenizer
 from scoremode.values import Bools, Ids, Ints
 
 STEP, OVERLAP = 1 << 16, 1 << 11  # characters; longer windows take more memory, shorter ones more time
-MARGIN = OVERLAP // 4  # characters of agreement on either side of a seam
-WORDS = 2  # more boundaries that no token can cross, on either side of a seam
-TRIED = 256  # boundaries that are tried in one overlap
-MOST_WINDOWS, MOST_TEXTS = 16, 1024  # that are encoded in one call; each window takes 5 to 25 MB meanwhile
+MARGIN = OVERLAP // 4  # characters that must agree on either side of a seam
+WORDS = 2  # how many more uncrossable boundaries must be on either side of a seam
+TRIED = 256  # the most boundaries that are tried per overlap
+MOST_WINDOWS, MOST_TEXTS = 16, 1024  # the most that are encoded per call; each window takes 5 to 25 MB during a call
 NOTED = 1 << 20  # characters; a longer stretch without a seam is noted
-SAMPLE = 4096  # characters of a text on which the library is compared with the tokenizer's own call
-ENDS = "a \n  b\n\n   \nc  \t d\u00a0\r\n x"  # white space whose positions tokenizers count in different ways
-MOST_REFUSED = 1 << 17, 1 / 8  # characters whose tokens are not the text itself: at least, and as a share of all
+SAMPLE = 4096  # characters of a text on which the library is compared with the tokenizer's own ``encode``
+ENDS = "a \n  b\n\n   \nc  \t d\u00a0\r\n x"  # white space whose positions differ between tokenizers
+MOST_REFUSED = 1 << 17, 1 / 8  # limit for characters whose tokens are not the text itself: a number, or a share of all
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How long windows are, in characters. An overlap is at most half a step."""
+    """The lengths of windows, in characters. An overlap is at most half a step."""
 
     step: int = STEP
     overlap: int = OVERLAP
@@ -54,7 +54,7 @@ class Sizes:
 
     @property
     def longest(self) -> int:
-        """The longest text that is one window."""
+        """The length of the longest text that is one window."""
         return self.step + self.overlap
 
 
@@ -72,11 +72,11 @@ class EncodedWindow:
 
     text: str
     ids: Ids  # (n,)
-    ends: Ints  # (n,) each token owns the characters up to here, from the end of the one before
+    ends: Ints  # (n,) each token owns the characters from the previous token's end up to here
 
 
 def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[TextWindow]:
-    """Divides a text into overlapping windows. A short text is one window, which is empty if the text is."""
+    """Divides a text into overlapping windows. A short text is one window; an empty text is one empty window."""
     held, length, whole = list[str](), 0, True
     for piece in pieces:
         held.append(piece)
@@ -92,13 +92,13 @@ def windows_of(pieces: Iterable[str], sizes: Sizes) -> Iterator[TextWindow]:
 
 
 def workers() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 class WindowEncoder:
-    """Encodes windows by a tokenizer's own ``encode``."""
+    """Encodes windows with a tokenizer's own ``encode``."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -109,22 +109,22 @@ class WindowEncoder:
         return [EncodedWindow(text, one.ids, one.char_end) for text, one in zip(texts, found, strict=True)]
 
     def is_uncrossable(self, window: EncodedWindow, i: int) -> bool:
-        """Can no token reach across the boundary before token ``i``?"""
+        """Is it impossible for a token to cross the boundary before token ``i``?"""
         text, at = window.text, int(window.ends[i - 1])
         return 0 < at < len(text) and text[at].isspace() and not text[at - 1].isspace()
 
 
 class LibraryEncoder(WindowEncoder):
-    """Encodes windows by the library behind a fast tokenizer, on all cores."""
+    """Encodes windows with the library behind a fast tokenizer, on all cores."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         super().__init__(tokenizer)
         self.backend, self.vocabulary = tokenizer.backend, tokenizer.vocabulary
         self._prepare = tokenizer.prepare
-        self._encoded = self._refused = 0  # characters; those whose tokens were not the text itself
+        self._encoded = self._refused = 0  # characters that were encoded; those whose tokens were not the text itself
 
     def is_same(self, text: str) -> bool:
-        """Does the library give the same tokens as the tokenizer's own call? Some classes change them in Python."""
+        """Does the library give the same tokens as the tokenizer's ``encode``? Some classes change tokens in Python."""
         for special in (False, True):
             wanted = self.tokenizer.encode(text, special=special)
             for way in (self.encode, self.encode_with_positions):
@@ -134,7 +134,7 @@ class LibraryEncoder(WindowEncoder):
         return True
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[EncodedWindow]:
-        """Encodes windows. If the bytes of the tokens are the text itself, positions are computed from these bytes."""
+        """Encodes windows. If the bytes of the tokens are the text itself, computes positions from these bytes."""
         positions, (least, share) = self.vocabulary.byte_positions, MOST_REFUSED
         adds_tokens = special and self.backend.num_special_tokens_to_add(False)
         if positions is None or adds_tokens or self._refused > max(least, self._encoded * share):
@@ -169,7 +169,7 @@ class LibraryEncoder(WindowEncoder):
 
 
 def window_encoder(tokenizer: TextTokenizer, text: str) -> WindowEncoder:
-    """The quickest encoder that gives the tokenizer's own tokens; ``text`` is the beginning of the text to encode."""
+    """Returns the fastest encoder with the tokenizer's own tokens; ``text`` is the start of the text to encode."""
     if isinstance(tokenizer, HuggingFaceTokenizer):
         library = LibraryEncoder(tokenizer)
         if all(map(library.is_same, (PROBE, ENDS, text[:SAMPLE]))):
@@ -178,7 +178,7 @@ def window_encoder(tokenizer: TextTokenizer, text: str) -> WindowEncoder:
 
 
 def _used_up(encodings: list[Any]) -> Iterator[Any]:
-    """Yields each encoding and then drops it from the list: one may take tens of megabytes."""
+    """Yields each encoding and drops it from the list, because an encoding may take tens of megabytes."""
     encodings.reverse()
     while encodings:
         yield encodings.pop()
@@ -193,8 +193,8 @@ def _ascending(ends: Ints, text: str) -> Ints:
 def find_seam(
     left: EncodedWindow, right: EncodedWindow, encoder: WindowEncoder, sizes: Sizes
 ) -> tuple[int, int] | None:
-    """(i, j): tokens of ``left`` before i, then of ``right`` from j on, encode both windows; None without a seam."""
-    shift = len(left.text) - sizes.overlap  # where the right window begins in the left one
+    """Returns (i, j): tokens of ``left`` before i and of ``right`` from j on encode both windows; None if no seam."""
+    shift = len(left.text) - sizes.overlap  # where the right window begins in the left window
     skipped = int(np.searchsorted(left.ends, shift, side="right"))
     mine = left.ends[skipped:] - shift
     theirs = right.ends[: int(np.searchsorted(right.ends, sizes.overlap, side="right"))]
@@ -212,7 +212,7 @@ def find_seam(
 
 
 def _equal_tokens(left: EncodedWindow, right: EncodedWindow, i: int, j: int, shift: int) -> tuple[int, int]:
-    """How many tokens in a row are equal in both windows: directly before a boundary, and directly after it."""
+    """Returns how many tokens in a row are equal in both windows directly before a boundary, and directly after it."""
     before, after = min(i, j), min(len(left.ids) - i, len(right.ids) - j)
     mine, theirs = slice(i - before, i + after), slice(j - before, j + after)
     same: Bools = left.ids[mine] == right.ids[theirs]
@@ -225,7 +225,7 @@ def _leading(same: Bools) -> int:
 
 
 def _is_inside(window: EncodedWindow, j: int, run: tuple[int, int], encoder: WindowEncoder, margin: int) -> bool:
-    """Are enough tokens equal on both sides? ``run``: how many are equal before token ``j``, and from it on."""
+    """Are enough tokens equal on both sides? ``run``: how many are equal before token ``j``, and from ``j`` on."""
     ends, (before, after) = window.ends, run
     began = int(ends[j - before - 1]) if before < j else 0
     at, ended = int(ends[j - 1]), int(ends[j + after - 1])
@@ -243,7 +243,7 @@ Labelled = tuple[TextWindow, EncodedWindow]
 
 
 class LongTextEncoder:
-    """Encodes texts one after the other and reads a few windows ahead: two batches of windows are in memory."""
+    """Encodes texts one after the other, and reads ahead: two batches of windows are in memory."""
 
     def __init__(self, tokenizer: TextTokenizer, *, special: bool, sizes: Sizes | None = None) -> None:
         self.tokenizer, self.special, self.sizes = tokenizer, special, sizes or Sizes()
@@ -251,7 +251,7 @@ class LongTextEncoder:
         self._uncut = 0  # characters of the longest part that could not be cut
 
     def encode(self, texts: Iterable[Iterable[str]]) -> Iterator[Iterator[EncodedWindow]]:
-        """For each text, given in pieces, its tokens in parts. All its parts must be read before the next text."""
+        """Yields for each text, given in pieces, its tokens in parts. Read all its parts before the next text."""
         labelled = self._encoded(self._windows(texts))
         for first in labelled:
             yield self._parts(*first, _until_last(first[0], labelled))
@@ -274,7 +274,7 @@ class LongTextEncoder:
             yield from windows_of(chain([begins], pieces), self.sizes)
 
     def _encoded(self, windows: Iterator[TextWindow]) -> Iterator[Labelled]:
-        """All windows in order with their tokens; the next batch is encoded while the caller uses the last one."""
+        """Yields all windows in order with their tokens. Encodes the next batch while the caller uses the last one."""
         with ThreadPoolExecutor(1) as thread:
             batch: list[TextWindow] = []
             pending: Future[list[EncodedWindow]] | None = None
@@ -299,7 +299,7 @@ class LongTextEncoder:
             yield batch
 
     def _encode_batch(self, batch: list[TextWindow]) -> list[EncodedWindow]:
-        """Encodes a batch of windows. Only a window that is a whole text gets its special tokens here."""
+        """Encodes a batch of windows. Only windows that are a whole text get their special tokens here."""
         whole, parts = ([window.text for window in batch if window.is_whole is kind] for kind in (True, False))
         of_whole, of_parts = iter(self._encode(whole, special=self.special)), iter(self._encode(parts))
         return [next(of_whole if window.is_whole else of_parts) for window in batch]
@@ -327,7 +327,7 @@ class LongTextEncoder:
         yield EncodedWindow("", after, np.zeros(len(after), np.int64))
 
     def _joined(self, held: EncodedWindow, following: Iterator[EncodedWindow]) -> Iterator[EncodedWindow]:
-        begin = done = 0  # the first token that was not given, the first character that it may own
+        begin = done = 0  # the first token that was not yielded yet, and the first character that this token may own
         for right in following:
             seam = self._seam(held, right)
             if seam is None:
@@ -348,7 +348,7 @@ class LongTextEncoder:
     def _widened(
         self, held: EncodedWindow, right: EncodedWindow, following: Iterator[EncodedWindow], begin: int
     ) -> EncodedWindow:
-        """Joins a window with those after it into one that is at least twice as long, if the text is that long."""
+        """Joins a window with the following ones into a window at least twice as long, if the text is that long."""
         parts, length = [held.text], len(held.text)
         for more in chain([right], following):
             parts.append(more.text[self.sizes.overlap :])
@@ -368,7 +368,7 @@ class LongTextEncoder:
         return wide
 
     def _added_to(self, sample: str) -> tuple[Ids, Ids] | None:
-        """The special tokens that the tokenizer puts before and after a text; None if it changes more than that."""
+        """Returns the special tokens that the tokenizer adds before and after a text; None if it changes more."""
         (plain,), (full,) = (self._encode([sample], special=special) for special in (False, self.special))
         for lead in range(len(full.ids) - len(plain.ids) + 1):
             inside = slice(lead, lead + len(plain.ids))
@@ -379,13 +379,13 @@ class LongTextEncoder:
 
 
 def _until_last(window: TextWindow, labelled: Iterator[Labelled]) -> Iterator[EncodedWindow]:
-    """The windows after the first one of a text, up to its last."""
+    """Yields the windows of a text after its first one."""
     while not window.is_last:
         window, encoded = next(labelled)
         yield encoded
 
 
 def _between(held: EncodedWindow, begin: int, end: int, done: int) -> EncodedWindow:
-    """Tokens ``begin`` to ``end`` of a window, with their text, which begins at the character ``done``."""
+    """Returns tokens ``begin`` to ``end`` of a window with their text, which begins at the character ``done``."""
     stop = int(held.ends[end - 1]) if end > begin else done
     return EncodedWindow(held.text[done:stop], held.ids[begin:end], held.ends[begin:end] - done)

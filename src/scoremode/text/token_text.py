@@ -1,17 +1,17 @@
-"""The bytes and the text of a token: functions of its id alone, so that equal ids have equal texts wherever they stand.
+"""The bytes and the text of a token. They depend only on its id, so that equal ids have equal texts everywhere.
 
-A token stands for bytes. Bytes that are not a whole character have names, as in SentencePiece's vocabularies:
+A token stands for bytes. Bytes that are not a whole character are written as names, as in SentencePiece's vocabularies:
 
 bytes of the token        its text
 20 75 70 6F 6E            " upon"
-E6 9D                     "<0xE6><0x9D>"      the beginning of 東
-B1                        "<0xB1>"            its end
+E6 9D                     "<0xE6><0x9D>"      the first bytes of 東
+B1                        "<0xB1>"            its last byte
 
-The names of a vocabulary also tell where tokens end, and which characters no token has side by side, without asking
-the library. The tokens of a byte-level or byte-fallback BPE, one after the other, are the text itself. If their bytes
-are those of the text, each token ends where its bytes end; a character that is split belongs to the first of its
-tokens. If they are not (something was normalized, stripped or unknown), the library is asked for positions, which are
-a third of its work.
+The names in a vocabulary also show where tokens end, and which characters are side by side in no token, without a
+call of the library. The tokens of a byte-level or byte-fallback BPE, one after the other, are the text itself. If their
+bytes are those of the text, each token ends where its bytes end, and a split character belongs to the first of its
+tokens. If the bytes differ (something was normalized, stripped or unknown), the library computes the positions, which
+is a third of its work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 
 from scoremode.values import Ids, Ints
 
-_LONE = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
+_LONE = re.compile("[\udc80-\udcff]")  # "surrogateescape" makes these from bytes that are not UTF-8
 _NAMES = re.compile("<0x([89A-F][0-9A-F])>")
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
@@ -37,7 +37,7 @@ BYTE_ALPHABET = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte f
 
 
 def spelled(piece: bytes) -> str:
-    """The bytes of a token as text.
+    """Returns the bytes of a token as text.
 
     >>> spelled(b" upon"), spelled("東".encode()[:2])
     (' upon', '<0xE6><0x9D>')
@@ -49,19 +49,19 @@ def spelled(piece: bytes) -> str:
 
 
 def unnamed(token: int) -> str:
-    """The text of an id that the tokenizer does not have, as in a head that is larger than the vocabulary."""
+    """Returns the text for an id that the tokenizer does not have, as in a head that is larger than the vocabulary."""
     return f"<id {token}>"
 
 
 def byte_level_piece(name: str) -> bytes:
-    """The bytes of a token, from its name in a byte-level vocabulary."""
+    """Returns the bytes of a token, from its name in a byte-level vocabulary."""
     if all(character in BYTE_ALPHABET for character in name):
         return bytes(BYTE_ALPHABET[character] for character in name)
     return name.encode()  # an added token, whose name is plain text
 
 
 def sentencepiece_piece(name: str) -> bytes:
-    """The bytes of a token, from its name in a vocabulary that marks spaces with ▁."""
+    """Returns the bytes of a token, from its name in a vocabulary that marks spaces with ▁."""
     if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
         return bytes([int(match[1], 16)])
     return name.replace("▁", " ").encode()
@@ -73,7 +73,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """The text of consecutive tokens; characters that were split are whole again.
+    """Returns the text of consecutive tokens, in which split characters are whole again.
 
     >>> joined(["<0xE6><0x9D>", "<0xB1>", " is"])
     '東 is'
@@ -82,7 +82,7 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def owned(texts: Sequence[str]) -> list[str]:
-    """The texts of consecutive tokens, for reading: a character that was split is shown by its first token.
+    """Returns the texts of consecutive tokens for reading: a split character is shown by its first token.
 
     >>> owned([" <0xE6><0x9D>", "<0xB1>", " is"])
     [' 東', '<0xB1>', ' is']
@@ -98,7 +98,7 @@ def owned(texts: Sequence[str]) -> list[str]:
 
 
 def _own(texts: list[str], run: Sequence[int]) -> None:
-    """Give the characters of a run of split tokens to the token in which each begins, in place."""
+    """Gives each character of a run of split tokens to the token in which it begins, in place."""
     pieces = [_bytes_of(texts[index]) for index in run]
     ends = list(accumulate(map(len, pieces)))
     shown = [""] * len(run)
@@ -115,11 +115,11 @@ def _own(texts: list[str], run: Sequence[int]) -> None:
 
 # ── the names of a vocabulary ────────────────────────────────────────────────────────────────────────────────────────
 SPACE = "Ġ"  # the name of a space in a byte-level vocabulary
-AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")  # with these, names are not runs of a text
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")  # with these, names are not parts of a text
 
 
 class Vocabulary:
-    """The names of all ids of a tokenizer of the library ``tokenizers``."""
+    """The names of all ids of a tokenizer from the library ``tokenizers``."""
 
     def __init__(self, backend: Any, size: int) -> None:
         self._backend = backend
@@ -130,7 +130,7 @@ class Vocabulary:
 
     @cached_property
     def byte_positions(self) -> BytePositions | None:
-        """The bytes of each id, for positions; None if the tokens are not the text itself."""
+        """The bytes of each id, to compute positions; None if the tokens are not the text itself."""
         model, decoder = self._backend.model, _state(self._backend.decoder)
         byte_level = decoder.get("type") == "ByteLevel"
         if not self.has_plain_names or type(model).__name__ != "BPE" or not (byte_level or model.byte_fallback):
@@ -140,7 +140,7 @@ class Vocabulary:
         return None if trimming > 1 else BytePositions(self.names, byte_level=byte_level, trims=trimming == 1)
 
     def never_side_by_side(self, left: int, right: int) -> bool:
-        """Does no token contain the last character of one token and the first of the other, side by side?"""
+        """Is there no token with the last character of ``left`` and the first character of ``right`` side by side?"""
         return self._last[left] << 32 | self._first[right] not in self._pairs
 
     @cached_property
@@ -159,7 +159,7 @@ class Vocabulary:
 
 
 class BytePositions:
-    """The bytes of each id of a vocabulary, and how the library counts their ends."""
+    """The bytes of each id of a vocabulary, and the library's rule for where tokens end."""
 
     def __init__(self, names: list[str], *, byte_level: bool, trims: bool) -> None:
         self._pieces = [*map(byte_level_piece if byte_level else sentencepiece_piece, names)]
@@ -167,36 +167,36 @@ class BytePositions:
         self._trimmed = np.array([_spaces_after(name) for name in names], np.int64) if trims else None
 
     def ends(self, text: str, ids: list[int], as_array: Ids) -> Ints | None:
-        """The character at which each token ends; None if the tokens are not exactly the text."""
+        """Returns the character at which each token ends, or None if the tokens are not exactly the text."""
         joined, data = b"".join(map(self._pieces.__getitem__, ids)), text.encode()
-        lead = len(joined) - len(data)  # a space that the tokenizer puts in front of a text
+        lead = len(joined) - len(data)  # 1 if the tokenizer puts a space before the text
         if lead not in (0, 1) or not joined.endswith(data) or (lead and (joined[:1] != b" " or not text)):
             return None
         if self._trimmed is not None and (lead or joined[:1].isspace()):
-            return None  # a tokenizer that trims treats the first token in its own way
+            return None  # a tokenizer that trims handles the first token differently
         ends = np.cumsum(self._lengths[as_array]) - lead
         if len(data) > len(text):
-            begun = np.zeros(len(data) + 1, np.int64)  # characters that begin before each byte
+            begun = np.zeros(len(data) + 1, np.int64)  # how many characters begin before each byte
             np.cumsum((np.frombuffer(data, np.uint8) & 0xC0) != 0x80, out=begun[1:])
             ends = begun[np.maximum(ends, 0)]
         if lead:
-            return np.maximum(ends, 1)  # the library says that the space covers the first character
+            return np.maximum(ends, 1)  # for the library, the added space covers the first character
         return ends if self._trimmed is None else ends - self._trimmed[as_array]
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """The settings of a part of a tokenizer, as in tokenizer.json."""
+    """Returns the settings of a part of a tokenizer, as in tokenizer.json."""
     found: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return found
 
 
 def _processors(about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The post-processors that a post-processor runs one after the other; itself if it runs no others."""
+    """Returns the post-processors that a post-processor runs in order, or itself if it runs no others."""
     return [found for part in about.get("processors", []) for found in _processors(part)] or [about]
 
 
 def _spaces_after(name: str) -> int:
-    """How many spaces a token ends with, which a library that trims leaves out; 0 for a token of only spaces."""
+    """Returns how many spaces at its end a trimming library leaves out of a token; 0 for a token of only spaces."""
     kept = len(name)
     while kept and (name[kept - 1] == SPACE or name[kept - 1].isspace()):
         kept -= 1

@@ -1,4 +1,4 @@
-"""Candidates against a file of base logits (``.kld``), which brings its own tokens and chunks."""
+"""Compares candidates with a file of base logits (``.kld``), which has its own tokens and chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_NOISE = {"noise_kl": None, "noise_perturbed": "a file cannot be computed in a
 
 
 def require_no_question(name: str, question: Mapping[str, Any]) -> None:
-    """Refuse a question that is given together with a file of base logits, which has its own."""
+    """Refuses a question together with a file of base logits, because the file has its own tokens and chunks."""
     if question:
         flag = "--" + next(iter(question)).replace("_", "-")
         raise OptionError(f"{name} has its own tokens and chunks", fix=f"leave {flag} out")
@@ -59,14 +59,14 @@ def against_file(name: str | Path, model: LazyModel, question: Mapping[str, Any]
         if run_p is None:
             run_p = score_run(asked_p, baseline.engine(Work()), claim_p, folders.progress)
     run_p = replace(run_p, manifest={**run_p.manifest, "model": str(name)})  # the file may have had another name
-    # what the baseline's 16 bits did is noted with the candidate's numbers too
+    # the effects of the baseline's 16 bits are noted with the candidate's numbers too
     notes = (*asked.plan.notes, *(f"baseline: {note}" for note in run_p.manifest["model_notes"]))
     asked = replace(asked, plan=replace(asked.plan, notes=notes))
     return score_against(model, asked, run_p, file, folders, noise=NO_NOISE)
 
 
 def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
-    """The question that a file asks, with the tokenizer of the candidate."""
+    """Makes the question from the tokens and chunks of a file, with the tokenizer of the candidate."""
     announce(folders.progress, "reading the tokens of the file")
     if subject.vocabulary is not None:
         require_vocabulary(file, subject.vocabulary)
@@ -79,8 +79,8 @@ def _question_of(file: KldFile, subject: Subject, folders: Folders) -> Question:
 def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:
     """Checks BOS, which llama.cpp puts both before the text and at the start of each chunk it feeds, or at neither.
 
-    So the first token tells what the baseline read. A candidate that would read BOS where the baseline did not is
-    refused. The other way round is noted, because the text itself may begin with that token.
+    So the first token shows whether the baseline was fed BOS. A candidate that would be fed BOS when the baseline was
+    not is refused. The opposite case is noted, because the text itself may begin with that token.
     """
     facts, first = subject.tokenizer.facts, int(file.tokens[0, 0])
     if facts.adds_bos and first != facts.bos:
@@ -98,7 +98,7 @@ def _notes_on_start(file: KldFile, subject: Subject) -> list[str]:
 
 
 def require_models(name: str, candidates: tuple[str, ...]) -> None:
-    """Refuse finished runs as candidates against a file: their distributions were not stored."""
+    """Refuses finished runs as candidates against a file, because a run does not store its distributions."""
     for candidate in candidates:
         if runs.is_run(candidate):
             raise InputError(

@@ -1,19 +1,19 @@
-"""Output files that the user names: checked before the work begins, so that nothing else is overwritten.
+"""Checks output files that the user names before the work begins, so that nothing else is overwritten.
 
-what the name refers to         what happens
+the name refers to              result
 nothing, or an empty file       written atomically
-a link                          its target is written, the link stays
+a link                          its target is written, and the link stays
 a device, a FIFO, /dev/stdout   written to directly, never replaced
-a URI                           written whole, if its folder can be listed
+a URI                           written as a whole, if its folder can be listed
 a folder, a disk, a socket      refused
 a file in a run or reference    refused
 
-Results of pairs that go to a URI are written in a work folder here, and sent while they are scored:
+If results of pairs go to a URI, they are written to a local work folder and sent while they are scored:
 
-URI                          the results, when all are there
-URI.manifest.json            which question they answer; has their sha256; sent before them
-URI.scoremode/writer-….json  which process is writing (remote/lease.py)
-URI.scoremode/partial/…      while scoring: what is done so far, in pieces (remote/writer.py)
+URI                          the results, when all are complete
+URI.manifest.json            the question and the sha256 of the results; sent before them
+URI.scoremode/writer-….json  the process that is writing (remote/lease.py)
+URI.scoremode/partial/…      while scoring: the results so far, in pieces (remote/writer.py)
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ from scoremode.store.remote_runs import STAYS
 from scoremode.strict_json import read_object
 
 REPORT_MARK = b'<meta name="generator" content="scoremode'
-MARK_WITHIN = 1024  # the mark is within the first bytes of a report
+MARK_WITHIN = 1024  # the mark is within this many first bytes of a report
 MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file that may be written. ``str()`` gives the user's name for it, and the target of a link."""
+    """A file that may be written. ``str()`` gives the user's name for the file, and the target of a link."""
 
     name: str  # as the user gave it
-    flag: str  # the option it was given with
-    path: Path  # the file that is written: the target of a link
-    is_stream: bool = False  # a device, a FIFO or an open file of this process: written to, never replaced
+    flag: str  # the option that gave the name
+    path: Path  # the file that is written; for a link, its target
+    is_stream: bool = False  # a device, a FIFO or an open file of this process, which is never replaced
     is_link: bool = False
     descriptor: int | None = None  # for /dev/stdout and similar names
-    place: Place | None = None  # for a URI; then there is no path
+    place: Place | None = None  # set for a URI, which has no path
 
     def __str__(self) -> str:
         return f"{self.name} (a link to {self.path})" if self.is_link else self.name
 
     @property
     def where(self) -> Path | str:
-        """Where the file lies: a path, or the URI as text."""
+        """The location of the file: a path, or the URI as text."""
         if self.place is not None:
             return str(self.place)
         return self.path if is_uri(self.name) else Path(self.name)
 
     @property
     def exists(self) -> bool:
-        """Is there a file with content that would be overwritten?"""
+        """Would a file with content be overwritten?"""
         if self.place is not None:
             return self.beginning(1) != b""
         return not self.is_stream and has_content(self.path)
 
     def beginning(self, count: int) -> bytes:
-        """The first bytes of an existing file, to see which program wrote it; InputError if it cannot be read."""
+        """Returns the first bytes of an existing file, to see what wrote it. Raises InputError if it is unreadable."""
         try:
             if self.place is not None:
                 return Objects(self.place.parent).read(self.place.name, most=count) or b""
@@ -87,7 +87,7 @@ class Output:
             ) from None
 
     def write(self, data: bytes) -> None:
-        """Writes all data to the file; RunError if that fails. A plain file is written atomically."""
+        """Writes all data to the file, a plain file atomically. Raises RunError if that fails."""
         if self.is_stream:
             with self.stream() as write:
                 write(data)
@@ -102,11 +102,11 @@ class Output:
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[bytes], None]]:
-        """Yields a function that writes to a device, a FIFO or an open file of this process; RunError if that fails."""
+        """Yields a function that writes to a device, a FIFO or an open file of this process. RunError if that fails."""
         with suppress(OSError, ValueError, AttributeError):  # standard output may be closed
             sys.stdout.flush()
         try:
-            if self.descriptor is not None:  # opening it again would start at 0 and overwrite what was printed
+            if self.descriptor is not None:  # a second open would start at 0 and overwrite earlier output
                 handle = os.dup(self.descriptor)
             else:
                 handle = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
@@ -140,7 +140,7 @@ class Output:
 
 
 def has_content(path: Path) -> bool:
-    """Is there a file that is not empty?"""
+    """Does this path name a file that is not empty?"""
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
@@ -148,7 +148,7 @@ def has_content(path: Path) -> bool:
 
 
 def check_output(name: str | Path, flag: str, *, made_later: str | Path | None = None) -> Output:
-    """Check the file that a user named; InputError if it cannot be written. ``made_later`` is a folder to be created.
+    """Checks a file that the user named. Raises InputError if it cannot be written. ``made_later``: a folder to create.
 
     >>> check_output("/dev/null", "-o").is_stream
     True
@@ -194,7 +194,7 @@ def check_output(name: str | Path, flag: str, *, made_later: str | Path | None =
 
 
 def _check_elsewhere(text: str, flag: str) -> Output:
-    """Checks a file behind a URI. That the server answers is checked now; that we may write shows only later."""
+    """Checks a file behind a URI: the server must answer now. Whether we may write shows only later."""
     where = located(text)
     if isinstance(where, Path):
         return check_output(where, flag)
@@ -212,7 +212,7 @@ def _check_elsewhere(text: str, flag: str) -> Output:
 
 
 def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path | None = None) -> Output:
-    """Checks as ``check_output`` does, for an HTML report: only an older report may be replaced."""
+    """Checks like ``check_output``, for an HTML report: only an older report may be replaced."""
     output = check_output(name, flag, made_later=made_later)
     if output.exists and REPORT_MARK not in output.beginning(MARK_WITHIN):
         raise InputError(f"{name} exists and is not a report of scoremode", fix="give another name")
@@ -220,7 +220,7 @@ def check_report(name: str | Path, flag: str = "-o", *, made_later: str | Path |
 
 
 def _own_descriptor(text: str) -> int | None:
-    """The file descriptor of this process that a name such as /dev/stdout refers to, or None."""
+    """Returns the file descriptor of this process that a name such as /dev/stdout refers to, or None."""
     path = os.path.abspath(text)
     for _ in range(MOST_LINKS):
         if found := re.fullmatch(rf"/(?:dev/fd|proc/(?:self|thread-self|{os.getpid()})/fd)/(\d+)", path):
@@ -258,7 +258,7 @@ def _is_ours(folder: Path) -> bool:
 # ── results of pairs behind a URI ────────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
-    """Yields a local file to write instead of one behind a URI, and sends it at the end; local outputs stay as is."""
+    """Yields a local file to write instead of a URI, and sends it at the end. Local outputs are yielded unchanged."""
     place = output.place
     if place is None:
         yield output
@@ -284,7 +284,7 @@ def worked_on_here(output: Output, *, fresh: bool = False) -> Iterator[Output]:
 
 
 def _fetch_results(objects: Objects, writer: RemoteWriter, path: Path, *, fresh: bool) -> None:
-    """Fetches finished results, or the journal so far, into the work folder; from now on the journal is sent."""
+    """Fetches finished results, or the journal so far, into the work folder. From then on, the journal is sent."""
     partial, manifest = (path.with_name(path.name + ending) for ending in (".partial", ".manifest.json"))
     sizes = {found.name: found.size for found in objects.listed() if not found.is_folder}
     is_finished = path.name in sizes

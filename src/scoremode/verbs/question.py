@@ -1,4 +1,4 @@
-"""A question: model, text, method and plan, everything that decides a run's numbers before a weight is loaded."""
+"""A question is model, text, method and plan: all that decides a run's numbers, known before a weight is loaded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scoremode.verbs.arguments import QuestionArguments, check_question
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Everything that decides a run's numbers, before any weight is loaded."""
+    """Everything that decides a run's numbers, known before any weight is loaded."""
 
     subject: Subject
     corpus: Corpus
@@ -44,7 +44,7 @@ Tokenized = tuple[RereadDocuments, Tokens]
 
 @dataclass(slots=True)
 class LastTokens:
-    """The tokens of the last text, kept for a question that asks about the same text by another method."""
+    """The tokens of the last text, stored for a question that scores the same text by another method."""
 
     key: tuple[Any, ...] | None = None
     found: Tokenized | None = None
@@ -53,7 +53,7 @@ class LastTokens:
 def prepare_question(
     subject: Subject, *, memory: LastTokens | None = None, **given: Unpack[QuestionArguments]
 ) -> Question:
-    """Read the text, cut it into tokens and plan the windows: what ``scoremode plan`` shows."""
+    """Reads the text, cuts it into tokens and plans the windows. ``scoremode plan`` shows the result."""
     check_question(given)
     assistant_only = given.get("assistant_only", False)
     require_flag("assistant_only", assistant_only)
@@ -69,11 +69,11 @@ def prepare_question(
         split=given.get("split"),
     )
     if corpus.layout == "chat":
-        rule = replace(rule, special=False)  # a chat template writes its special tokens itself
+        rule = replace(rule, special=False)  # a chat template writes special tokens itself
     key = (corpus.sha256, corpus.layout, rule.arrangement, rule.special, assistant_only)
     last = memory or LastTokens()
     if last.found is None or last.key != key:
-        last.key = last.found = None  # before the next is made: both at once may not fit in memory
+        last.key = last.found = None  # before new tokens are made, because both at once may not fit in memory
         last.found = _tokenized(subject.tokenizer, corpus, rule, assistant_only=assistant_only)
         last.key = key
     documents, tokens = last.found
@@ -94,14 +94,14 @@ def prepare_question(
 
 
 def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assistant_only: bool) -> Tokenized:
-    """The documents and tokens of a corpus; those of a long one are kept in the cache."""
+    """Returns the documents and tokens of a corpus. The tokens of a long corpus are stored in the cache."""
     documents = RereadDocuments(corpus, rule.arrangement, tokenizer, assistant_only=assistant_only)
     stream = TokenStream(documents, tokenizer, special=rule.special)
     if corpus.byte_count < STORED_FROM:
         return documents, stream.in_memory()
     key = None
     if corpus.layout != "chat" and isinstance(tokenizer, HuggingFaceTokenizer | ByteTokenizer):
-        key = {  # all that decides the tokens; of a chat template, or of tokenizers elsewhere, that is not known
+        key = {  # all that decides the tokens; for a chat template or other tokenizers, this is not known
             "corpus": corpus.sha256,
             "layout": corpus.layout,
             "arrangement": rule.arrangement,
@@ -113,9 +113,9 @@ def _tokenized(tokenizer: TextTokenizer, corpus: Corpus, rule: Method, *, assist
 
 # ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """The facts that must be equal for stored numbers to be those of this model, this engine and its settings.
+    """Returns the facts that must be equal for stored numbers to count as those of this model, engine and settings.
 
-    ``more`` adds what was asked of the model, such as the plan.
+    ``more`` adds facts about the question, such as the plan.
     """
     identity = {
         "model": subject.fingerprint,
@@ -126,12 +126,12 @@ def identify(subject: Subject, engine: str, settings: Mapping[str, Any], **more:
         "numerics": NUMERICS,
         **more,
     }
-    as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples are lists there, and must compare equal
+    as_stored: dict[str, Any] = json.loads(json.dumps(identity))  # tuples become lists, as in stored identities
     return as_stored
 
 
 def library_versions(engine: str) -> dict[str, str]:
-    """The installed versions of scoremode and of the libraries that an engine's numbers come from."""
+    """Returns the installed versions of scoremode and of the libraries that compute an engine's numbers."""
     return dict(_library_versions(engine))
 
 
@@ -142,7 +142,7 @@ def _library_versions(engine: str) -> dict[str, str]:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of packages; packages that are not installed are left out."""
+    """Returns the versions of packages; omits packages that are not installed."""
     found = {}
     for package in dict.fromkeys(packages):
         with suppress(PackageNotFoundError):

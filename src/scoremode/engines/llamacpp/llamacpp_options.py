@@ -1,4 +1,4 @@
-"""The options of the llama.cpp engine, with llama.cpp's own names, and their defaults."""
+"""The options of the llama.cpp engine, under llama.cpp's own names, and their defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LlamaCppOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The parameters that llama.cpp gets: a part of every run's identity."""
+    """The parameters that are passed to llama.cpp. They are part of every run's identity."""
 
     n_batch: int
     n_ubatch: int
@@ -60,5 +60,5 @@ class Choices:
         return Choices(n_batch, n_ubatch, keys, values, flash, options.n_gpu_layers)
 
     def settings(self) -> dict[str, Any]:
-        """The parameters that may change a score, by llama.cpp's names."""
+        """Returns the parameters that may change a score, under llama.cpp's names."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -1,15 +1,15 @@
-"""Two checks of a server: does it answer with log-probabilities of the tokens that were sent, and is it still the same?
+"""Two checks of a server: does it return log-probabilities of the tokens that were sent, and is it still the same?
 
-The first one is made once, on a probe:
+The first check is made once, on a probe:
 
-one two three one two three …     what repeats becomes likely: sums of probabilities come near 1, and are never above
-one two three one                 the same scores as inside the longer text: no score depends on what follows
-one two three one two three … X   another last token: its own score changes, and no other
+one two three one two three …     repeated text becomes likely: sums of probabilities come near 1, never above it
+one two three one                 the same scores as inside the longer text: no score depends on later tokens
+one two three one two three … X   another last token: only its own score changes
 
-The sum of the k largest of V probabilities is at least k / V. Logits that pass for log-probabilities here would have
-to obey both bounds at every position.
+The sum of the k largest of V probabilities is at least k / V. Logits would pass as log-probabilities only if they met
+both bounds at every position.
 
-The second one is made whenever another process may have answered: scores of two models must never be mixed in one run.
+The second check is made whenever another process may have answered, so that a run never mixes scores of two models.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from scoremode.values import Floats
 
 TEXT = "one two three one two three one two three one two three one two three one two three " * 2
 LENGTH, SHORTEST = 32, 4
-SAME = 0.1  # nats, mean of |d|: what another length of the prompt may move; a shift by one moves scores by several
-UNCHANGED = 0.03  # nats, mean of |d|: what another batch may move
+SAME = 0.1  # nats, mean of |d|: the limit for another prompt length; a shift by one token moves scores by several nats
+UNCHANGED = 0.03  # nats, mean of |d|: the limit for another batch
 ALMOST_ONE = 1.001
 PEAKED = 0.5
 LARGEST_VOCABULARY = 1 << 20
-TRIES = 8  # requests that may reach another of several servers
+TRIES = 8  # requests that are sent to find the one of several servers that gave an answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbeResult:
-    """The result of the first check; ``scores`` are compared later, to see whether the server is still the same."""
+    """The result of the first check. ``scores`` are compared later, to see whether the server is still the same."""
 
     ids: tuple[int, ...]
     scores: Floats
@@ -49,7 +49,7 @@ class ProbeResult:
 
 
 def probe_ids(tokenizer: TextTokenizer, longest: int | None) -> tuple[int, ...]:
-    """The tokens of the probe: a text that repeats, cut to what fits into a prompt."""
+    """Returns the tokens of the probe: a text that repeats, cut to the longest prompt that the server accepts."""
     ids = tokenizer.encode(TEXT, special=True).ids.tolist()
     length = LENGTH if longest is None else min(LENGTH, longest)
     if min(len(ids), length) < SHORTEST:
@@ -61,14 +61,14 @@ def probe_ids(tokenizer: TextTokenizer, longest: int | None) -> tuple[int, ...]:
 
 
 def probe(link: Link, form: Form, model: str, ids: Sequence[int]) -> ProbeResult:
-    """Make the first check of a server; EngineError if it does not pass."""
+    """Makes the first check of a server. Raises EngineError if it fails."""
 
     def scores(prompt: Sequence[int]) -> Floats:
         return score(link, form, model, prompt).logprob
 
     whole, half = scores(ids), len(ids) // 2
     _require_same(link, whole[: half - 1], scores(ids[:half]))
-    last_decides = False  # does another last token change its own score? That it changes no other is required
+    last_decides = False  # does another last token change its own score? It must change no other score
     for other in [i for i in dict.fromkeys(ids) if i != ids[-1]][:3]:
         found = scores([*ids[:-1], other])
         _require_same(link, whole[:-1], found[:-1])
@@ -94,14 +94,14 @@ def _require_same(link: Link, one: Floats, other: Floats) -> None:
 
 
 def distance(one: Floats, other: Floats) -> float:
-    """The mean absolute difference of two sequences of scores; equal infinities differ by 0."""
+    """Returns the mean absolute difference of two sequences of scores; equal infinities differ by 0."""
     with np.errstate(invalid="ignore"):
         d = np.where(one == other, 0.0, np.abs(one - other))
     return float(d.mean()) if len(d) else 0.0
 
 
 def _largest(link: Link, form: Form, model: str, ids: Sequence[int]) -> list[list[float]] | None:
-    """The probabilities of the likeliest tokens at each position, as many as the server gives; None: it gives none."""
+    """Returns the probabilities of the likeliest tokens per position, as many as the server gives; None if none."""
     for most in (MOST, 5, 1):
         try:
             found = ask(link, form, model, ids, most, largest=64 << 20).largest
@@ -118,7 +118,7 @@ def _mass(link: Link, form: Form, largest: list[list[float]]) -> tuple[float, fl
     sums = [sum(found) for found in largest]
     if max(sums) > ALMOST_ONE:
         raise not_logprobs(link, f"the probabilities of {len(largest[0])} tokens sum to {max(sums):.4g}")
-    if form.names_ids:  # else tokens with one text are counted once
+    if form.names_ids:  # otherwise tokens with the same text are counted once
         too_little = [s for s, found in zip(sums, largest, strict=True) if s < len(found) / LARGEST_VOCABULARY]
         if too_little:
             raise not_logprobs(link, f"the largest probabilities sum to only {min(too_little):.2g}")
@@ -144,11 +144,11 @@ def _notes(form: Form, mass: tuple[float, float] | None) -> list[str]:
 # ── the same server ──────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, slots=True, eq=False)
 class Description:
-    """A server at one moment: its facts about itself, its scores of a fixed prompt, and which process it is."""
+    """A server at one moment: its facts, its scores of a fixed prompt, and the identity of its process."""
 
     facts: Mapping[str, Any]
     scores: Floats
-    instance: str | None = None  # None: it does not say
+    instance: str | None = None  # None: the server does not give one
 
 
 class SameServer:
@@ -160,7 +160,7 @@ class SameServer:
         self._lock = threading.Lock()
 
     def check(self) -> str | None:
-        """Ask the server for its facts and scores again; an error if they changed. Returns the answering instance."""
+        """Requests facts and scores again, and raises an error if they changed. Returns the instance that answered."""
         now = self.describe()
         for name, before in self.first.facts.items():
             if now.facts.get(name) != before:
@@ -172,7 +172,7 @@ class SameServer:
         return now.instance
 
     def confirm(self, instance: str) -> None:
-        """Require that the instance that gave an answer is the first one, or one with the same facts and scores."""
+        """Checks that the instance that gave an answer is the first one, or has the same facts and scores."""
         with self._lock:
             for _ in range(TRIES):
                 if instance in self._known:

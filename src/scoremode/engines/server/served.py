@@ -1,12 +1,12 @@
-"""A server's description of itself, and its scores of prompts in the forms that servers have for them.
+"""Reads a server's description of itself, and its scores of prompts in each form that servers use.
 
 prompt_logprobs   {"prompt": ids, "prompt_logprobs": k}    a list: null, then {id: {"logprob": …}} for each token
 echo              {"prompt": ids, "echo": true, …}         lists of the tokens and their log-probabilities, null first
 
-Position 0 has no context and no score. Everything is checked: as many positions as tokens, the ids that were sent,
-numbers that can be log-probabilities. A server writes -9999 for minus infinity, because JSON has no infinity.
+Position 0 has no context and no score. Every answer is checked: it has as many positions as tokens, the ids that were
+sent, and possible log-probabilities. A server writes -9999 for minus infinity, because JSON has no infinity.
 
-A scoring service says more of itself than other servers: all facts that decide its numbers, except for the weights.
+A scoring service gives more facts than other servers: all facts that decide its numbers, except the weights.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from scoremode.scores.schema import BUILT_IN, Column
 from scoremode.values import Floats
 
 COMPLETIONS, MODELS, SERVICE = "/v1/completions", "/v1/models", "/v1/scoremode"
-FIRST_WORD_SECONDS = 10.0  # to wait for a server that may be no service
+FIRST_WORD_SECONDS = 10.0  # how long to wait for a server that may not be a service
 BUSY = 503
-BYTES_PER_TOKEN = 2048  # of an answer; a token and its score take about a hundred
-FIRST_IDS = (1, 2, 3)  # every vocabulary has these
-SHOWN = 8  # served names in an error
+BYTES_PER_TOKEN = 2048  # limit for an answer; a token and its score take about a hundred bytes
+FIRST_IDS = (1, 2, 3)  # ids that every vocabulary has
+SHOWN = 8  # how many served names an error lists
 LONGEST_NAME = 4096  # characters; a name may be a path
-LONGEST_TEXT = 500  # characters of anything else that a server says
-FLOOR = -9999.0  # and below: probability zero
+LONGEST_TEXT = 500  # characters of any other text from a server
+FLOOR = -9999.0  # this value and lower ones mean probability zero
 ROUNDING = 1e-4  # nats; a log-probability may be this far above 0
-MOST = 20  # largest tokens that servers give by default
+MOST = 20  # how many of the likeliest tokens servers give by default
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """A server's description of itself. Two servers with equal facts count as the same one."""
 
-    model: str  # the name to ask for
-    root: str | None  # what was loaded under that name: a folder, or a name on the hub
+    model: str  # the name to use in requests
+    root: str | None  # what the server loaded under that name: a folder, or a name on the hub
     max_model_len: int | None
     version: str | None
-    system_fingerprint: str | None  # of version, configuration and parallelism
+    system_fingerprint: str | None  # covers version, configuration and parallelism
 
     def facts(self) -> dict[str, Any]:
-        """The facts that are known, by name."""
+        """Returns the facts that are known, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def look(link: Link, model: str, *, first_contact: bool = False) -> ServerFacts:
-    """Asks a server for its facts about a model, without the fingerprint: that comes with the first scores."""
+    """Requests a server's facts about a model. The fingerprint is missing: it comes with the first scores."""
     reply = link.get(MODELS, first_contact=first_contact)
     listed = reply.fields.get("data")
     entries = [e for e in listed if _has_name(e)] if isinstance(listed, list) else []
@@ -117,16 +117,16 @@ class ServiceFacts:
     notes: tuple[str, ...]
     probe: tuple[float, ...]  # scores of a fixed prompt
     limits: RequestLimits
-    columns: tuple[Column, ...] = ()  # that it measures beside the built-in ones
+    columns: tuple[Column, ...] = ()  # the columns that it measures in addition to the built-in ones
 
     def identity(self) -> dict[str, Any]:
-        """The facts, apart from the weights, that decide the numbers of this service."""
+        """Returns the facts that decide the numbers of this service, apart from the weights."""
         names = ("dtype", "device", "head", "vocabulary", "max_model_len", "versions", "settings")
         return {name: getattr(self, name) for name in names}
 
 
 def find_service(link: Link) -> ServiceFacts | None:
-    """The facts of the scoring service behind a link; None if it is another kind of server."""
+    """Returns the facts of the scoring service behind a link, or None if it is another kind of server."""
     said = _about(link)
     version = said.get("messages")
     if version is None:
@@ -144,7 +144,7 @@ def find_service(link: Link) -> ServiceFacts | None:
 
 
 def is_service(address: str) -> bool | None:
-    """Is there a scoring service at an address? None if the server wants a key to say so, or does not answer."""
+    """Is the server at an address a scoring service? None if it does not answer, or requires a key to answer."""
     try:
         link = Link(root_of(address), None, timeout=FIRST_WORD_SECONDS, patience=0.0)
         with contextlib.closing(link):
@@ -154,9 +154,9 @@ def is_service(address: str) -> bool | None:
 
 
 def _about(link: Link) -> dict[str, Any]:
-    """The server's answer at the path that only scoring services have; empty if it is not a scoring service."""
+    """Returns the answer at the path that only scoring services have; empty if the server is not a scoring service."""
     reply = link.get(SERVICE, final=ANYTHING - {BUSY})
-    if reply.good and reply.wrong not in ("", NOT_JSON):  # JSON, and yet not to be used
+    if reply.good and reply.wrong not in ("", NOT_JSON):  # it is JSON, but unusable
         raise _not_a_service(link, reply.wrong)
     return reply.fields
 
@@ -169,7 +169,7 @@ def _not_a_service(link: Link, why: str) -> EngineError:
 
 
 def _printable(value: Any) -> Any:
-    """The same value with texts that are harmless on a terminal and of a bounded length."""
+    """Returns the same value with every text shortened and made safe to print on a terminal."""
     if isinstance(value, dict):
         return {_printable(name): _printable(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -183,11 +183,11 @@ Numbers = tuple[list[Any], list[list[Any]] | None]
 
 
 class WrongAnswerError(Exception):
-    """An answer that does not fit the question."""
+    """An answer does not fit the request."""
 
 
 class LogitsError(Exception):
-    """Numbers that cannot be log-probabilities."""
+    """An answer has numbers that cannot be log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,20 +197,20 @@ class PromptScores:
     logprob: Floats  # (n - 1,) of tokens 1, 2, …, n-1
     model: str | None
     fingerprint: str | None
-    largest: list[list[float]] | None = None  # for each token, the log-probabilities of the most likely ones
+    largest: list[list[float]] | None = None  # for each position, the log-probabilities of the most likely tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to ask for a prompt's scores: ``prompt_logprobs``, or ``echo`` with ``logprobs``."""
+    """One way to request a prompt's scores: ``prompt_logprobs``, or ``echo`` with ``logprobs``."""
 
     name: str
     echo: bool
     generated: int  # tokens that the server must generate
-    names_ids: bool = True  # does every answer repeat the ids that it is about?
+    names_ids: bool = True  # does every answer repeat the ids of the tokens that it scores?
 
     def body(self, model: str, ids: Sequence[int], most: int = 0) -> dict[str, Any]:
-        """The body of a request; ``most`` asks for the log-probabilities of so many likeliest tokens as well."""
+        """Returns the body of a request; ``most`` also requests the log-probabilities of that many likeliest tokens."""
         asked = {"model": model, "prompt": list(ids), "max_tokens": self.generated, "temperature": 0}
         if not self.echo:
             return {**asked, "prompt_logprobs": most}
@@ -218,7 +218,7 @@ class Form:
         return {**asked, "echo": True, "logprobs": max(1, most), **more}
 
     def read(self, value: Any, ids: Sequence[int], most: int = 0) -> PromptScores:
-        """Reads the scores in an answer, whose numbers are finite; WrongAnswerError if it does not fit the question."""
+        """Reads the scores in an answer with finite numbers. Raises WrongAnswerError if it does not fit the request."""
         choices = value.get("choices") if isinstance(value, dict) else None
         if not (isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], dict)):
             raise WrongAnswerError("it has no single choice")
@@ -241,7 +241,7 @@ class Form:
         if not isinstance(found, dict) or not isinstance(found.get("token_logprobs"), list):
             raise WrongAnswerError("it has no logprobs of the prompt")
         listed, names = found["token_logprobs"], found.get("tokens")
-        # where a token is generated, the answer may have it, too
+        # if a token was generated, the answer may include it
         surplus = self.generated if len(listed) == len(ids) + self.generated else 0
         _require_positions(listed, len(listed) - surplus, len(ids))
         if self.names_ids and (not isinstance(names, list) or names[: len(ids)] != [f"token_id:{i}" for i in ids]):
@@ -287,11 +287,11 @@ def _require_positions(listed: list[Any], found: int, wanted: int) -> None:
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 class RefusedError(Exception):
-    """The server refuses a request; the message has its status and its words."""
+    """The server refuses a request. The message has the HTTP status and the server's words."""
 
 
 def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, **how: Any) -> PromptScores:
-    """Asks for the scores of one prompt; RefusedError or WrongAnswerError if the answer has none."""
+    """Requests the scores of one prompt. Raises RefusedError or WrongAnswerError if the answer has none."""
     reply = link.post(COMPLETIONS, form.body(model, ids, most), **how)
     if not reply.good:
         raise RefusedError(f"{reply.status}: {reply.words}")
@@ -302,7 +302,7 @@ def ask(link: Link, form: Form, model: str, ids: Sequence[int], most: int = 0, *
 
 
 def score(link: Link, form: Form, model: str, ids: Sequence[int]) -> PromptScores:
-    """Asks for the scores of one prompt; EngineError if the server refuses it or answers something else."""
+    """Requests the scores of one prompt. Raises EngineError if the server refuses, or its answer does not fit."""
     try:
         return ask(link, form, model, ids, largest=SMALL + BYTES_PER_TOKEN * len(ids))
     except RefusedError as refused:
@@ -333,7 +333,7 @@ def not_logprobs(link: Link, why: str) -> EngineError:
 
 
 def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
-    """The first form that this server understands, and the scores that it gave in it."""
+    """Returns the first form that this server understands, and the scores that the server gave in this form."""
     reasons = []
     for form in FORMS:
         try:
@@ -344,7 +344,7 @@ def find_form(link: Link, model: str) -> tuple[Form, PromptScores]:
 
 
 def _unfit(link: Link, why: str) -> EngineError:
-    """The error for a server that cannot score prompts; it names the kind of server if that is known."""
+    """Returns the error for a server that cannot score prompts. It names the kind of server if that is known."""
     if "default_generation_settings" in link.get("/props", final=ANYTHING).fields:
         name = "a llama-server"
     elif isinstance(link.get("/api/version", final=ANYTHING).fields.get("version"), str):

@@ -1,6 +1,6 @@
-"""Which windows are computed together: those that share a prompt, and other batches for the noise floor.
+"""Chooses which windows are computed together: those that share a prompt, and other batches for the noise floor.
 
-Windows that share a prompt are put together, so that small groups fill a batch as well:
+Several groups of windows that share a prompt are put into one batch, so that small groups fill a batch as well:
 
 choices of three questions          fed first, once each      then, after a copy of the cache
 a a a a│x                           a a a                     a│x
@@ -9,9 +9,9 @@ b b b│z              common to all  c c c                     z
 b b b│w w                                                     w w
 c c c c│v …                                                   …
 
-All prompts of a batch are fed up to the length of the shortest, so there is no padding inside the cache and no mask:
-what is left of the longer ones is computed once for each of their windows. Questions of almost equal length are put
-together, so that this is little.
+All prompts of a batch are fed up to the length of the shortest, so the cache has no padding and needs no mask. The
+remaining tokens of a longer prompt are computed once for each of its windows. They are few, because prompts of almost
+equal length are put together.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from scoremode.engines.distributions import IndexedWindow
 from scoremode.plan.windows import Window, WindowSource
 from scoremode.values import Bools, Ids, Ints
 
-PASS_WEIGHTS = 10**8  # weights of a model that a CPU multiplies with a token in the time that a pass takes for itself
-LEAST_PASS, MOST_PASS = 8, 512  # tokens; a GPU computes hundreds of them in the time that a pass takes for itself
-FILLED = 8  # how many times its own cost a pass should compute, at least
-WORTH_SHARING = 1 / 4  # of a window, at least, if windows of different questions happen to begin alike
+PASS_WEIGHTS = 10**8  # weights of a model that a CPU multiplies with one token in the time of a pass's fixed cost
+LEAST_PASS, MOST_PASS = 8, 512  # tokens; a GPU computes hundreds of tokens in the time of a pass's fixed cost
+FILLED = 8  # a pass should compute at least this many times its fixed cost
+WORTH_SHARING = 1 / 4  # the least part of a window worth sharing if windows of different questions start alike
 
-PADDING = 3  # tokens after a window while the noise floor is measured
+PADDING = 3  # tokens that are added after a window while the noise floor is measured
 
 
 def cost_of_a_pass(weights: int, kind: str) -> int:
-    """The fixed cost of a forward pass, as the number of tokens that could be computed in the same time.
+    """Returns the fixed cost of a forward pass, as the number of tokens that could be computed in the same time.
 
     >>> cost_of_a_pass(260_000, "cpu"), cost_of_a_pass(135_000_000, "cpu"), cost_of_a_pass(8 * 10**9, "cuda")
     (384, 8, 512)
@@ -48,7 +48,7 @@ def cost_of_a_pass(weights: int, kind: str) -> int:
 
 
 def pack(source: WindowSource, batches: list[Ints], budget: int, cost: int) -> list[Ints]:
-    """Join small groups of windows that share a prompt into one batch if their prompts are almost equally long."""
+    """Joins small groups of windows that share a prompt into one batch if their prompts are almost equally long."""
     if source.prefix_group is None:
         return batches
     groups = [batch for batch in batches if is_group(source.prefix_group[batch])]
@@ -64,13 +64,13 @@ def is_group(numbers: Ints) -> bool:
 
 
 def _filled(groups: list[Ints], shared: dict[int, int], lengths: Ints, budget: int, cost: int) -> list[list[Ints]]:
-    """Distributes groups, which are sorted by falling length of their prompts, over batches."""
+    """Distributes groups over batches. The groups are sorted by the length of their prompts, longest first."""
     found: list[list[Ints]] = []
     windows = longest = longest_prompt = 0
     for group in groups:
         prompt, own = shared[int(group[0])], int(lengths[group].max())
         if found:
-            # what the longer prompts of this batch would feed again if this shorter one joined it
+            # tokens of longer prompts that this batch would feed again if this group with its shorter prompt joined it
             again = sum(len(g) * (shared[int(g[0])] - prompt) for g in found[-1])
             fits = (len(found[-1]) + 1) * longest_prompt <= budget
             room = (windows + len(group)) * max(longest, own) <= 4 * budget
@@ -85,9 +85,9 @@ def _filled(groups: list[Ints], shared: dict[int, int], lengths: Ints, budget: i
 
 
 def passes(rest: Sequence[int], most: int, cost: int) -> list[Ints]:
-    """Splits windows into passes of at most ``most`` windows, by the number of tokens that each has left (``rest``).
+    """Splits windows into passes of at most ``most`` windows, by the number of tokens that each still has (``rest``).
 
-    A window gets another pass if that saves more padding than the pass costs.
+    A window starts a new pass if that saves more padding than a pass costs.
 
     >>> [part.tolist() for part in passes([2, 40, 3, 38], 8, 32)]
     [[1, 3], [2, 0]]
@@ -110,11 +110,11 @@ def passes(rest: Sequence[int], most: int, cost: int) -> list[Ints]:
 
 
 def selected(cache: Any, places: Any) -> Any:
-    """A copy of some entries of a cache, to which a pass can append; the cache itself stays as it is."""
+    """Returns a copy of some entries of a cache, to which a pass can append. The cache itself is not changed."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     replaced_not_changed = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
-    if replaced_not_changed:  # selecting makes new tensors, and these layers never write into old ones
+    if replaced_not_changed:  # selecting makes new tensors, and these layers never write into existing ones
         chosen = copy.copy(cache)
         chosen.layers = [copy.copy(layer) for layer in cache.layers]
     else:
@@ -124,7 +124,7 @@ def selected(cache: Any, places: Any) -> Any:
 
 
 def fed(window: Window) -> Ids:
-    """The tokens of a window up to the last row that is asked for: only these are fed."""
+    """Returns the tokens of a window up to the last requested row: only these are fed."""
     return window.ids[: rows_needed(window)]
 
 
@@ -137,21 +137,21 @@ def rows_needed(window: Window) -> int:
 # batch padded for a longer window, a machine with another number of cores. The precision stays the same.
 @dataclass(frozen=True, slots=True, eq=False)
 class OtherBatches:
-    """How windows are fed while the noise floor is measured: each in a batch of a different shape than usual."""
+    """How windows are fed while the noise floor is measured: each in a batch of an unusual shape."""
 
-    was_alone: Bools  # (windows,) those that usually have their own batch
+    was_alone: Bools  # (windows,) windows that usually have their own batch
     padding: int  # tokens after the window; 0 if the model's context has no room for them
 
     @staticmethod
     def of(usual: list[Ints], padding: int) -> OtherBatches:
-        """Derives the other batches from ``usual``, the usual split of all windows into batches."""
+        """Derives these batches from ``usual``, the usual split of all windows into batches."""
         sizes = np.repeat([len(batch) for batch in usual], [len(batch) for batch in usual])
         was_alone = np.zeros(len(sizes), np.bool_)
         was_alone[np.concatenate(usual)] = sizes == 1
         return OtherBatches(was_alone, padding)
 
     def batch(self, windows: list[IndexedWindow], fed: list[Ids]) -> list[Ids]:
-        """The sequences to feed for one window: with padding, and twice if the window usually has its own batch."""
+        """Returns the sequences to feed for one window: padded, and twice if the window usually has its own batch."""
         ((index, _),) = windows
         longer = [np.concatenate([ids, np.zeros(self.padding, ids.dtype)]) for ids in fed]
         return longer * 2 if self.was_alone[index] else longer
@@ -166,7 +166,7 @@ class OtherBatches:
 
 @contextmanager
 def other_threads(device: torch.device) -> Iterator[str]:
-    """Use a different number of threads on a CPU, and yield it in words; on other devices change nothing."""
+    """Uses a different number of threads on a CPU, and yields a text about it. On other devices, changes nothing."""
     usual = torch.get_num_threads()
     if device.type != "cpu":
         yield ""

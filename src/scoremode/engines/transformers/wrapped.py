@@ -49,7 +49,7 @@ class WrappedModel(EnginePlugin):
 
 
 def plain_model(model: Any) -> Any:
-    """The causal LM inside the wrappers of torch.compile, data parallelism and PEFT."""
+    """Returns the causal LM inside the wrappers of torch.compile, data parallelism and PEFT."""
     for _ in range(8):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):

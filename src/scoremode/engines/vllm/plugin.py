@@ -1,13 +1,13 @@
-"""The code that runs in every process of vLLM: the plugin that makes models score, and a watch over our own process.
+"""Code that runs in every vLLM process: the plugin that makes models score, and a thread that watches our own process.
 
 vLLM loads the plugin from the entry point ``vllm.general_plugins``. It runs in the front end, the engine core, every
 worker and the process that inspects model classes, several times each, and also in engines that have nothing to do with
 scoring. So it imports nothing heavy, may run any number of times, and does nothing unless ``SCOREMODE_VLLM=1`` is in
 the environment, which our engine sets while it starts.
 
-vLLM's processes never outlive the scoremode process that started them, however it ends. They would not notice that it
-was killed with SIGKILL, and keep occupying the GPU. So each of them watches that process, by the identity stored in the
-environment, and its own parent.
+vLLM's processes never outlive the scoremode process that started them, however that process ends. Without help, they
+would not notice that it was killed with SIGKILL, and would keep occupying the GPU. So each of them watches its parent
+and the scoremode process, whose identity is in the environment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def asked_for() -> bool:
 
 
 def register() -> None:
-    """Make ``runner="pooling", convert="embed"`` build a model that scores instead of one that embeds.
+    """Makes ``runner="pooling", convert="embed"`` build a model that scores instead of a model that embeds.
 
     Also makes this process end when the scoremode process ends.
 
@@ -61,7 +61,7 @@ class _either:  # noqa: N801  (replaces a function)
 
 # ── a process that ends with ours ────────────────────────────────────────────────────────────────────────────────────
 def watch_parent() -> None:
-    """End this process soon after the scoremode process ends; may be called any number of times."""
+    """Ends this process soon after the scoremode process ends; may be called any number of times."""
     wanted = os.environ.get(PARENT, "")
     pid = int(wanted.partition(":")[0] or 0)
     if pid in (0, os.getpid()) or os.getpid() in _watching:
@@ -69,7 +69,7 @@ def watch_parent() -> None:
     if not _watching:
         os.register_at_fork(after_in_child=watch_parent)  # forked workers do not load plugins again
     _watching.add(os.getpid())
-    import psutil  # noqa: F401 - before the thread starts: a process forked during the import would have half of it
+    import psutil  # noqa: F401 - before the thread starts: a process forked during the import would have half a module
 
     arguments = (pid, wanted, os.getppid())
     threading.Thread(target=_watch, args=arguments, name="scoremode-guard", daemon=True).start()
@@ -82,7 +82,7 @@ def _watch(pid: int, wanted: str, parent: int) -> None:
 
 
 def _end() -> None:
-    """Kill all descendants and exit; only the tracker, which frees shared memory and then ends, is left."""
+    """Kills all descendants except the resource tracker, which frees shared memory and then ends. Then exits."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -94,14 +94,14 @@ def _end() -> None:
 
 
 def is_tracker(process: Any) -> bool:
-    """Is this multiprocessing's resource tracker? It ends by itself after the last process that uses it."""
+    """Is this multiprocessing's resource tracker? The tracker ends by itself after the last process that uses it."""
     return any("resource_tracker" in word for word in process.cmdline())
 
 
 class EngineCoreTarget:
-    """Replaces the function that vLLM's engine process runs, and starts watching at once.
+    """Replaces the function that vLLM's engine process runs, and starts watching the scoremode process at once.
 
-    vLLM loads its plugins late: importing takes many seconds, and then the process may wait minutes for its parent's
+    vLLM loads its plugins late: imports take many seconds, and then the process may wait minutes for its parent's
     first message. This object is unpickled in the new process before any module of vLLM is imported.
     """
 
@@ -128,7 +128,7 @@ def _in_new_process() -> EngineCoreTarget:
 
 @contextlib.contextmanager
 def guarded_start() -> Any:
-    """Engine processes started inside this block watch this process."""
+    """Makes engine processes that are started inside this block watch this process."""
     from vllm.v1.engine.core import EngineCoreProc
 
     stock = EngineCoreProc.__dict__.get("run_engine_core")

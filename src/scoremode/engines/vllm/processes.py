@@ -1,6 +1,6 @@
-"""The processes that vLLM starts for an engine: how they are found and ended, and where their output goes.
+"""Finds and ends the processes that vLLM starts for an engine, and redirects their output.
 
-Their output goes to a log file: a user sees one line, and can still read everything.
+The output goes to a log file: a user sees one line, and can still read everything.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ OUT_OF_MEMORY = (
 # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # a process may have been started without it
-            with contextlib.suppress(OSError, ValueError):  # full or closed: not reported here
+        if stream is not None:  # the process may have been started without this stream
+            with contextlib.suppress(OSError, ValueError):  # the stream is full or closed: not reported here
                 stream.flush()
 
 
 def _copy(descriptor: int) -> int | None:
-    """A new descriptor for the same file, never 0, 1 or 2; None if the given one is closed."""
+    """Returns a new descriptor for the same file, never 0, 1 or 2, or None if the given descriptor is closed."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     except OSError:
@@ -56,7 +56,7 @@ def _copy(descriptor: int) -> int | None:
 
 
 def _innermost(error: BaseException) -> str:
-    """The innermost cause of an error in one line."""
+    """Returns the innermost cause of an error in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or type(error).__name__
@@ -64,20 +64,20 @@ def _innermost(error: BaseException) -> str:
 
 
 class VllmLog:
-    """The log file of one engine; with ``SCOREMODE_VLLM_LOG=-`` all output stays on standard error instead."""
+    """The log file of one engine. With ``SCOREMODE_VLLM_LOG=-``, all output stays on standard error instead."""
 
     def __init__(self) -> None:
         wanted = os.environ.get("SCOREMODE_VLLM_LOG")
-        # one file per engine: an old error must not explain a new failure
+        # one file per engine, so that an old error never explains a new failure
         name = f"vllm-{os.getpid()}-{uuid.uuid4().hex[:8]}.log"
         self.path = None if wanted == "-" else Path(wanted) if wanted else cache_folder() / "logs" / name
 
     @contextlib.contextmanager
     def taking_output(self) -> Iterator[None]:
-        """Send standard output and error of this process and of those it starts to the file; restore ours afterwards.
+        """Sends standard output and error of this process and its children to the file; restores ours afterwards.
 
-        Processes started inside this block keep writing to the file. Descriptors belong to the whole process:
-        anything that another thread prints meanwhile goes to the file too.
+        Processes started inside this block keep writing to the file. Descriptors belong to the whole process: text that
+        another thread prints in the meantime goes to the file too.
         """
         if self.path is None:
             yield
@@ -108,7 +108,7 @@ class VllmLog:
         return self.path.read_text(encoding="utf-8", errors="replace")
 
     def cause(self) -> str | None:
-        """The last informative error in the log, in one line."""
+        """Returns the last informative error in the log, in one line."""
         for line in reversed(self.text().splitlines()):
             found = ERROR_LINE.search(line)
             if found and not any(words in line for words in SAYS_NOTHING):
@@ -120,7 +120,7 @@ class VllmLog:
 
     @contextlib.contextmanager
     def explaining(self, what: str, kind: type[ScoremodeError], fix: str = "") -> Iterator[None]:
-        """Turn any exception of vLLM into one line: the cause that the log has, else the innermost exception."""
+        """Turns any exception of vLLM into one line: the cause in the log, or else the innermost exception."""
         try:
             yield
         except ScoremodeError:
@@ -130,7 +130,7 @@ class VllmLog:
             raise kind(f"{what} ({why})", fix=f"{fix}; {where}" if fix else where) from None
 
     def discard(self) -> None:
-        """Delete the log of an engine that ended without an error."""
+        """Deletes the log of an engine that ended without an error."""
         if self.path is not None and not os.environ.get("SCOREMODE_VLLM_LOG"):
             self.path.unlink(missing_ok=True)
 
@@ -152,19 +152,19 @@ class Processes:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._others = {child.pid for child in multiprocessing.active_children()}
-        self._children: list[BaseProcess] | None = None  # None: vLLM is starting
+        self._children: list[BaseProcess] | None = None  # None while vLLM is starting
         self._known: dict[int, Any] = {}
         _running.add(self)
 
     def started(self, llm: Any) -> None:
-        """Take over vLLM's own list of its processes, once it has started."""
+        """Stores vLLM's own list of its processes. Called once vLLM has started."""
         manager = getattr(getattr(llm.llm_engine.engine_core, "resources", None), "engine_manager", None)
         listed = getattr(manager, "processes", None)
         self._children = self._named() if listed is None else list(listed)
         self.all()
 
     def children(self) -> list[BaseProcess]:
-        """The processes of vLLM that are direct children of this process."""
+        """Returns the processes of vLLM that are direct children of this process."""
         return self._named() if self._children is None else self._children
 
     def _named(self) -> list[BaseProcess]:
@@ -172,9 +172,9 @@ class Processes:
         return [child for child in alive if child.pid not in self._others and child.name.startswith(NAMES)]
 
     def all(self) -> list[Any]:
-        """The running children and their descendants, as psutil processes.
+        """Returns the running children and their descendants, as psutil processes.
 
-        A worker whose engine process was killed is no longer a descendant, but it is remembered from before.
+        A worker whose engine process was killed is no longer a descendant, but is remembered from an earlier call.
         """
         import psutil  # a dependency of vLLM, so it is installed
 
@@ -187,8 +187,8 @@ class Processes:
         return [process for process in self._known.values() if _lives(process)]
 
     def kill(self) -> None:
-        """Kill all of these processes now."""
-        if os.getpid() != self._pid:  # a forked process has no such children
+        """Kills all of these processes now."""
+        if os.getpid() != self._pid:  # a forked process does not have these children
             return
         import psutil
 
@@ -197,17 +197,17 @@ class Processes:
                 process.kill()
 
     def wait(self, seconds: float) -> list[Any]:
-        """Wait for these processes to end; return those that are still running."""
+        """Waits for these processes to end. Returns those that are still running."""
         deadline = time.monotonic() + seconds
         for child in self.children():
-            with contextlib.suppress(ValueError):  # closed by vLLM
-                child.join(timeout=seconds)  # through multiprocessing, or it would count dead processes as alive
+            with contextlib.suppress(ValueError):  # vLLM has closed it
+                child.join(timeout=seconds)  # or multiprocessing would count dead processes as alive
         while (alive := self.all()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return alive
 
     def watch(self, llm: Any) -> None:
-        """Raise an error in the waiting client when an engine process is gone.
+        """Raises an error in the waiting client when an engine process is gone.
 
         vLLM's own client waits forever for a process that was killed with SIGKILL and could not report its end.
         """
@@ -225,11 +225,11 @@ class Processes:
 
     @contextlib.contextmanager
     def killed_by_signals(self) -> Iterator[None]:
-        """While vLLM starts, makes a signal that ends this process kill vLLM's processes first.
+        """Makes a signal that ends this process kill vLLM's processes first, while vLLM starts.
 
-        During the start they do not react to signals, and vLLM's own clean-up would wait for them. The previous
-        handlers then decide what happens to this process. But vLLM swallows a KeyboardInterrupt that is raised while it
-        waits for its processes, and keeps waiting: so the exception passes through vLLM wrapped in a different one.
+        During the start, vLLM's processes do not react to signals, and vLLM's own clean-up would wait for them. After
+        the kill, the previous handlers decide what happens to this process. vLLM swallows a KeyboardInterrupt while it
+        waits for its processes, and keeps waiting. So the exception passes through vLLM wrapped in a different one.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -251,7 +251,7 @@ class Processes:
         except Interruption as passed:
             raise passed.error from None
         finally:
-            for number, handler in taken.items():  # replaces whatever vLLM and its libraries have installed meanwhile
+            for number, handler in taken.items():  # replaces handlers that vLLM and its libraries have installed
                 signal.signal(number, handler)
 
 
@@ -269,14 +269,14 @@ def _lives(process: Any) -> bool:
 
 
 def kill_all() -> None:
-    """Kill the processes of every engine, from any thread; never raises."""
+    """Kills the processes of every engine, from any thread; never raises."""
     for processes in list(_running):
         with contextlib.suppress(Exception):
             processes.kill()
 
 
 def end(llm: Any, processes: Processes, log: VllmLog) -> None:
-    """Shut vLLM down, at once after an interruption. Deletes its log unless there was an error."""
+    """Shuts vLLM down, at once after an interruption. Deletes its log unless an error occurred."""
     why = sys.exc_info()[0]
     if why is not None and issubclass(why, KeyboardInterrupt):
         processes.kill()
@@ -286,7 +286,7 @@ def end(llm: Any, processes: Processes, log: VllmLog) -> None:
 
 
 def stop(llm: Any, processes: Processes) -> None:
-    """Shut vLLM down and wait for its processes, but for no others; never raises."""
+    """Shuts vLLM down and waits for its processes only; never raises."""
     import gc
 
     processes.all()
@@ -302,7 +302,7 @@ def stop(llm: Any, processes: Processes) -> None:
 
 
 def _within(seconds: float, action: Callable[[], object]) -> None:
-    """Run an action with a time limit: a client whose engine is dying may wait for it forever."""
+    """Runs an action with a time limit, because a client whose engine is dying may wait for the engine forever."""
 
     def attempt() -> None:
         with contextlib.suppress(BaseException):

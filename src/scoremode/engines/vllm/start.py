@@ -1,4 +1,4 @@
-"""Starting vLLM in score mode, or stock vLLM as a writer: its arguments, its environment, its pitfalls."""
+"""Starts vLLM in score mode, or stock vLLM to generate text, with the right arguments and environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONWARNINGS": "ignore::FutureWarning",  # in the processes that vLLM starts
 }
-KV_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "2"}  # GiB; on a CPU vLLM would take almost all of the memory, or refuse to start
+KV_CACHE = {"VLLM_CPU_KVCACHE_SPACE": "2"}  # GiB; by default, vLLM on a CPU takes almost all memory, or does not start
 
 
 def start(
@@ -37,12 +37,12 @@ def start(
     *,
     tokenizer: bool = True,
 ) -> tuple[Any, Processes]:
-    """Starts ``vllm.LLM``, in score mode if there are ``options``, else to write text; also returns its processes.
+    """Starts ``vllm.LLM``, in score mode if there are ``options``, else to generate text. Also returns its processes.
 
-    If vLLM refuses to start, the error has one line. After that, or an interruption, none of its processes is left.
+    If vLLM refuses to start, the error has one line. After an error or an interruption, none of its processes is left.
     """
     processes = Processes()
-    process_guard.hanging.append("vllm")  # at exit, its sockets may wait for an engine that died
+    process_guard.hanging.append("vllm")  # at exit, vLLM's sockets may wait for an engine that died
     try:
         with processes.killed_by_signals():
             if options is None:
@@ -90,10 +90,10 @@ def _start_scoring(
         hf_overrides = {"head_dtype": "model"} | dict(arguments.pop("hf_overrides", {}))
         arguments = {"dtype": choose_dtype(model, on_cpu, options.trust_remote_code)} | arguments
         if on_cpu:
-            # compiling takes longer than most CPU runs, but pipeline stages need the buffers that its warm-up makes
+            # compiling takes longer than most CPU runs, but pipeline stages need the buffers of the compiler's warm-up
             arguments.setdefault("enforce_eager", options.pipeline_parallel_size == 1)
         elif can_plan_ahead(arguments):
-            # vLLM plans the next batch while this one runs, except for pooling models: there it must be turned on
+            # vLLM plans the next batch while this one runs. For pooling models this is off by default
             arguments.setdefault("async_scheduling", True)
         settings = {
             "exact": options.head == "exact",
@@ -130,10 +130,10 @@ def can_plan_ahead(arguments: dict[str, Any]) -> bool:
 
 
 def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
-    """The dtype that vLLM would serve this checkpoint with.
+    """Returns the dtype in which vLLM would serve this checkpoint.
 
     By default the pooling runner casts float32 checkpoints to float16, but the serving runner casts them to bfloat16.
-    On a CPU float32 stays: most CPUs have no fast bfloat16, and float32 is more exact.
+    On a CPU float32 is not changed: most CPUs have no fast bfloat16, and float32 is more exact.
     """
     config = _config_of(model, trust_remote_code)
     if config is None:
@@ -146,7 +146,7 @@ def choose_dtype(model: str, on_cpu: bool, trust_remote_code: bool) -> str:
 
 
 def quantization_of(model: str, trust_remote_code: bool) -> Any:
-    """The ``quantization_config`` of a checkpoint; None if it has none, or no config that Transformers knows."""
+    """Returns the ``quantization_config`` of a checkpoint; None if it has none, or if Transformers cannot read it."""
     return getattr(_config_of(model, trust_remote_code), "quantization_config", None)
 
 
@@ -178,14 +178,14 @@ def device_defaults(on_cpu: bool, options: LaunchArguments) -> dict[str, str]:
         defaults |= KV_CACHE
         ranks = options.tensor_parallel_size * options.pipeline_parallel_size
         if ranks > 1:
-            defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # binding fails with fewer cores than it wants
-            # ranks spin while they wait for each other: more threads than cores would waste most of the time
+            defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # binding fails if there are fewer cores than vLLM wants
+            # ranks spin while they wait for each other, so more threads than cores would waste most of the time
             defaults["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
     return defaults
 
 
 def _forget_model_classes() -> None:
-    """Clear vLLM's cache of model classes: it would use a class made for scoring to embed, or vice versa."""
+    """Clears vLLM's cache of model classes. Otherwise it would use a class made for scoring to embed, or vice versa."""
     with contextlib.suppress(ImportError):
         from vllm.model_executor.model_loader import utils
 
@@ -193,7 +193,7 @@ def _forget_model_classes() -> None:
 
 
 class VllmGenerator(Generator):
-    """Writes text with stock vLLM, which is opened only for this, and closed before anything is scored again."""
+    """Generates text with stock vLLM, which is opened only for this and closed before anything is scored again."""
 
     def __init__(self, folder: Path, options: VllmOptions, work: Work) -> None:
         given = LaunchArguments.of(options, work)

@@ -1,9 +1,9 @@
-"""Reads the logits of a vLLM model before they are rounded, gathered or copied: this rank's part, in float32.
+"""Reads the logits of a vLLM model in float32 before they are rounded, gathered or copied, on each rank separately.
 
-Every causal model of vLLM ends in ``compute_logits``, and that ends in a ``LogitsProcessor``, which projects, gathers
-the shards, removes the padding, caps and scales. The tap replaces only the first three steps, on the processors of one
-model object. Everything else that a model does (a norm before, a bias, a cap, a scale) is still done by its own code.
-Tensor-parallel ranks then tell each other a few numbers per row, never logits.
+Every causal model of vLLM ends in ``compute_logits``, which ends in a ``LogitsProcessor``. The processor projects,
+gathers the shards, removes the padding, caps and scales. The tap replaces only the first three steps, on the processors
+of one model object. All other steps (a norm before, a bias, a cap, a scale) are still done by the model's own code.
+Tensor-parallel ranks then exchange a few numbers per row, never logits.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Shard:
     width: int  # real ids; the padding after them is removed
     vocabulary: int  # size of the whole vocabulary
     ranks: int  # 1: this rank sees the whole vocabulary
-    exact: bool  # accumulated and kept in float32
+    exact: bool  # logits are accumulated and stored in float32
 
     @property
     def columns(self) -> int:
-        """Width of the widest shard. Split rows by it, not by ``width``: all ranks must split them in the same way."""
+        """Width of the widest shard. Split rows by it, not by ``width``, so that all ranks split them alike."""
         return -(-self.vocabulary // self.ranks)
 
 
@@ -51,8 +51,8 @@ class _Reached(Exception):  # noqa: N818  # not an error
 class Tap:
     """Gives access to a model's head: logits of a few rows at a time, or its matrix.
 
-    ``exact`` requests logits in float32. A quantized head cannot give them: in that case, or without ``exact``, the
-    logits are those of the serving kernel.
+    ``exact`` requests logits in float32. Without ``exact``, or if the head is quantized, the logits are those of the
+    serving kernel.
     """
 
     def __init__(self, model: Any, exact: bool) -> None:
@@ -66,13 +66,13 @@ class Tap:
             processor._get_logits = partial(self._project, processor, processor._get_logits)
 
     def logits(self, hidden: Tensor, gather: bool) -> tuple[Tensor, Shard]:
-        """The float32 logits (n, shard.width) of these rows, and the shard that says which ids they belong to."""
+        """Returns the float32 logits (n, shard.width) of these rows, and the shard that says which ids they are for."""
         self._mode, self._shard = ("gather" if gather else "shard"), None
         try:
             x = self._model.compute_logits(hidden)
         finally:
             self._mode = "stock"
-        if self._shard is None:  # a model that projects without a LogitsProcessor
+        if self._shard is None:  # the model projects without a LogitsProcessor
             if x is None or get_tp_group().world_size > 1:
                 raise RuntimeError(
                     f"scoremode cannot read the logits of {type(self._model).__name__} under tensor parallelism: "
@@ -82,9 +82,9 @@ class Tap:
         return x.float(), self._shard
 
     def matrix(self, hidden: Tensor) -> tuple[Tensor, Head, Shard] | None:
-        """The rows that the head is applied to (a model may norm them first), and its matrix; None if it has none.
+        """Returns the input rows of the head (a model may norm them first), its matrix and its shard, or None.
 
-        Changes that a model's own code makes to the logits later are not seen here: ``ScorePooler`` checks for them.
+        None: no usable matrix. Changes of the logits by a model's later code are not seen here: ``ScorePooler`` checks.
         """
         self._mode = "matrix"
         try:
@@ -96,7 +96,7 @@ class Tap:
         return None
 
     def served_logits(self, hidden: Tensor) -> Tensor | None:
-        """The output of ``compute_logits`` as served: all ids, in the model's dtype; None on ranks without it."""
+        """Returns the output of ``compute_logits`` as served: all ids, the model's dtype; None on ranks without it."""
         x: Tensor | None = self._model.compute_logits(hidden)
         return x
 
@@ -136,21 +136,21 @@ def _is_plain(lm_head: Any) -> bool:
 def _shard_of(processor: Any, lm_head: Any, exact: bool) -> Shard:
     indices, vocabulary = lm_head.shard_indices, int(processor.org_vocab_size)
     first = int(indices.org_vocab_start_index)
-    # the processor may have fewer ids than the matrix has rows; when serving, it removes the rest
+    # the processor may have fewer ids than the matrix has rows; when serving, it removes the other rows
     width = max(0, min(int(indices.org_vocab_end_index), vocabulary) - first)
     return Shard(first, width, vocabulary, int(lm_head.tp_size), exact)
 
 
 def _head_of(processor: Any, lm_head: Any, bias: Tensor | None, shard: Shard) -> Head | None:
     scale, cap = float(processor.scale), processor.soft_cap
-    if not shard.exact or (scale != 1.0 and cap is not None):  # vLLM caps, then scales; a Head does the opposite
+    if not shard.exact or (scale != 1.0 and cap is not None):  # vLLM caps, then scales; a Head scales, then caps
         return None
     return Head(lm_head.weight, shard.width, bias, scale, None if cap is None else float(cap), shard.first_id)
 
 
 # ── between ranks ────────────────────────────────────────────────────────────────────────────────────────────────────
 def pack_divergence(d: DivergencePartials) -> Tensor:
-    """Packs all fields as float64, which is exact for ids and counts, viewed as float32: gathering only copies bits."""
+    """Packs all fields as float64, which is exact for ids and counts, viewed as float32. Gathering only copies bits."""
     columns = [c.double()[:, None] for c in (*d.sums, d.q.largest, d.q.total, d.q.weighted, d.q.where)]
     return torch.cat([*columns, d.q.before.double()], dim=1).view(torch.float32)
 
@@ -175,14 +175,14 @@ def unpack_partials(words: Tensor) -> Partials:
 
 
 def across_ranks(own: Tensor) -> list[Tensor]:
-    """Gathers an (n, c) tensor from every tensor-parallel rank, in rank order: a few numbers per row, never logits."""
+    """Gathers an (n, c) tensor from each tensor-parallel rank, in rank order: a few numbers per row, never logits."""
     group = get_tp_group()
     gathered: Tensor = group.all_gather(own.contiguous(), dim=0)
     return list(torch.split(gathered, len(own)))
 
 
 def largest_of_ranks(at_target: Tensor) -> Tensor:
-    """Gives every rank the logits of all targets: before, each is known only to the rank that has the target's id."""
+    """Gives every rank the logits of all targets. Before, only the rank that has a target's id knows its logit."""
     return torch.stack(across_ranks(at_target)).amax(0)
 
 

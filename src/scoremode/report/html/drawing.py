@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-SERIES = 8  # colours in the style sheet; further candidates reuse them with a different dash
+SERIES = 8  # colours in the style sheet; further candidates use them again with a different dash
 DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
-MARKS = (  # around 0 0, of about the same area
+MARKS = (  # centred at 0 0, all of about the same area
     "M-5 0A5 5 0 1 1 5 0A5 5 0 1 1 -5 0Z",  # circle
     "M-4.6 -4.6H4.6V4.6H-4.6Z",  # square
     "M0 -6.2L5.9 4.4H-5.9Z",  # triangle
@@ -28,19 +28,19 @@ MARKS = (  # around 0 0, of about the same area
 
 
 def line_style(series: int) -> Markup:
-    """The attributes of a candidate's line: its colour and its dash."""
+    """Returns the attributes of a candidate's line: its colour and its dash."""
     dash = DASHES[(series + series // SERIES) % len(DASHES)]
     return Markup(f'class="line s{series % SERIES}"' + (f' stroke-dasharray="{dash}"' if dash else ""))
 
 
 def mark_path(group: int) -> Markup:
-    """The attributes of a group's mark: a shape and a colour of its own, up to 56 groups."""
+    """Returns the attributes of a group's mark: shape and colour, a different pair for each of up to 56 groups."""
     return Markup(f'class="dot s{group % SERIES}" d="{MARKS[(group + group // SERIES) % len(MARKS)]}"')
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps values to a place between 0 and 1, with the values of its labelled ticks."""
+    """Maps values to positions between 0 and 1, and has the values of its labelled ticks."""
 
     place: Callable[[Any], Any]
     ticks: tuple[tuple[float, str], ...]
@@ -53,17 +53,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The size of a drawing and its margins. The style sheet shows the kind that fits the screen."""
+    """The size of a drawing and its margins. The style sheet shows the frame whose ``kind`` fits the screen."""
 
     kind: str = ""
-    width: float = 380  # three fit side by side on a desktop screen, and on a phone the text stays readable
+    width: float = 380  # three charts fit side by side on a desktop screen, and on a phone the text stays readable
     height: float = 244
     left: float = 50
     right: float = 10
     top: float = 24
     bottom: float = 38
-    text: float = 11  # the size of its text
-    longest: int = 0  # characters of the names beside its marks
+    text: float = 11  # font size
+    longest: int = 0  # most characters of the names beside its marks
 
     def x(self, place: float) -> float:
         return self.left + place * (self.width - self.left - self.right)
@@ -72,7 +72,7 @@ class Frame:
         return self.height - self.bottom - place * (self.height - self.top - self.bottom)
 
     def x_of(self, axis: Axis, value: float) -> float:
-        """The x coordinate of a value; a value beyond the axis is drawn at the end of the axis."""
+        """Returns the x coordinate of a value. A value beyond the axis is drawn at the end of the axis."""
         return self.x(min(1.0, max(0.0, float(axis.place(value)))))
 
     def path(self, places: Iterable[tuple[float, float]]) -> str:
@@ -84,13 +84,13 @@ SMALL = Frame()
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A path of a chart, perhaps in the colour of a candidate."""
+    """A path in a chart, in the colour of a candidate if ``series`` is given."""
 
     kind: str  # its CSS class
     path: str
     series: int | None = None
     title: str = ""
-    note: tuple[float, float, str, str] | None = None  # x, y, anchor and words of a text beside it
+    note: tuple[float, float, str, str] | None = None  # x, y, anchor and words of a text beside the path
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ def linear(low: float, high: float, label: str, *, count: int = 5, write: Callab
 
 
 def logarithmic(low: float, high: float, label: str) -> Axis:
-    """A logarithmic axis with ticks at whole powers of ten, few enough that their labels do not touch."""
+    """Returns a logarithmic axis with ticks at whole powers of ten, few enough that their labels do not touch."""
     begin, end = math.log10(low), math.log10(high)
     powers = range(math.ceil(begin - 1e-9), math.floor(end + 1e-9) + 1)
     every = max(1, math.ceil(len(powers) / 7))
     ticks = tuple((10.0**p, power_of_ten(p)) for p in powers if p % every == 0)
-    if len(ticks) < 2:  # less than a decade: powers of ten alone would leave the axis empty
+    if len(ticks) < 2:  # the axis spans less than a decade, and powers of ten alone would leave it empty
         finer = [m * 10.0**p for p in range(math.floor(begin), math.ceil(end) + 1) for m in range(1, 10)]
         within = [v for v in finer if low <= v <= high]
         ticks = tuple((v, plain(v)) for v in within[:: math.ceil(len(within) / 5) or 1])
@@ -129,11 +129,11 @@ def logarithmic(low: float, high: float, label: str) -> Axis:
 
 
 def both_ways(unit: float, reach: float, label: str) -> Axis:
-    """A symmetric axis that is linear near zero and logarithmic beyond ``unit``."""
+    """Returns a symmetric axis that is linear near zero and logarithmic beyond ``unit``."""
     far = math.asinh(reach / unit)
     powers = range(round(math.log10(unit)), math.floor(math.log10(reach) + 1e-9) + 1)
     every = max(1, math.ceil(len(powers) / 3))
-    # near zero the labels would be too close to each other to read
+    # near zero the labels would be too close together to read
     sizes = [10.0**p for p in powers if math.asinh(10.0**p / unit) / far > 0.22][::-1][::every]
     ticks = [(-s, "−" + plain(s)) for s in sizes] + [(0.0, "0")] + [(s, plain(s)) for s in sizes]
     return Axis(lambda v: (np.arcsinh(np.asarray(v) / unit) / far + 1) / 2, tuple(ticks), label)
@@ -145,7 +145,7 @@ def _round_step(rough: float) -> float:
 
 
 def plain(value: float, step: float | None = None) -> str:
-    """A short number for an axis: 0.05, 1.002, 12,000, 3e−6."""
+    """Writes a short number for an axis: 0.05, 1.002, 12,000, 3e−6."""
     if value == 0:
         return "0"
     if step is not None and step >= 1e-4:

@@ -1,6 +1,6 @@
-"""The page of comparisons on tasks: a table, recovery with its bounds, and the documents that flipped.
+"""The HTML page of comparisons on tasks: a table, recovery with its bounds, and the documents that flipped.
 
-Questions and choices come from untrusted files; the template escapes them. The page needs no script.
+Questions and choices come from untrusted files, so the template escapes them. The page needs no script.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from scoremode.report.html.provenance import distinct_commands, served_facts
 from scoremode.report.html.templating import fill, fill_page
 from scoremode.report.text import listed, other_metrics, shown_rows
 
-FLIPS_SHOWN = 25  # documents of each task and candidate; a page with thousands would not open on a phone
-LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; few-shot examples come first, so the end is shown
+FLIPS_SHOWN = 25  # documents per task and candidate; a page with thousands would not open on a phone
+LONGEST_QUESTION, LONGEST_CHOICE = 1500, 600  # characters; a question's end is shown, because examples come first
 LINE, MARK = 16.0, 9.0  # height of a line of text in the chart; space for each candidate's mark
-LEAST, MOST = 0.0, 2.0  # a recovery beyond is drawn at the edge
+LEAST, MOST = 0.0, 2.0  # a recovery outside this range is drawn at the edge
 
 Row = Mapping[str, Any]
 
 
 def render_tasks(found: Sequence[TasksComparison]) -> str:
-    """The page of comparisons with one baseline on the same tasks."""
+    """Renders the page of comparisons with one baseline on the same tasks."""
     first, names = found[0], [c.name for c in found]
     models = [("baseline", first.baseline), *((c.name, c.candidate) for c in found)]
     facts = [
@@ -53,9 +53,9 @@ def render_tasks(found: Sequence[TasksComparison]) -> str:
 
 
 def recovery_chart(lines: Sequence[Sequence[Row]], names: Sequence[str]) -> Markup:
-    """One line per task, with a mark and its 95 % bounds for each candidate; '' if nothing can be drawn.
+    """Draws one line per task, with a mark and its 95 % bounds for each candidate; '' if nothing can be drawn.
 
-    It is drawn for a desktop and for a phone; the style sheet shows the one that fits.
+    The chart is drawn for a desktop and for a phone. The style sheet shows the drawing that fits.
     """
     known = [row for line in lines for row in line if row["recovery"] is not None]
     if not known:
@@ -74,7 +74,7 @@ def recovery_chart(lines: Sequence[Sequence[Row]], names: Sequence[str]) -> Mark
 
 
 def _flips(c: TasksComparison) -> list[dict[str, Any]]:
-    """The documents that flipped, by task, as the template shows them."""
+    """Returns the documents that flipped, by task, in the form that the template needs."""
     found = []
     for task, of_task in groupby(c.flips(), key=lambda flip: flip.task):
         flips = list(of_task)
@@ -103,7 +103,7 @@ def _flip(flip: Flip) -> dict[str, Any]:
 
 
 def _nats(log_prob: float, text: str) -> str:
-    """A log-probability in words, and its value per character of a text."""
+    """Returns a log-probability in words, and its value per character of a text."""
     if not math.isfinite(log_prob):
         return "probability 0"
     each = f", {log_prob / len(text):.3f} per character" if text else ""

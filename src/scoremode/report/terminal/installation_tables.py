@@ -1,4 +1,4 @@
-"""The installation as tables for a terminal: engines, what ``scoremode doctor`` found, and the cache folder."""
+"""Terminal tables about the installation: engines, the findings of ``scoremode doctor``, and the cache folder."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _device(device: dict[str, Any]) -> str:
 
 
 def cache_lines(found: dict[str, Any]) -> list[str]:
-    """What ``scoremode cache`` prints."""
+    """Returns the lines that ``scoremode cache`` prints."""
     rows = [HEADER, *(_row(entry) for entry in found["entries"])] if found["entries"] else []
     limit = "no limit" if found["limit"] is None else f"limit {size_words(found['limit'])}"
     total = [
@@ -91,7 +91,7 @@ def cache_lines(found: dict[str, Any]) -> list[str]:
 
 
 def prune_lines(found: dict[str, Any]) -> list[str]:
-    """What ``scoremode cache prune`` prints."""
+    """Returns the lines that ``scoremode cache prune`` prints."""
     kinds = Counter(entry["kind"] for entry in found["removed"])
     verb = "would remove" if found["dry_run"] else "removed"
     freed = f" ({size_words(found['freed'])})" if kinds else ""
@@ -117,7 +117,7 @@ def _what(entry: dict[str, Any]) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    """Shortens a fingerprint to its start; names are kept in full."""
+    """Shortens a fingerprint to its start; returns names unchanged."""
     hexadecimal = text is not None and len(text) > LONGEST_ID and not set(text.split(":")[-1]) - set("0123456789abcdef")
     return f"{text[:LONGEST_ID]}…" if text is not None and hexadecimal else text
 

@@ -1,13 +1,13 @@
-"""A prompt and its target ─▶ tokens: the joined text is encoded, and what follows the prompt's end is scored.
+"""A prompt and its target ─▶ tokens: the joined text is encoded, and the tokens after the prompt's end are scored.
 
-The boundary is the hard part, because "…is" + "Paris" is not the token sequence of "…is Paris". Where a token spans
-the cut, everything from that token on is scored, on the condition that the token begins with the prompt's part of it:
+The boundary is the hard part, because "…is" + "Paris" is not the token sequence of "…is Paris". If a token spans the
+cut, all tokens from that one on are scored, on the condition that this token begins with the prompt's part of it:
 
 prompt  "The capital of Fran"       target  "ce is Paris"
 tokens  The| capital| of| France| is| Paris
                        ^ spans: P( France| is| Paris) / P(a token that begins with " Fran")
 
-Tokens that cover less than the prompt's part are not in that condition: it is about the next token alone.
+The condition is about the next token alone, so it excludes tokens that cover less than the prompt's part.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ class EncodedPair(Continuation):
 
     prompt: str
     target: str
-    texts: tuple[str, ...]  # of the tokens from ``first`` on
+    texts: tuple[str, ...]  # texts of the tokens from ``first`` on
     condition: str  # the prompt's part of a token that spans the boundary
 
 
 def longest_of(pairs: Iterable[EncodedPair]) -> int:
-    """How many tokens the longest window has that scoring these pairs will feed."""
+    """Returns the length, in tokens, of the longest window that scoring these pairs will feed."""
     return max((pair.fed for pair in pairs), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutPairs:
-    """Several pairs as tokens in joint arrays, each cut at its boundary; ``split`` takes them apart."""
+    """Several pairs as tokens in joint arrays, each cut at its boundary. ``split`` makes separate pairs from them."""
 
     pairs: Sequence[tuple[str, str]]
-    targets: Sequence[str]  # as they are scored
+    targets: Sequence[str]  # the targets as scored
     found: EncodedTexts
-    fronts: Sequence[Ids]  # special tokens that go first
+    fronts: Sequence[Ids]  # special tokens before each pair
     cuts: Ints  # (pairs,) where each prompt ends in the joined text
-    owns: Ints  # (pairs,) the first scored token, among the tokens of all pairs
-    firsts: Ints  # (pairs,) the same, in the ids of its pair
+    owns: Ints  # (pairs,) index of the first scored token among the tokens of all pairs
+    firsts: Ints  # (pairs,) index of the same token in the ids of its pair
 
     @property
     def fed(self) -> Ints:
-        """How many tokens the model is given for each pair: the last one is only scored."""
+        """The number of tokens that are fed for each pair. The last token is only scored."""
         fronts = np.fromiter(map(len, self.fronts), np.int64, len(self.fronts))
         return np.diff(self.found.bounds) + fronts - 1
 
@@ -70,7 +70,7 @@ class CutPairs:
         return np.flatnonzero(self.found.touches[self.owns] < self.cuts)
 
     def split(self) -> list[EncodedPair]:
-        """Takes the pairs apart, into one EncodedPair each."""
+        """Splits the pairs into one EncodedPair each."""
         joined, edges = self.found.joined, self.found.bounds.tolist()
         begins, ends = self.found.char_start.tolist(), self.found.char_end.tolist()
         owns, firsts = self.owns.tolist(), self.firsts.tolist()
@@ -89,18 +89,18 @@ class CutPairs:
 
 
 class PairEncoder:
-    """Encodes pairs by one tokenizer and one rule for their boundary."""
+    """Encodes pairs with one tokenizer and one rule for their boundary."""
 
     def __init__(self, tokenizer: TextTokenizer, *, leading_space: str, spanning: str, add_bos: bool) -> None:
         self.tokenizer = tokenizer
         self.leading_space, self.spanning, self.add_bos = leading_space, spanning, add_bos
 
     def as_scored(self, target: str) -> str:
-        """The target with the space that ``leading_space`` puts in front of it."""
+        """Returns the target with the space that ``leading_space`` puts before it."""
         return " " + target if self.leading_space == "add" and not target[:1].isspace() else target
 
     def cut(self, pairs: Sequence[tuple[str, str]]) -> CutPairs:
-        """Encodes and cuts several pairs. If one is refused, so are all: cut them one by one to know which it is."""
+        """Encodes and cuts several pairs. Raises an error if any is invalid: cut them one by one to find which one."""
         if not all(target for _, target in pairs):
             raise InputError("a target is empty", fix='give it some text, as in --target " Paris"')
         targets = [self.as_scored(target) for _, target in pairs]
@@ -110,7 +110,7 @@ class PairEncoder:
         found = encode_many(self.tokenizer, texts)
         fronts = self._fronts(found, texts)
         cuts = found.starts[:-1] + np.fromiter((len(prompt) for prompt, _ in pairs), np.int64, len(pairs))
-        owns = np.searchsorted(found.char_end, cuts, side="right")  # the first token that reaches past the cut
+        owns = np.searchsorted(found.char_end, cuts, side="right")  # index of the first token that reaches past the cut
         if len(none := np.flatnonzero(owns >= found.bounds[1:])):
             raise InputError(f"the target {targets[none[0]]!r} has no token of its own", fix="give a longer target")
         firsts = owns - found.bounds[:-1] + np.fromiter(map(len, fronts), np.int64, len(pairs))
@@ -131,7 +131,7 @@ class PairEncoder:
         return made
 
     def _fronts(self, found: EncodedTexts, texts: Sequence[str]) -> list[Ids]:
-        """The special tokens before each text. An EOS after the target is left out."""
+        """Returns the special tokens before each text. An EOS after the target is left out."""
         full, edges = ids_with_specials(self.tokenizer, texts), found.bounds.tolist()
         if full is None:
             return [self._with_bos([])] * len(texts)
@@ -157,13 +157,13 @@ class PairEncoder:
     # ── spanning tokens ──────────────────────────────────────────────────────────────────────────────────────────────
     @cached_property
     def _sorted_pieces(self) -> tuple[list[bytes], Ids]:
-        """The bytes of every id in alphabetical order, and the ids in that order: equal beginnings lie together."""
+        """The bytes of every id in alphabetical order, and the ids in that order: equal beginnings are side by side."""
         pieces = self.tokenizer.pieces()
         order = sorted(range(len(pieces)), key=pieces.__getitem__)
         return [pieces[i] for i in order], np.array(order, dtype=np.int32)
 
     def beginning_with(self, condition: str, spanning_token: int) -> Ids:
-        """Every id whose bytes begin with the prompt's part of a spanning token, ascending."""
+        """Returns every id whose bytes begin with the prompt's part of a spanning token, ascending."""
         beginning = condition.encode()
         pieces, ids = self._sorted_pieces
         first = bisect_left(pieces, beginning)
