@@ -96,8 +96,13 @@ COMMANDS = (
     f"ppl table:uniform {SAY}",
     f"prob {MODEL} --prompt 'The capital of France is' --target ' Paris'",
 )
-PREPARATION = (f"ppl {MODEL} {QUESTION}", f"ppl {OWN} {QUESTION}", f"ppl {MODEL} {QUESTION} --out {{folder}}/run")
-PREPARATION += (f"ppl {OWN} {QUESTION} --out {{folder}}/other", f"tasks table:uniform {MODEL} --tasks nothing")
+PREPARATION = (
+    f"ppl {MODEL} {QUESTION}",
+    f"ppl {OWN} {QUESTION}",
+    f"ppl {MODEL} {QUESTION} --out {{folder}}/run",
+    f"ppl {OWN} {QUESTION} --out {{folder}}/other",
+    f"tasks table:uniform {MODEL} --tasks nothing",
+)
 
 
 @dataclass(frozen=True)
