@@ -225,10 +225,9 @@ def print_table(before: Path, after: Path) -> None:
         print("|---|--:|--:|--:|--:|---|")
         for row in new["rows"]:
             if row["kind"] == kind:
-                was = earlier[row["words"]]
-                times = (
-                    f"{was['seconds']:.2f} | {row['seconds']:.2f} | {was['cpu_seconds']:.2f} | {row['cpu_seconds']:.2f}"
-                )
+                both = (earlier.get(row["words"], {}), row)
+                figures = [one.get(name) for name in ("seconds", "cpu_seconds") for one in both]
+                times = " | ".join("not measured" if figure is None else f"{figure:.2f}" for figure in figures)
                 said = row["last"].removeprefix("scoremode: ").replace("|", "\\|") if kind == "mistake" else ""
                 print(f"| `{row['words'].replace('|', '')}` | {times} | {said} |")
         print()
