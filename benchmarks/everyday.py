@@ -96,8 +96,13 @@ COMMANDS = (
     f"ppl table:uniform {SAY}",
     f"prob {MODEL} --prompt 'The capital of France is' --target ' Paris'",
 )
-PREPARATION = (f"ppl {MODEL} {QUESTION}", f"ppl {OWN} {QUESTION}", f"ppl {MODEL} {QUESTION} --out {{folder}}/run")
-PREPARATION += (f"ppl {OWN} {QUESTION} --out {{folder}}/other", f"tasks table:uniform {MODEL} --tasks nothing")
+PREPARATION = (
+    f"ppl {MODEL} {QUESTION}",
+    f"ppl {OWN} {QUESTION}",
+    f"ppl {MODEL} {QUESTION} --out {{folder}}/run",
+    f"ppl {OWN} {QUESTION} --out {{folder}}/other",
+    f"tasks table:uniform {MODEL} --tasks nothing",
+)
 
 
 @dataclass(frozen=True)
@@ -220,10 +225,9 @@ def print_table(before: Path, after: Path) -> None:
         print("|---|--:|--:|--:|--:|---|")
         for row in new["rows"]:
             if row["kind"] == kind:
-                was = earlier[row["words"]]
-                times = (
-                    f"{was['seconds']:.2f} | {row['seconds']:.2f} | {was['cpu_seconds']:.2f} | {row['cpu_seconds']:.2f}"
-                )
+                both = (earlier.get(row["words"], {}), row)
+                figures = [one.get(name) for name in ("seconds", "cpu_seconds") for one in both]
+                times = " | ".join("not measured" if figure is None else f"{figure:.2f}" for figure in figures)
                 said = row["last"].removeprefix("scoremode: ").replace("|", "\\|") if kind == "mistake" else ""
                 print(f"| `{row['words'].replace('|', '')}` | {times} | {said} |")
         print()

@@ -56,6 +56,8 @@ class TransformersPlugin(EnginePlugin):
 
     def subject(self, model: str, options: TransformersOptions, tokenizer: str | None) -> Subject:
         require_docstrings("Transformers")
+        if options.device is not None:
+            choose_device(options.device)  # refuses one that is not known, before a tokenizer is loaded
         subject = subject_of_checkpoint(model, options, tokenizer)
         if options.adapter is None:
             return subject
