@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from scoremode.engines.llamacpp.small_gguf import Matrix
 from scoremode.errors import InputError
 from scoremode.verbs.candidate_names import expand_candidates
 from tests.cli.conftest import Command
@@ -60,13 +62,17 @@ def test_other_names_are_left_alone(tmp_path: Path) -> None:
         expand_candidates([str(tmp_path / "*.txt")])
 
 
+def scaled_by(factor: float) -> Callable[[str, Matrix], Matrix]:
+    return lambda _, matrix: matrix * factor
+
+
 def test_many_files_one_of_them_damaged(tiny: Path, tmp_path: Path, command: Command) -> None:
     """The others are finished and shown; the failed one is named last; the same command scores only that one."""
     require_llamacpp()
     folder = tmp_path / "quants"
     folder.mkdir()
     for number in range(4):
-        gguf_of(tiny, folder / f"q{number}.gguf", weights=lambda _, x, n=number: x * (1 + n / 1000))
+        gguf_of(tiny, folder / f"q{number}.gguf", weights=scaled_by(1 + number / 1000))
     damaged = folder / "q2.gguf"
     good = damaged.read_bytes()
     damaged.write_bytes(good[: len(good) // 2])

@@ -97,7 +97,8 @@ def test_fewer_documents_are_the_first_rows_and_other_questions_are_refused(
     assert np.allclose(np.asarray(few.kl), np.asarray(alone.kl), rtol=0, atol=1e-12)
     assert few.baseline.perplexity.value == alone.baseline.perplexity.value
     assert few.baseline.manifest["documents"] == few.candidate.manifest["documents"] == 4
-    for other in ({"num_samples": 25}, {"stride": 12}, {"num_samples": 4, "context_length": 40}):
+    others: list[dict[str, Any]] = [{"num_samples": 25}, {"stride": 12}, {"num_samples": 4, "context_length": 40}]
+    for other in others:
         with pytest.raises(InputError, match=r"different (texts|plans)"):
             sm.compare(URI, "table:uniform", **other)
 
