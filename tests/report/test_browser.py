@@ -172,8 +172,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser, page: Path) -> Browser:
+    """The page at the beginning of its text, where it does not open by itself."""
     browser.screen(1280)
     browser.open(page)
+    browser.ask("{const s = document.getElementById('page'); s.value = '1'; s.dispatchEvent(new Event('input'))}")
     return browser
 
 
@@ -189,6 +191,26 @@ def test_the_page_opens_without_a_word_on_the_console(opened: Browser) -> None:
     assert opened.ask(seen) == 4 + 1  # of quality against size, one measure and one width are shown
     assert opened.ask("document.querySelectorAll('.t').length") == 1200
     assert opened.ask("document.querySelectorAll('.t.w1, .t.w2, .t.w3, .t.w4').length") > 0
+
+
+def test_the_page_opens_on_the_worst_candidate_and_its_worst_token(browser: Browser, page: Path) -> None:
+    comparisons, _ = make_demo(5000)
+    delta = comparisons[2].candidate.scores.logprob - comparisons[2].baseline.scores.logprob
+    browser.screen(1280)
+    browser.open(page)
+    assert browser.ask("document.getElementById('view').selectedOptions[0].textContent") == comparisons[2].name
+    assert selected(browser) == int(delta.argmin())
+    assert browser.ask("scrollY") == 0
+    browser.screen(400)
+    browser.open(page)
+    assert selected(browser) == -1, "on a phone its details would cover the page"
+
+
+def test_the_texts_to_publish_can_be_copied(opened: Browser) -> None:
+    buttons = "[...document.querySelectorAll('#publish [data-copies]')]"
+    assert opened.ask(f"{buttons}.every((b) => !b.hidden)")
+    copied = f"{buttons}.map((b) => document.getElementById(b.dataset.copies).textContent.slice(0, 12))"
+    assert opened.ask(copied) == ["| model | bi", "| model | si", "model-index:"]
 
 
 def test_n_and_p_walk_through_the_worst(opened: Browser) -> None:
@@ -208,7 +230,7 @@ def test_n_and_p_walk_through_the_worst(opened: Browser) -> None:
 
 def test_the_worst_token_is_the_one_that_lost_most(opened: Browser, page: Path) -> None:
     comparisons, _ = make_demo(5000)
-    delta = comparisons[0].candidate.scores.logprob - comparisons[0].baseline.scores.logprob
+    delta = comparisons[2].candidate.scores.logprob - comparisons[2].baseline.scores.logprob
     opened.click("#worst")
     assert selected(opened) == int(delta.argmin())
     written = opened.ask("document.querySelector('#details tbody tr:nth-last-child(2) td:last-child').textContent")
