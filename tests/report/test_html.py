@@ -16,11 +16,12 @@ import pytest
 
 from scoremode.errors import InputError
 from scoremode.report.html import drawing
+from scoremode.report.html.notebooks import comparison_html, run_html
 from scoremode.report.html.page import render, write
 from scoremode.report.html.provenance import commands_of, run_name
 from scoremode.report.html.scored_text import column, page_data, reading_order
 from scoremode.report.html.series import places_of
-from scoremode.report.html.tables import comparison_html, comparisons_table, run_html
+from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.templating import asset, escaped, visible
 from scoremode.report.numbers import file_size, written
 from scoremode.statistics.comparison import Comparison, comparison_statistics

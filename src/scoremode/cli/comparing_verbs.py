@@ -49,7 +49,7 @@ class CompareVerb(Verb):
         rules = [gate.parse(text) for text in parsed.fail_if or ()]  # before an hour of scoring
         output = _checked_report(parsed)
         with progress_bar("scoring") as progress:
-            found = compare(
+            compared = compare(
                 parsed.baseline,
                 *parsed.candidates,
                 out=parsed.out,
@@ -62,7 +62,7 @@ class CompareVerb(Verb):
         from scoremode.report.model_card import markdown, model_index
         from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
 
-        found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
+        found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in compared]
         statistics = [comparison_statistics(c) for c in found]
         if parsed.markdown:
             print(markdown(found, statistics))

@@ -26,7 +26,7 @@ from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import located
 from scoremode.scores.answers import check_answers
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store import runs
 from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
@@ -34,8 +34,9 @@ from scoremode.values import Floats, Ids
 from scoremode.verbs.arguments import AllArguments, EngineOptionArguments, spelled_out, split_arguments
 from scoremode.verbs.base_logits import against_file, require_models, require_no_question
 from scoremode.verbs.candidates import score_together, slots_and_shares
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
 from scoremode.verbs.progress import Progress
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.reference import reference_of
 from scoremode.verbs.scoring import UnfinishedRun, check_fits, score_run
@@ -53,18 +54,19 @@ from scoremode.verbs.sides import (
 
 
 @spelled_out(AllArguments)
+@shows_progress
 def compare(
-    baseline: str,
-    *candidates: str,
+    baseline: GivenModel,
+    *candidates: GivenModel,
     engine: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     baseline_engine: str | None = None,
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
-) -> list[Comparison]:
+) -> Comparisons:
     """Compares candidates (models or runs) with a baseline: a model, a reference, a ``.kld`` file or a finished run.
 
     ``arguments`` are those of a question, and options of the candidates' engine. A reference and a ``.kld`` file bring
@@ -72,12 +74,19 @@ def compare(
     The baseline has the same engine and options, but for ``baseline_engine`` and ``baseline_options``. A model as the
     baseline runs beside a single candidate if both engines allow that; else its states are kept first.
 
+    Models may also be given as causal LMs of Transformers that are loaded already, with their ``tokenizer``: then every
+    candidate is scored beside the baseline.
+
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
     """
     folders = Folders(located(out) if out is not None else None, fresh, progress)
-    folders.require_candidates(candidates)
     question, options = split_arguments(arguments)
+    if any(map(is_loaded, (baseline, *candidates))):
+        its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
+        sides = [its, *((candidate, engine, options) for candidate in candidates)]
+        return _compare_loaded(baseline, sides, tokenizer, question, folders)
+    folders.require_candidates(candidates)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     baseline_model, models = assign_engines(baseline, candidates, request)
     if is_kld(baseline):
@@ -87,14 +96,14 @@ def compare(
         require_no_question(baseline, {**question, **known})
         require_models(baseline, candidates)
         scored = _score_each(models, folders, lambda model, where: against_file(baseline, model, {}, where))
-        return [scored[name] for name in candidates]
+        return Comparisons(scored[name] for name in candidates)
     if is_there(baseline, REFERENCE):
         kept = baseline
     elif baseline_model is None:
-        return of_runs(baseline, candidates)
+        return Comparisons(of_runs(baseline, candidates))
     elif len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
         with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
-            return [lockstep(first, second, question, folders)]
+            return Comparisons([lockstep(first, second, question, folders)])
     else:
         with closing(baseline_model.prepare()) as model:
             folder = folders.folder("baseline")
@@ -109,7 +118,37 @@ def compare(
         found = _score_each(models, folders, lambda model, where: against_reference(stored, model, question, where))
     finished = [name for name in candidates if name not in found]
     found |= zip(finished, of_runs(kept, finished, run_p), strict=True)
-    return [found[name] for name in candidates]
+    return Comparisons(found[name] for name in candidates)
+
+
+def _compare_loaded(
+    baseline: GivenModel, sides: Sequence[Side], tokenizer: Any, question: dict[str, Any], folders: Folders
+) -> Comparisons:
+    """Compares models of which some are loaded already; ``sides`` begin with the baseline."""
+    is_stored = not is_loaded(baseline) and (is_kld(baseline) or runs.is_run(baseline))
+    models = loaded_sides(sides[1:] if is_stored else sides, tokenizer)
+    first = baseline if is_stored else models.pop(0)
+    folders.require_candidates([model.subject.name for model in models])
+    found = Comparisons()
+    for model in models:
+        with closing(model):
+            found.append(compare_model(first, model, question, folders))
+    return found
+
+
+def compare_model(
+    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: dict[str, Any], folders: Folders
+) -> Comparison:
+    """Compares a model with a reference (its folder or run), with a ``.kld`` file, or with another model."""
+    if isinstance(baseline, LazyModel):
+        return lockstep(baseline, candidate, question, folders)
+    if not isinstance(baseline, Run) and is_kld(baseline):
+        return against_file(baseline, candidate, question, folders)
+    folder = str(baseline.path if isinstance(baseline, Run) else baseline)
+    if not is_there(folder, REFERENCE):
+        what = "a run without hidden states" if runs.is_run(folder) else "not a reference"
+        raise InputError(f"{folder} is {what}", fix='make one: baseline.reference("ref/", corpus=…)')
+    return against_reference(StoredReference.open(folder), candidate, question, folders)
 
 
 ScoreCandidate = Callable[[LazyModel, Folders], Comparison]
