@@ -24,7 +24,7 @@ from scoremode.report.html.series import places_of
 from scoremode.report.html.tables import comparisons_table
 from scoremode.report.html.templating import asset, escaped, visible
 from scoremode.report.numbers import file_size, written
-from scoremode.statistics.comparison import Comparison, comparison_statistics
+from scoremode.statistics.comparison import Comparison, Comparisons, comparison_statistics
 from scoremode.store.run import Run
 from tests.report.demo import base_logprob, make_baseline, make_comparison, make_demo, make_facts, make_run
 
@@ -208,10 +208,15 @@ def test_data_cannot_end_its_element() -> None:
 
 def test_notebook_tables_are_escaped() -> None:
     comparisons, _, runs = hostile()
-    for table in (run_html(runs[0]), comparison_html(comparisons[0])):
+    for table in (run_html(runs[0]), comparison_html(comparisons[0]), comparisons_html(Comparisons(comparisons))):
         parsed = Page(table)
         assert parsed.wrong == []
-        assert {tag for tag, _ in parsed.tags} <= {"table", "caption", "tbody", "tr", "th", "td", "span"}
+        assert {tag for tag, _ in parsed.tags} <= {
+            *("table", "caption", "thead", "tbody", "tr", "th", "td"),
+            "span",
+            "div",
+            "small",
+        }
         table.encode()
     assert "± 0.31" in Page(run_html(runs[0])).text
 

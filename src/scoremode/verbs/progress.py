@@ -53,7 +53,7 @@ class ProgressState:
     def phase(self, words: str) -> None:
         """Begins another phase, named by ``words``: progress and speed start anew."""
         self._words, self._is_phase, self.details = words, True, ""
-        self._phase_began, self._counting_began = time.monotonic(), 0.0
+        self._phase_began = self._counting_began = self._counted_at = time.monotonic()
         self.done, self.first, self.total = 0, 0, None
         self.changed()
 
@@ -72,7 +72,7 @@ class ProgressState:
             self._counting_began, self.first = time.monotonic(), done
             if self._is_phase:
                 self._words = self._label
-        self.done, self.total = done, total
+        self.done, self.total, self._counted_at = done, total, time.monotonic()
         self.changed()
 
     total: int | None
@@ -92,13 +92,16 @@ class ProgressState:
     @property
     def speed(self) -> float | None:
         """Units per second in this phase; None if it is not known yet."""
-        seconds, fed = time.monotonic() - self._counting_began, self.done - self.first
+        seconds, fed = self._counted_at - self._counting_began, self.done - self.first
         return fed / seconds if self.total is not None and seconds > 0 and fed > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
+        """The time that the rest will take at this speed, less the time since the last count; None: not known yet."""
         speed = self.speed
-        return (self.total - self.done) / speed if speed is not None and self.total is not None else None
+        if speed is None or self.total is None:
+            return None
+        return max(0.0, (self.total - self.done) / speed - (time.monotonic() - self._counted_at))
 
     def counts(self) -> str:
         """How much is done, how fast, and how long the rest will take, in words; '' if nothing is counted yet."""

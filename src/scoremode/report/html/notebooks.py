@@ -73,15 +73,19 @@ def comparison_html(comparison: Comparison) -> str:
 
 def comparisons_html(comparisons: Comparisons) -> str:
     """Several comparisons as one table for notebooks: the baseline, then one row per candidate."""
-    statistics, facts = [c.statistics() for c in comparisons], [served(c) for c in comparisons]
+    statistics = [c.statistics() for c in comparisons]
     shown = [m for m in SHOWN if m.column is not None and any(s.get(m.name) is not None for s in statistics)]
     baselines, rows = distinct_baselines(comparisons, statistics), []
     for c, s in baselines:
         own = cell_with_error(s.get("ppl_baseline"), s.get("ppl_baseline_stderr"))
-        its, cells = served_manifest(c.baseline.manifest), [own if m.name == "ppl_candidate" else "" for m in shown]
-        rows.append((c.baseline.manifest.get("model", "baseline"), its.line, size_cell(its), cells))
-    for c, s, its in zip(comparisons, statistics, facts, strict=True):
-        rows.append((c.name, its.line, size_cell(its), [measure_cell(m, s) for m in shown]))
+        its, cells = served_manifest(c.baseline.manifest), (own if m.name == "ppl_candidate" else "" for m in shown)
+        rows.append((c.baseline.manifest.get("model", "baseline"), its.line, size_cell(its), *cells))
+    rows = list(dict.fromkeys(rows))  # a baseline in memory is scored again for each candidate
+    for c, s in zip(comparisons, statistics, strict=True):
+        its = served(c)
+        rows.append((c.name, its.line, size_cell(its), *(measure_cell(m, s) for m in shown)))
     titles = ["", "Format", "Bits/weight", *(m.label for m in shown)]
-    notes = list(dict.fromkeys(words for c, s in baselines if (words := noise_words(c, s))))
-    return str(fill("notebook_comparisons.html", titles=titles, rows=rows, notes=notes))
+    used = [i for i in range(len(titles)) if i == 0 or any(row[i] for row in rows)]
+    notes = dict.fromkeys(words for c, s in baselines if (words := noise_words(c, s)))
+    lines = [[row[i] for i in used] for row in rows]
+    return str(fill("notebook_comparisons.html", titles=[titles[i] for i in used], rows=lines, notes=list(notes)))
