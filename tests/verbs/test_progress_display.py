@@ -153,3 +153,25 @@ def test_names_in_the_bar_are_escaped(notebook: Shell) -> None:
         bar.label("<img src=x>")
         wait_until(lambda: any("&lt;img" in html for html in notebook.shown))
     assert not any("<script" in html or "<img" in html for html in notebook.shown)
+
+
+def test_a_real_notebook_shows_the_bar_and_then_one_table() -> None:
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: no notebook is executed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed: no notebook is executed")
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    shown: list[str] = []
+
+    class Watching(nbclient.NotebookClient):  # type: ignore[misc,name-defined]
+        def process_message(self, message: Any, cell: Any, index: int) -> Any:
+            shown.append(message["content"].get("data", {}).get("text/html", ""))
+            return super().process_message(message, cell, index)
+
+    code = 'import scoremode as sm\nsm.compare("table:uniform", "table:successor", text="any text", fresh=True)'
+    notebook = new_notebook(cells=[new_code_cell(code)])
+    Watching(notebook, timeout=120, kernel_name="python3").execute()
+    assert any("<progress " in html for html in shown)
+    *bars, result = notebook.cells[0].outputs
+    assert [bar["data"]["text/html"] for bar in bars] == [""], "the bar is removed at the end"
+    assert result["data"]["text/html"].count("<table") == 1
+    assert len(result["data"]["text/plain"].splitlines()) <= 5
