@@ -7,6 +7,8 @@ not exist stays as it is, and the strict build fails on it.
 
 from __future__ import annotations
 
+import html
+import inspect
 import posixpath
 import re
 from pathlib import Path
@@ -25,6 +27,7 @@ PUBLISHED = {
     "SECURITY.md": "security.md",
 }
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+ARGUMENTS = "<!-- docs/hooks.py writes the tables of arguments here -->"
 DOCTEST = re.compile(r"^(?P<indent> *)>>> .*(?:\n(?P=indent)\S.*)*", re.MULTILINE)
 
 
@@ -52,7 +55,34 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{config.repo_url}/blob/main/{target}{anchor}"
         return found[0]
 
-    return LINK.sub(lead, markdown)
+    markdown = LINK.sub(lead, markdown)
+    return markdown.replace(ARGUMENTS, argument_tables()) if page.file.src_uri == "api.md" else markdown
+
+
+def argument_tables() -> str:
+    """Every argument of a question, of an engine and of replicas, each with an anchor that signatures link to."""
+    from scoremode.cluster.spread import SpreadArguments
+    from scoremode.engines.registry import all_options
+    from scoremode.verbs.arguments import QuestionArguments
+
+    parts = []
+    for title, owner in (("Of a question", QuestionArguments), ("Of replicas", SpreadArguments)):
+        lines = re.findall(r"^    (\w+): ([^#\n]+?)(?:  # (.*))?$", inspect.getsource(owner), re.MULTILINE)
+        parts.append(_table(title, [(name, kind, about) for name, kind, about in lines]))
+    options = [
+        (name, f"{option.kind} | None", f"{option.details.help} ({', '.join(engines)})")
+        for name, (engines, option) in sorted(all_options().items())
+    ]
+    return "\n\n".join([*parts, _table("Of engines", options)])
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
+    """A table of arguments: name, type, meaning."""
+    lines = [f"### {title}", "", "| argument | type | meaning |", "|---|---|---|"]
+    for name, kind, about in rows:
+        cells = (f"`{kind}`".replace("|", "\\|"), html.escape(about).replace("|", "\\|"))
+        lines.append(f'| <a id="argument-{name}"></a>`{name}` | {cells[0]} | {cells[1]} |')
+    return "\n".join(lines)
 
 
 class DoctestsAsCode(Extension):
@@ -62,6 +92,17 @@ class DoctestsAsCode(Extension):
         if obj.docstring:
             text = re.sub(r":(?:func|class|mod|meth):(?=`)", "", obj.docstring.value)
             obj.docstring.value = DOCTEST.sub(_fenced, text)
+        groups = [str(p.annotation) for p in getattr(obj, "parameters", ()) if "Unpack[" in str(p.annotation)]
+        if groups and obj.docstring:
+            obj.docstring.value += "\n\n" + _linked(groups[0])
+
+
+def _linked(annotation: str) -> str:
+    """The arguments that a function takes besides those of its signature, each a link to the table."""
+    from scoremode.verbs import arguments
+
+    names = getattr(arguments, re.findall(r"\w+", annotation)[-1]).__annotations__
+    return "More arguments: " + ", ".join(f"[`{name}`](#argument-{name})" for name in names) + "."
 
 
 def _fenced(found: re.Match[str]) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from scoremode.plan.plan import Plan
     from scoremode.report.html.page import report
     from scoremode.scores.columns import Scores
-    from scoremode.statistics.comparison import Comparison
+    from scoremode.statistics.comparison import Comparison, Comparisons
     from scoremode.store.run import Run
     from scoremode.store.runs import load
     from scoremode.text.tokens import Tokens
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from scoremode.verbs.plan import plan
     from scoremode.verbs.ppl import ppl
     from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, prob
+    from scoremode.verbs.progress import Progress
     from scoremode.verbs.reference import reference
     from scoremode.verbs.session import Model, open, wrap
 
@@ -47,9 +48,11 @@ _HOME = {
     "reference": "verbs.reference",
     "report": "report.html.page",
     "Comparison": "statistics.comparison",
+    "Comparisons": "statistics.comparison",
     "plan": "verbs.plan",
     "prob": "verbs.prob.sequence",
     "noise": "verbs.noise",
+    "Progress": "verbs.progress",
     "tasks": "harness.tasks",
     "TasksComparison": "harness.results",
     "Noise": "verbs.noise",
@@ -66,6 +69,7 @@ _HOME = {
 
 _SHOWS_RUNS = {
     "Comparison",
+    "Comparisons",
     "Run",
     "TasksComparison",
     "compare",
@@ -79,10 +83,12 @@ _SHOWS_RUNS = {
 
 __all__ = [
     "Comparison",
+    "Comparisons",
     "Estimate",
     "Model",
     "Noise",
     "Plan",
+    "Progress",
     "Run",
     "ScoremodeError",
     "Scores",
@@ -111,7 +117,7 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(import_module(f"scoremode.{_HOME[name]}"), name)
         if name in _SHOWS_RUNS:
-            import_module("scoremode.report.html.tables").install()
+            import_module("scoremode.report.html.notebooks").install()
         return found
     raise AttributeError(f"module 'scoremode' has no attribute {name!r}")
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from typing import IO, Any
 
 import numpy as np
@@ -110,8 +111,13 @@ class Estimate:
     the independent pieces of text that the error was computed from. ``low`` and ``high`` are the 95 % bounds, by
     Student's t with ``freedom`` degrees of freedom.
 
-    >>> Estimate(12.5, 0.25, 1000, 40)
+    It formats, compares and converts as its value does. Two estimates are equal only if all of their fields are.
+
+    >>> perplexity = Estimate(12.5, 0.25, 1000, 40)
+    >>> perplexity
     12.5 ± 0.25
+    >>> f"{perplexity:.2f}", perplexity < 20, float(perplexity)
+    ('12.50', True, 12.5)
     """
 
     value: float
@@ -129,9 +135,40 @@ class Estimate:
     def __float__(self) -> float:
         return self.value
 
+    def __format__(self, spec: str) -> str:
+        """Formats the value, as ``f"{run.perplexity:.2f}"`` does; without a specification, the error is shown too."""
+        return format(self.value, spec) if spec else repr(self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Estimate):
+            return self._fields() == other._fields()
+        return self.value == other if isinstance(other, Real) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.value)  # equal numbers must have equal hashes
+
+    def __lt__(self, other: Estimate | float) -> bool:
+        return self.value < _number(other) if isinstance(other, Estimate | Real) else NotImplemented
+
+    def __le__(self, other: Estimate | float) -> bool:
+        return self.value <= _number(other) if isinstance(other, Estimate | Real) else NotImplemented
+
+    def __gt__(self, other: Estimate | float) -> bool:
+        return self.value > _number(other) if isinstance(other, Estimate | Real) else NotImplemented
+
+    def __ge__(self, other: Estimate | float) -> bool:
+        return self.value >= _number(other) if isinstance(other, Estimate | Real) else NotImplemented
+
+    def _fields(self) -> tuple[float | None, ...]:
+        return (self.value, self.stderr, self.n, self.groups, self.freedom, self.low, self.high)
+
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> Estimate:
         """Makes an Estimate from a manifest's JSON, where a value of None means infinity."""
         value = math.inf if stored["value"] is None else stored["value"]
         names = ("stderr", "n", "groups", "freedom", "low", "high")
         return Estimate(value, *(stored[name] for name in names))
+
+
+def _number(given: Estimate | float) -> float:
+    return given.value if isinstance(given, Estimate) else given

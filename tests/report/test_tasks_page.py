@@ -16,8 +16,8 @@ from scoremode.cache.task_answers import Answer
 from scoremode.errors import InputError
 from scoremode.harness.documents import TaskDocument
 from scoremode.harness.results import TaskPair, TasksComparison, softmax
+from scoremode.report.html.notebooks import tasks_html
 from scoremode.report.html.page import report
-from scoremode.report.html.tables import tasks_html
 from scoremode.report.html.tasks_page import FLIPS_SHOWN, recovery_chart, render_tasks
 from scoremode.report.model_card import tasks_markdown, tasks_model_index
 from scoremode.statistics.tasks import PairedTask

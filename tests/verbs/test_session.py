@@ -337,7 +337,7 @@ def test_what_is_waited_for_is_always_said(tiny: Path) -> None:
     sm.ppl(str(tiny), text=TEXT, progress=watching, **ASKED)
     assert watching.phases == [
         "reading and tokenizing the text",
-        f"opening {tiny} with transformers",
+        f"loading {tiny} with transformers",
         "scoring",
         "computing statistics and saving",
     ]

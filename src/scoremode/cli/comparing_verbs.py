@@ -70,7 +70,7 @@ class CompareVerb(Verb):
         failed: dict[str, ScoremodeError] = {}
         with progress_bar("scoring") as progress:
             try:
-                found = compare(
+                compared: Sequence[Comparison] = compare(
                     parsed.baseline,
                     *parsed.candidates,
                     out=parsed.out,
@@ -81,12 +81,13 @@ class CompareVerb(Verb):
                     **flags.baseline_arguments(parsed),
                 )
             except CandidatesError as error:
-                found, failed = list(error.found.values()), error.failed
-        if not found:
+                compared, failed = list(error.found.values()), error.failed
+        if not compared:
             return _tell_failed(failed)
         from scoremode.report.model_card import markdown, model_index
         from scoremode.report.terminal.comparison_tables import comparison_json, comparison_table, llamacpp_layout
 
+        found = list(compared)
         if not all(map(is_run, parsed.candidates)):  # a comparison of finished runs does not say how they were made
             found = [replace(c, manifest={**c.manifest, "command": _command_line()}) for c in found]
         statistics = [comparison_statistics(c) for c in found]

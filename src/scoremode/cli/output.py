@@ -1,11 +1,10 @@
-"""Results on standard output, as tables or as JSON, and a progress line on standard error."""
+"""Results on standard output, as tables or as JSON, and progress on standard error."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -59,61 +58,19 @@ def print_parts(parts: Iterable[Any]) -> None:
 
 @contextmanager
 def progress_bar(label: str, unit: str = "tokens") -> Iterator[Progress | None]:
-    """Yields a callback that shows progress, or None if standard error is not a terminal or --quiet was given."""
-    if sys.stderr is None or not sys.stderr.isatty() or is_quiet():
+    """Yields a callback that shows progress: in a line of a terminal, else by a line of the log every 30 seconds.
+
+    With --quiet, or if standard error is closed, it yields None.
+    """
+    if sys.stderr is None or is_quiet():
         yield None
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
+    elif sys.stderr.isatty():
+        from scoremode.cli.progress_line import TerminalLine
 
-    from scoremode.report.terminal.console import PlainConsole
+        with TerminalLine(label, unit) as line:
+            yield line
+    else:
+        from scoremode.verbs.progress_display import ProgressLines
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TextColumn("{task.fields[detail]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(compact=True),
-    )
-    with Bar(*columns, console=PlainConsole(stderr=True), transient=True) as bar:
-        yield _Line(bar, label, unit)
-
-
-class _Line:
-    """The progress line: the current phase and, if known, how much of it is done."""
-
-    def __init__(self, bar: Any, label: str, unit: str) -> None:
-        self._bar, self._unit = bar, unit
-        self._task = bar.add_task(label, total=None, speed="", detail="")
-        self._began: tuple[float, int] | None = None
-
-    def phase(self, words: str) -> None:
-        """Begins another phase, named by ``words``: progress and speed start anew."""
-        self._began = None
-        self._bar.reset(self._task, total=None, description=words, speed="", detail="")
-
-    def label(self, words: str) -> None:
-        """Renames the current phase; its progress, speed and time stay."""
-        self._bar.update(self._task, description=words)
-
-    def detail(self, words: str) -> None:
-        """Shows details of the current phase, such as what each of several engines does."""
-        self._bar.update(self._task, detail=words)
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.perf_counter()
-        if self._began is None:
-            self._began = now, done
-        seconds, fed = now - self._began[0], done - self._began[1]
-        speed = f"{fed / seconds:,.0f} {self._unit}/s" if seconds > 0 and fed else ""
-        self._bar.update(self._task, completed=done, total=total, speed=speed)
+        with ProgressLines(label, unit) as lines:
+            yield lines

@@ -81,7 +81,8 @@ class PlanVerb(Verb):
         from scoremode.verbs.plan import plan
 
         given = flags.model_arguments(parsed)
-        made = [plan(parsed.model, **question, **given) for question in flags.questions(parsed)]
+        with progress_bar("planning") as progress:
+            made = [plan(parsed.model, progress=progress, **one, **given) for one in flags.questions(parsed)]
         parts = [part for one in made for part in ("", *plan_table(one))]
         show(parsed, lambda: made[0] if len(made) == 1 else made, lambda: parts[1:])
 
@@ -254,7 +255,8 @@ def _scored(lm: SequenceProbability, pairs: Pairs) -> Iterator[list[SequenceScor
     from scoremode.verbs.progress import part_of
 
     encoded, done = EncodedChunks(lm, pairs, SECTION), 0
-    lm.open(encoded.longest)
+    with progress_bar("scoring") as progress:
+        lm.open(encoded.longest, progress)
     for number in range(encoded.count):
         section = encoded[number]
         with progress_bar("scoring") as progress:

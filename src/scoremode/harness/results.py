@@ -15,6 +15,7 @@ from scoremode.errors import InputError
 from scoremode.harness.answering import ModelAnswers, TaskDocuments, require_greedy
 from scoremode.harness.documents import TaskDocument, TaskMetrics, metrics_of
 from scoremode.harness.loading import LoadedTasks
+from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.statistics.tasks import PairedTask, Parts, row_statistics
 from scoremode.values import Floats
 
@@ -62,10 +63,10 @@ class Flip:
 
 
 @dataclass(frozen=True, eq=False)
-class TasksComparison:
+class TasksComparison(ArrowTable):
     """The comparison of a candidate with a baseline on tasks.
 
-    ``rows`` has one dict per task, per group and over all: see docs/tasks.md.
+    ``rows`` has one dict per task, per group and over all: see docs/tasks.md. As a table, it has these rows.
     """
 
     name: str  # of the candidate, unique among those that are compared together
@@ -85,6 +86,22 @@ class TasksComparison:
         found = [row_statistics(task.name, "task", [(task.paired, 1.0)]) for task in self.tasks]
         found += [row_statistics(group.name, "group", self._parts(group.weights)) for group in self.groups]
         return [*found, row_statistics(ALL, "all", self._parts(self.weights))]
+
+    def to_arrow(self) -> Any:
+        """The rows as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self.rows)
+
+    def __repr__(self) -> str:
+        row = self.overall
+        error = f" ± {row['recovery_stderr']:.3g}" if row["recovery_stderr"] is not None else ""
+        recovery = f"recovery {row['recovery']:.4g}{error}" if row["recovery"] is not None else ""
+        return few_lines(
+            f"Comparison of {self.name} with {self.baseline_name} on {len(self.tasks)} tasks",
+            recovery,
+            ", ".join(task.name for task in self.tasks),
+        )
 
     @property
     def overall(self) -> dict[str, Any]:

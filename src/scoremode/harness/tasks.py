@@ -25,15 +25,17 @@ from scoremode.remote.uri import Place, local_path
 from scoremode.store import runs
 from scoremode.text.tokenizer import TextTokenizer
 from scoremode.verbs.arguments import EngineOptionArguments, ModelArguments, spelled_out, split_arguments
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, is_loaded, loaded_sides
 from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.sides import CompareRequest, Folders, assign_engines, short
 
 
 @spelled_out(ModelArguments)
+@shows_progress
 def tasks(
-    baseline: str,
-    *candidates: str,
+    baseline: GivenModel,
+    *candidates: GivenModel,
     tasks: str | Sequence[str],
     num_fewshot: int | None = None,
     limit: int | None = None,
@@ -42,7 +44,7 @@ def tasks(
     task_data: str | Path | None = None,
     include_path: str | Path | Sequence[str | Path] = (),
     engine: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     baseline_engine: str | None = None,
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
@@ -64,7 +66,6 @@ def tasks(
     (0.9912, 0.0041)
     """
     folders = Folders(local_path(out, "--out") if out is not None else None, fresh, progress)
-    folders.require_candidates(candidates, "a model")
     require_flag("apply_chat_template", apply_chat_template)
     include = [include_path] if isinstance(include_path, str | Path) else include_path
     asked = TaskSelection(
@@ -76,14 +77,9 @@ def tasks(
         tuple(map(Path, include)),
     )
     _, given = split_arguments(options)
-    for name in (baseline, *candidates):
-        if runs.is_run(name) or is_kld(name):
-            raise InputError(f"{name} holds scores of a text, and tasks are asked of models", fix="name the model")
     check_task_names(asked)
     request = CompareRequest(engine, given, baseline_engine, baseline_options, tokenizer)
-    first_settings, others = assign_engines(baseline, candidates, request, divergence=False)
-    assert first_settings is not None, "a baseline that is a model is scored"
-    models = [first_settings.prepare(), *(others[name].prepare() for name in candidates)]
+    models = _prepared(baseline, candidates, request, folders)
     for held in models:
         held.settings()  # refuses what its engine would refuse, before data are loaded
     loaded = load_tasks(asked, progress)
@@ -92,6 +88,26 @@ def tasks(
     work = _TaskWork(loaded, folders, metric)
     first = work.answers(models[0], "baseline")
     return [work.comparison(models[0], first, held) for held in models[1:]]
+
+
+def _prepared(
+    baseline: GivenModel, candidates: Sequence[GivenModel], request: CompareRequest, folders: Folders
+) -> list[LazyModel]:
+    """The baseline, then the candidates; none of them is loaded yet, unless the caller has loaded it."""
+    if any(map(is_loaded, (baseline, *candidates))):
+        first = {**request.options, **(request.baseline_options or {})}
+        sides = [(candidate, request.engine, request.options) for candidate in candidates]
+        engine = request.baseline_engine or request.engine
+        models = loaded_sides([(baseline, engine, first), *sides], request.tokenizer)
+        folders.require_candidates([model.subject.name for model in models[1:]], "a model")
+        return models
+    folders.require_candidates(candidates, "a model")
+    for name in (baseline, *candidates):
+        if runs.is_run(name) or is_kld(name):
+            raise InputError(f"{name} holds scores of a text, and tasks are asked of models", fix="name the model")
+    first_settings, others = assign_engines(baseline, candidates, request, divergence=False)
+    assert first_settings is not None, "a baseline that is a model is scored"
+    return [first_settings.prepare(), *(others[name].prepare() for name in candidates)]
 
 
 def _require_rows(loaded: LoadedTasks, rows: Sequence[str]) -> None:

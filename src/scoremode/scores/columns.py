@@ -61,6 +61,14 @@ class LazyColumns:
                 return self.more[name]
             raise AttributeError(f"'{type(self).__name__}' has no column '{name}'")
 
+    def __repr__(self) -> str:
+        """Names the columns that were measured; none of them is read for that."""
+        stored = getattr(self, "_stored", None)
+        names = [name for name in type(self).__slots__ if name != "more" and self.has(name)]
+        names += self.more if stored is None and hasattr(self, "more") else stored.declared if stored else ()
+        count = len(getattr(self, names[0])) if stored is None else stored.rows
+        return f"{type(self).__name__}({count:,} targets: {', '.join(names)})"
+
     def has(self, name: str) -> bool:
         """Was this column measured? The column itself is not read."""
         stored = getattr(self, "_stored", None)
@@ -87,7 +95,7 @@ class LazyColumns:
             yield tuple(None if column is None else column[begin : begin + BLOCK] for column in columns)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Scores(LazyColumns, ScoreColumns):
     """One row per target (n,), in plan order. A column that was not measured is None.
 
@@ -129,10 +137,10 @@ EMPTY = {"float64": np.nan, "int64": 0, "int32": -1}
 class CodedTexts:
     """Texts on their way to disk, many of them equal: each different text once, and for each row its text's code."""
 
-    codes: Ids  # (n,)
+    codes: Ids | None  # (n,); None if the texts were not measured
     words: list[str]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TargetFacts(LazyColumns, FactColumns):
     """Where each target stands in the text, one row per target (n,)."""

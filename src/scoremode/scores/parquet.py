@@ -7,7 +7,7 @@ column that is null in only some rows is refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from scoremode.errors import RunError, harmless
 from scoremode.scores.columns import CodedTexts, Scores, TargetFacts
-from scoremode.scores.schema import BUILT_IN, FACTS, KL, Schema
+from scoremode.scores.schema import BUILT_IN, FACTS, KL, Column, Schema
 from scoremode.values import BLOCK, LONG, Floats, mapped_column
 
 NEAR = 64  # columns of row groups that ``value`` keeps
@@ -43,14 +43,39 @@ def to_arrow(scores: Scores, facts: TargetFacts, kl: Floats | None = None, schem
     columns["text"] = _strings(text, len(scores))
     known = dict(scores.columns())
     for column in schema.scores:
-        if column.name in known:
-            columns[column.name] = _numbers(known[column.name])
-        else:
-            columns[column.name] = pa.nulls(len(scores), pa.from_numpy_dtype(column.numpy_type))
+        columns[column.name] = _measured(column, known, len(scores))
     columns["top_text"] = _strings(top_text, len(scores))
     if kl is not None:
         columns["kl"] = _numbers(kl)
     return pa.table(columns)
+
+
+def pair_to_arrow(baseline: Rows, candidate: Rows, schema: Schema = BUILT_IN) -> Any:
+    """A pyarrow Table of two runs of one plan: each score once as ``…_baseline`` and once as ``…_candidate``."""
+    import pyarrow as pa
+
+    facts, count = baseline.facts, len(baseline.scores)
+    columns: dict[str, Any] = {c.name: _numbers(getattr(facts, c.name)) for c in FACTS if c.name not in TEXTS}
+    text, *top_texts = _one_dictionary(facts.text, facts.top_text, candidate.facts.top_text)
+    columns["text"] = _strings(text, count)
+    sides = {"baseline": dict(baseline.scores.columns()), "candidate": dict(candidate.scores.columns())}
+    for column in schema.scores:
+        for side, known in sides.items():
+            columns[f"{column.name}_{side}"] = _measured(column, known, count)
+    for side, texts in zip(sides, top_texts, strict=True):
+        columns[f"top_text_{side}"] = _strings(texts, count)
+    if candidate.kl is not None:
+        columns["kl"] = _numbers(candidate.kl)
+    return pa.table(columns)
+
+
+def _measured(column: Column, known: Mapping[str, npt.NDArray[Any]], count: int) -> Any:
+    """A column of scores; nulls if it was not measured."""
+    import pyarrow as pa
+
+    if column.name in known:
+        return _numbers(known[column.name])
+    return pa.nulls(count, pa.from_numpy_dtype(column.numpy_type))
 
 
 def _numbers(array: npt.NDArray[Any]) -> Any:
@@ -61,18 +86,19 @@ def _numbers(array: npt.NDArray[Any]) -> Any:
     return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(packed)])
 
 
-def _one_dictionary(text: Any, top_text: Any) -> tuple[CodedTexts, CodedTexts | None]:
-    """Both columns, coded with one list of words, so that they can be compared; coded columns stay as they are."""
-    if isinstance(text, CodedTexts):
-        return text, top_text
+def _one_dictionary(*columns: Any) -> list[CodedTexts | None]:
+    """Columns of texts, coded with one list of words, so that they can be compared; coded columns stay as they are.
+
+    A column that was not measured gets the words too: pandas compares only columns with the same categories.
+    """
+    if isinstance(columns[0], CodedTexts):
+        return list(columns)
     places: dict[str, int] = {}
     codes = [
         None if texts is None else np.fromiter((places.setdefault(t, len(places)) for t in texts), np.int32, len(texts))
-        for texts in (text, top_text)
+        for texts in columns
     ]
-    first, second = (None if found is None else CodedTexts(found, list(places)) for found in codes)
-    assert first is not None, "every target has a text"
-    return first, second
+    return [CodedTexts(found, list(places)) for found in codes]
 
 
 def _strings(texts: CodedTexts | None, count: int) -> Any:
@@ -87,7 +113,8 @@ def _strings(texts: CodedTexts | None, count: int) -> Any:
         return pa.nulls(count, pa.dictionary(pa.int32(), pa.string()))
     builder = StringBuilder()
     builder.append_values(texts.words)
-    return pa.DictionaryArray.from_arrays(_numbers(texts.codes), builder.finish())
+    codes = pa.nulls(count, pa.int32()) if texts.codes is None else _numbers(texts.codes)
+    return pa.DictionaryArray.from_arrays(codes, builder.finish())
 
 
 def load_library() -> None:

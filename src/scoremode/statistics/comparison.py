@@ -9,13 +9,18 @@ To add a statistic, add it to STATISTICS. JSON, gates, tables and the report rea
 from __future__ import annotations
 
 import math
+from collections import UserList
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from scoremode.plan.windows import measured
+from scoremode.scores.frames import ArrowTable, few_lines
+from scoremode.scores.parquet import Rows, pair_to_arrow
+from scoremode.scores.schema import BUILT_IN, Schema
 from scoremode.statistics.estimate import (
     error_fields,
     exponential,
@@ -28,7 +33,7 @@ from scoremode.statistics.estimate import (
 from scoremode.statistics.paired import PairedBlock, PairedMeans, PairedRuns, Values
 from scoremode.statistics.streams import quantiles
 from scoremode.store.run import Run
-from scoremode.values import Estimate, Floats
+from scoremode.values import LONG, Estimate, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +327,13 @@ STATISTICS: tuple[Statistic, ...] = (
 )
 """Every number of a comparison, in the order in which JSON lists them."""
 
+IN_REPR = ("ppl_ratio", "kl_mean", "kl_p99", "same_top")
+
+TOLD = ("engine", "model_format", "bytes", "bits_per_weight")
+"""Fields of a comparison's manifest that its row in a table has."""
+
+TEXTS = ("baseline", "engine", "model_format")
+
 BY_NAME = {statistic.name: statistic for statistic in STATISTICS}
 BY_FIELD = {field: statistic for statistic in STATISTICS for field in statistic.fields}
 FIELDS = tuple(BY_FIELD)
@@ -330,8 +342,11 @@ FIELDS = tuple(BY_FIELD)
 
 # ── a comparison ─────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True, eq=False)
-class Comparison(PairedRuns):
-    """A candidate against a baseline, target by target, on one plan."""
+class Comparison(PairedRuns, ArrowTable):
+    """A candidate against a baseline, target by target, on one plan.
+
+    As a table, it has one row per target: ``logprob_baseline``, ``logprob_candidate``, and so on, and ``kl``.
+    """
 
     manifest: Mapping[str, Any]  # how it was made: command, engine, model_format, bytes, bits_per_weight, sizes
     path: str | None = None  # the folder it is stored in
@@ -339,7 +354,66 @@ class Comparison(PairedRuns):
 
     def statistics(self) -> dict[str, Any]:
         """Perplexities, divergence and shares, with paired errors: see docs/compare-statistics.md."""
+        return dict(self._statistics)
+
+    @cached_property
+    def _statistics(self) -> dict[str, Any]:
         return comparison_statistics(self)
+
+    def to_arrow(self) -> Any:
+        """Every column of both runs, one row per target, as a ``pyarrow.Table``."""
+        base, cand = (Rows(run.scores, run.facts, self.kl) for run in (self.baseline, self.candidate))
+        declared = {column.name: column for run in (self.baseline, self.candidate) for column in run.schema.declared}
+        return pair_to_arrow(base, cand, Schema((*BUILT_IN.scores, *declared.values())))
+
+    def __repr__(self) -> str:
+        """Shows the main numbers. Those of very many targets are not computed for it."""
+        base, cand = self.baseline.manifest, self.candidate.manifest
+        either = [Estimate.from_json(m["metrics"]["perplexity"]) for m in (cand, base)]
+        return few_lines(
+            f"Comparison of {self.name} with {base.get('model')}",
+            f"perplexity {either[0]}, the baseline's {either[1]}",
+            self._numbers() if len(self.groups) < LONG else "",
+            f"{len(self.groups):,} targets by {base.get('method')} on {base.get('corpus')}",
+        )
+
+    def _numbers(self) -> str:
+        """The numbers that a person looks at first, in one line."""
+        found = []
+        for name in IN_REPR:
+            value, stderr = self._statistics[name], self._statistics.get(f"{name}_stderr")
+            if value is not None:
+                said = f"{value:.4g}" if stderr is None else str(Estimate(value, stderr, 0, 0))
+                found.append(f"{name.replace('_', ' ')} {said}")
+        return ", ".join(found)
+
+
+class Comparisons(UserList[Comparison], ArrowTable):
+    """The comparisons of candidates with one baseline: used like a list, and shown by a notebook as one table.
+
+    As a table, it has one row per candidate, with the statistics of docs/compare-statistics.md.
+    """
+
+    def to_arrow(self) -> Any:
+        """The statistics of every comparison, one row per candidate, as a ``pyarrow.Table``."""
+        import pyarrow as pa
+
+        rows = []
+        for c in self:
+            its, told = c.statistics(), {key: c.manifest.get(key) for key in TOLD}
+            rows.append({"name": its.pop("name"), "baseline": c.baseline.manifest.get("model"), **told, **its})
+        table = pa.Table.from_pylist(rows)
+        unknown = {f.name: pa.string() if f.name in TEXTS else pa.float64() for f in table.schema}
+        fields = [f.with_type(unknown[f.name]) if pa.types.is_null(f.type) else f for f in table.schema]
+        return table.cast(pa.schema(fields))
+
+    def __repr__(self) -> str:
+        """Shows the main numbers of the first candidates, unless there are very many targets."""
+        shown = self if len(self) <= 4 else self[:3]
+        lines = [f"{c.name}: {c._numbers() if len(c.groups) < LONG else 'not computed yet'}" for c in shown]
+        more = f"and {len(self) - len(shown)} more" if len(shown) < len(self) else ""
+        baseline = self[0].baseline.manifest.get("model") if self else None
+        return few_lines(f"{len(self)} compared with {baseline}" if self else "no comparison", *lines, more)
 
 
 def comparison_statistics(c: Comparison) -> dict[str, Any]:

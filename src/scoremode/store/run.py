@@ -15,6 +15,7 @@ from scoremode.disk.folders import JOURNAL, MANIFEST
 from scoremode.disk.manifests import Count, NotNegative, Positive, Sha256, Text, Whole, is_sealed, unusable_field
 from scoremode.errors import EngineError, RunError, harmless
 from scoremode.scores.columns import Scores, TargetFacts
+from scoremode.scores.frames import ArrowTable, few_lines
 from scoremode.scores.parquet import columns_problem, to_arrow
 from scoremode.scores.schema import BUILT_IN, Column, Schema
 from scoremode.strict_json import read_object
@@ -25,12 +26,16 @@ FORMAT = 2  # of manifests and columns
 NEEDS = {metric.name: column.name for column, metric in BUILT_IN.metrics}
 """Metrics that need a column which not every engine gives, and that column."""
 
+SIZES = ("context_length", "stride")  # settings of a method that repr() shows
+
+IN_REPR = ("perplexity", "bits_per_byte", "top1_accuracy")  # metrics
+
 NOT_SHOWN = ("metrics", "identity", "format", "scores_sha256", "seal")  # fields of a manifest that summary() leaves out
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """Scores and their origin.
+class Run(ArrowTable):
+    """Scores and their origin. As a table, it has every column, and one row per target.
 
     >>> run = sm.ppl("smollm2-135m", text="The quick brown fox")   # doctest: +SKIP
     >>> run.perplexity                                             # doctest: +SKIP
@@ -43,6 +48,20 @@ class Run:
     path: str | None = None  # the folder it is stored in
     cached: bool = False  # read from that folder instead of computed
     kl: Floats | None = None  # (n,) nats, KL(baseline‖this model), if it was scored against a baseline
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        metrics = {name: Estimate.from_json(stored) for name, stored in m.get("metrics", {}).items()}
+        numbers = [f"{name.replace('_', ' ')} {metrics[name]}" for name in IN_REPR if name in metrics]
+        settings = m.get("method_settings", {})
+        sizes = [f"{name.replace('_', ' ')} {settings[name]}" for name in SIZES if settings.get(name)]
+        return few_lines(
+            f"Run of {m.get('model')} on {m.get('corpus')}",
+            ", ".join(numbers),
+            f"{len(self.scores):,} targets by {m.get('method')}" + (f" ({', '.join(sizes)})" if sizes else ""),
+            ", ".join(str(m[name]) for name in ("engine", "dtype", "device") if m.get(name)),
+            f"in {self.path}" if self.path is not None else "",
+        )
 
     @property
     def schema(self) -> Schema:

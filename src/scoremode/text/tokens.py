@@ -66,6 +66,9 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        return f"Tokens({len(self):,} of {self.documents:,} documents, tokenizer {self.tokenizer.fingerprint[:12]})"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenBlock:

@@ -26,7 +26,7 @@ from scoremode.references.kld import is_kld
 from scoremode.references.reader import Reference
 from scoremode.remote.uri import located
 from scoremode.scores.answers import check_answers
-from scoremode.statistics.comparison import Comparison
+from scoremode.statistics.comparison import Comparison, Comparisons
 from scoremode.store import runs
 from scoremode.store.remote_copies import is_there, open_reference
 from scoremode.store.run import Run
@@ -36,9 +36,10 @@ from scoremode.verbs.base_logits import against_file, require_models, require_no
 from scoremode.verbs.candidate_names import expand_candidates
 from scoremode.verbs.candidates import score_in_turn, score_together, slots_and_shares
 from scoremode.verbs.memory import is_by_logits, require_both_fit, require_by_logits
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, Side, is_loaded, loaded_sides
 from scoremode.verbs.ppl import ppl_of
 from scoremode.verbs.progress import Progress
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.reference import reference_of
 from scoremode.verbs.scoring import UnfinishedRun, check_fits, score_run
@@ -61,18 +62,19 @@ LESS = {"max_windows", "num_samples"}  # arguments with which a question may ask
 
 
 @spelled_out(AllArguments)
+@shows_progress
 def compare(
-    baseline: str,
-    *candidates: str,
+    baseline: GivenModel,
+    *candidates: GivenModel,
     engine: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     baseline_engine: str | None = None,
     baseline_options: EngineOptionArguments | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
-) -> list[Comparison]:
+) -> Comparisons:
     """Compares candidates (models or runs) with a baseline: a model, a reference, a ``.kld`` file or a finished run.
 
     A candidate may be a pattern (``quants/*.gguf``) or a folder of several models. If some candidates fail, the others
@@ -84,13 +86,20 @@ def compare(
     baseline runs beside a single candidate if both engines allow that; else its states are kept first. One that has
     logits only, such as a GGUF file, runs beside each candidate.
 
+    Models may also be given as causal LMs of Transformers that are loaded already, with their ``tokenizer``: then every
+    candidate is scored beside the baseline.
+
     >>> compare("table:uniform", "table:uniform", text="any text")[0].kl.max()
     np.float64(0.0)
     """
     folders = Folders(located(out) if out is not None else None, fresh, progress)
+    question, options = split_arguments(arguments)
+    if any(map(is_loaded, (baseline, *candidates))):
+        its = baseline, baseline_engine or engine, {**options, **(baseline_options or {})}
+        sides = [its, *((candidate, engine, options) for candidate in candidates)]
+        return _compare_loaded(baseline, sides, tokenizer, question, folders)
     candidates = tuple(expand_candidates(candidates))
     folders.require_candidates(candidates)
-    question, options = split_arguments(arguments)
     request = CompareRequest(engine, options, baseline_engine, baseline_options, tokenizer)
     baseline_model, models = assign_engines(baseline, candidates, request)
     if is_kld(baseline):
@@ -104,7 +113,7 @@ def compare(
     if is_there(baseline, REFERENCE):
         kept = baseline
     elif baseline_model is None:
-        return of_runs(baseline, candidates)
+        return Comparisons(of_runs(baseline, candidates))
     else:
         check_question(question, needs_text=True)
         if is_by_logits(baseline_model.plugin):
@@ -112,7 +121,7 @@ def compare(
                 return _against_logits(model, candidates, models, question, folders)
         if len(candidates) == 1 and models and _side_by_side(baseline_model, models[candidates[0]]):
             with closing(baseline_model.prepare()) as first, closing(models[candidates[0]].prepare()) as second:
-                return [lockstep(first, second, question, folders)]
+                return Comparisons([lockstep(first, second, question, folders)])
         with closing(baseline_model.prepare()) as model:
             folder = folders.folder("baseline")
             run = reference_of(model, question, folder, tokenizer=tokenizer, fresh=fresh, progress=progress)
@@ -133,11 +142,11 @@ def compare(
 
 def _in_order(
     names: Sequence[str], found: Mapping[str, Comparison], failed: Mapping[str, ScoremodeError]
-) -> list[Comparison]:
+) -> Comparisons:
     """The comparisons in the order of the candidates; CandidatesError if some candidates failed."""
     if failed:
         raise CandidatesError({name: found[name] for name in names if name in found}, failed)
-    return [found[name] for name in names]
+    return Comparisons(found[name] for name in names)
 
 
 def _against_logits(
@@ -146,7 +155,7 @@ def _against_logits(
     models: Mapping[str, ModelSettings],
     question: Mapping[str, Any],
     folders: Folders,
-) -> list[Comparison]:
+) -> Comparisons:
     """Compares candidates with a model that has logits only. It stays open while one after the other runs beside it."""
     run_p: Run | None = None
 
@@ -163,6 +172,36 @@ def _against_logits(
         run_p = ppl_of(baseline, question, out=out, fresh=folders.fresh, progress=folders.progress)
     found |= zip(finished, of_runs(baseline.subject.name, finished, run_p), strict=True)
     return _in_order(candidates, found, failed)
+
+
+def _compare_loaded(
+    baseline: GivenModel, sides: Sequence[Side], tokenizer: Any, question: dict[str, Any], folders: Folders
+) -> Comparisons:
+    """Compares models of which some are loaded already; ``sides`` begin with the baseline."""
+    is_stored = not is_loaded(baseline) and (is_kld(baseline) or runs.is_run(baseline))
+    models = loaded_sides(sides[1:] if is_stored else sides, tokenizer)
+    first = baseline if is_stored else models.pop(0)
+    folders.require_candidates([model.subject.name for model in models])
+    found = Comparisons()
+    for model in models:
+        with closing(model):
+            found.append(compare_model(first, model, question, folders))
+    return found
+
+
+def compare_model(
+    baseline: str | Path | Run | LazyModel, candidate: LazyModel, question: dict[str, Any], folders: Folders
+) -> Comparison:
+    """Compares a model with a reference (its folder or run), with a ``.kld`` file, or with another model."""
+    if isinstance(baseline, LazyModel):
+        return lockstep(baseline, candidate, question, folders)
+    if not isinstance(baseline, Run) and is_kld(baseline):
+        return against_file(baseline, candidate, question, folders)
+    folder = str(baseline.path if isinstance(baseline, Run) else baseline)
+    if not is_there(folder, REFERENCE):
+        what = "a run without hidden states" if runs.is_run(folder) else "not a reference"
+        raise InputError(f"{folder} is {what}", fix='make one: baseline.reference("ref/", corpus=…)')
+    return against_reference(StoredReference.open(folder), candidate, question, folders)
 
 
 ScoreCandidate = Callable[[LazyModel, Folders], Comparison]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,14 @@ from scoremode.store.hub_runs import claim_at
 from scoremode.store.run import Run
 from scoremode.verbs.progress import Progress, announce
 from scoremode.verbs.question import LastTokens, Question, identify, prepare_question
+
+GivenModel = str | Any
+"""The name of a model, or a causal LM of Transformers that is loaded already (a ``torch.nn.Module``)."""
+
+GivenTokenizer = str | Any
+"""The folder or name of a tokenizer; of a model that is loaded already, its tokenizer itself."""
+
+OF_LOADED = ("batch_tokens", "head", "head_kernel")  # options of a model that is loaded already
 
 ONE_AT_A_TIME = threading.RLock()
 """Candidates on a cluster are prepared in threads. A text is cut on all cores anyway, and a library that is imported by
@@ -84,17 +93,23 @@ class LazyModel:
     @classmethod
     def named(
         cls,
-        model: str,
+        model: GivenModel,
         engine: str | EnginePlugin | Engine | None = None,
         options: Mapping[str, Any] | None = None,
-        tokenizer: str | None = None,
+        tokenizer: GivenTokenizer | None = None,
         *,
         many_questions: bool = False,
     ) -> LazyModel:
         """Makes a LazyModel by name and chooses its engine; options and names that cannot work are refused at once.
 
-        ``engine`` is a name, an engine that was chosen already, or one that the caller has opened.
+        ``engine`` is a name, an engine that was chosen already, or one that the caller has opened. A model that is
+        loaded already is wrapped.
         """
+        if is_loaded(model):
+            if engine not in (None, "transformers"):
+                fix = "leave engine out: it is scored by Transformers, as it is"
+                raise OptionError("engine does not apply to a model that is loaded already", fix=fix)
+            return cls.wrapped(model, tokenizer, options or {})
         name = path_text("model", model)
         tokenizer = path_text("tokenizer", tokenizer) if tokenizer is not None else None
         for given_name in (name, tokenizer):
@@ -121,6 +136,24 @@ class LazyModel:
             read = registry.read_options(plugin, given)
             chosen = Chosen(plugin, read, plugin.subject(name, read, tokenizer))
         return cls(chosen, many_questions=many_questions, spread=spread, tokenizer=tokenizer)
+
+    @classmethod
+    def wrapped(cls, model: Any, tokenizer: Any, options: Mapping[str, Any], name: str | None = None) -> LazyModel:
+        """Makes a LazyModel of a causal LM of Transformers that is loaded already, and of its tokenizer."""
+        from scoremode.engines.transformers.choices import TransformersOptions
+        from scoremode.engines.transformers.wrapped import WrappedModel
+
+        plugin = WrappedModel(model)
+        for option, value in options.items():
+            if option not in OF_LOADED and value is not None and value is not False:
+                what = f"{option} does not apply to a model that is loaded already"
+                raise OptionError(what, fix=f"leave {option} out, or use it where the model is loaded")
+        if tokenizer is None or isinstance(tokenizer, str):
+            what = "tokenizer is a string" if tokenizer is not None else "a model that is loaded needs its tokenizer"
+            raise OptionError(what, fix="give the tokenizer itself: tokenizer=AutoTokenizer.from_pretrained(…)")
+        read = TransformersOptions.of({option: options.get(option) for option in OF_LOADED})
+        known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
+        return cls(Chosen(plugin, read, plugin.subject(str(known), read, tokenizer)))
 
     @property
     def subject(self) -> Subject:
@@ -169,7 +202,9 @@ class LazyModel:
         if self._engine is None:
             if self.many_questions:  # more may come, and of other kinds
                 work = Work(max(work.longest or 0, self.usual_length), shares_prompts=True)
-            announce(progress, f"opening {self.subject.name} with {self.engine_name}")
+            name, is_remote = self.subject.name, self.plugin.address is not None
+            said = f"connecting to the server of {name}" if is_remote else f"loading {name} with {self.engine_name}"
+            announce(progress, said)
             if self.spread is None:
                 self._engine = registry.open_engine(self.chosen, work)
             else:
@@ -253,6 +288,43 @@ class LazyModel:
     def outliving(self, run: Run, out: str | Path | Place | None) -> Run:
         """A run of this model that stays readable after its claim ends: read into memory if its folder goes away."""
         return run if self.is_kept(out) else in_memory(run)
+
+
+def is_loaded(model: object) -> bool:
+    """Is this a module of torch instead of a name? Without torch, it cannot be one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def tokenizer_name(tokenizer: GivenTokenizer | None) -> str | None:
+    """The name of a tokenizer, which a reference keeps; None for a tokenizer that is loaded already."""
+    return tokenizer if isinstance(tokenizer, str) else None
+
+
+Side = tuple[GivenModel, str | None, Mapping[str, Any]]
+"""A model of a comparison, its engine, and its options."""
+
+
+def loaded_sides(sides: Sequence[Side], tokenizer: GivenTokenizer | None) -> list[LazyModel]:
+    """The models of a comparison of which at least one is loaded already.
+
+    If others are named, the loaded ones leave them the options that a loaded model does not have. A tokenizer that is
+    loaded belongs to the loaded models; the named ones have their own.
+    """
+    all_loaded, found, names = all(is_loaded(model) for model, *_ in sides), list[LazyModel](), set[str]()
+    for model, engine, options in sides:
+        if is_loaded(model):
+            own = options if all_loaded else {name: value for name, value in options.items() if name in OF_LOADED}
+            lazy = LazyModel.named(model, engine if all_loaded else None, own, tokenizer)
+            name, number = lazy.subject.name, 2
+            while lazy.subject.name in names:  # tables and folders tell models apart by their names
+                lazy = LazyModel.wrapped(model, tokenizer, own, f"{name} ({number})")
+                number += 1
+        else:
+            lazy = LazyModel.named(model, engine, options, tokenizer_name(tokenizer))
+        names.add(lazy.subject.name)
+        found.append(lazy)
+    return found
 
 
 def in_memory(run: Run) -> Run:

@@ -25,13 +25,15 @@ from scoremode.engines.registry import all_options
 from scoremode.errors import OptionError, did_you_mean
 from scoremode.plan.plan import Plan
 from scoremode.scores.columns import Scores
+from scoremode.scores.frames import few_lines
 from scoremode.scores.journal import Journal
 from scoremode.statistics.estimate import finite_or_none
 from scoremode.statistics.run import all_metrics
 from scoremode.values import Floats
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress, part_of
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question, library_versions
 from scoremode.verbs.scoring import check_fits, score_plan
 
@@ -87,6 +89,16 @@ class Noise:
     sequences: str  # what counts as a whole sequence: "documents" or "windows"
     settings: tuple[SettingNoise, ...]
 
+    def __repr__(self) -> str:
+        widest = max((s.drift.max for s in self.settings), default=0.0)
+        again = max((s.repeats.max for s in self.settings if s.repeats is not None), default=None)
+        several = f"{len(self.settings)} settings, which differ by at most {widest:.3g} nats per target"
+        return few_lines(
+            f"Noise of {self.model} on {self.corpus}, {self.plan.targets:,} targets by {self.plan.method}",
+            several if len(self.settings) > 1 else "",
+            f"{self.repeat} passes, which differ by at most {again:.3g} nats" if again is not None else "",
+        )
+
     def as_json(self) -> list[dict[str, Any]]:
         """One object per setting, in nats per target (per sequence if the name says so); what is not finite is None."""
         return [
@@ -115,13 +127,14 @@ class Noise:
 
 
 @spelled_out(AllArguments)
+@shows_progress
 def noise(
-    model: str,
+    model: GivenModel,
     *,
     vary: Mapping[str, Sequence[Any]] | None = None,
     repeat: int = 2,
     engine: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> Noise:
@@ -240,13 +253,13 @@ def _flag(name: str) -> str:
 
 
 def prepare_settings(
-    model: str,
+    model: GivenModel,
     vary: Mapping[str, Sequence[Any]],
     repeat: int,
     *,
     engine: str | None,
     options: Mapping[str, Any],
-    tokenizer: str | None,
+    tokenizer: GivenTokenizer | None,
 ) -> list[tuple[Setting, LazyModel]]:
     """The model under each setting. Everything that an engine would refuse is refused here, before any is opened."""
     settings = combinations(vary)

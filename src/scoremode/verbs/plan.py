@@ -10,18 +10,20 @@ from typing import Any, Unpack
 from scoremode.references.format import RAW_DTYPES, estimate_bytes
 from scoremode.values import BLOCK
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import check_fits
 
 
 @spelled_out(AllArguments)
+@shows_progress
 def plan(
-    model: str,
+    model: GivenModel,
     *,
     engine: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
 ) -> dict[str, Any]:

@@ -12,17 +12,19 @@ from scoremode.engines.base import Engine
 from scoremode.remote.uri import Place
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.scoring import score_run
 
 
 @spelled_out(AllArguments)
+@shows_progress
 def ppl(
-    model: str,
+    model: GivenModel,
     *,
     engine: str | Engine | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
@@ -33,7 +35,8 @@ def ppl(
     ``arguments`` are those of a question (corpus or text, method, context_length, stride, …) and the engine's options
     (dtype, device, …). A run is kept in ``out`` (else in the cache folder) and read from there when it is asked for
     again; ``fresh`` scores it again and replaces it. ``engine`` may also be an Engine of your own: it is always asked,
-    because only you know what it is, and it has its options already. Without ``out`` its run is not kept.
+    because only you know what it is, and it has its options already. Without ``out`` its run is not kept. ``model`` may
+    also be a causal LM of Transformers that is loaded already; give its tokenizer too. It is scored as by ``wrap``.
 
     >>> import scoremode as sm
     >>> sm.ppl("table:uniform", text="any text").perplexity

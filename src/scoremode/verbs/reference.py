@@ -29,9 +29,10 @@ from scoremode.store.run import Run
 from scoremode.text.corpus import Corpus, specs_of
 from scoremode.values import Ids
 from scoremode.verbs.arguments import AllArguments, spelled_out, split_arguments
-from scoremode.verbs.model import LazyModel, in_memory
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, in_memory, tokenizer_name
 from scoremode.verbs.outputs import Output, check_output
 from scoremode.verbs.progress import Progress, announce
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun
 
@@ -42,13 +43,14 @@ REPEATED = ("plan_digest", "method", "method_settings", "model_fingerprint", "to
 
 
 @spelled_out(AllArguments)
+@shows_progress
 def reference(
-    model: str,
+    model: GivenModel,
     out: str | Path | None = None,
     *,
     kld: str | Path | None = None,
     engine: str | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
     **arguments: Unpack[AllArguments],
@@ -64,7 +66,8 @@ def reference(
     """
     question, options = split_arguments(arguments, needs_text=True)
     with closing(LazyModel.named(model, engine, options, tokenizer)) as lazy:
-        return reference_of(lazy, question, out, kld=kld, tokenizer=tokenizer, fresh=fresh, progress=progress)
+        named = tokenizer_name(tokenizer)
+        return reference_of(lazy, question, out, kld=kld, tokenizer=named, fresh=fresh, progress=progress)
 
 
 def reference_of(

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Unpack
 
-from scoremode.disk.folders import REFERENCE
 from scoremode.engines.base import Engine
-from scoremode.engines.registry import Chosen
 from scoremode.errors import InputError, OptionError
-from scoremode.references.kld import is_kld
 from scoremode.remote.uri import located
 from scoremode.statistics.comparison import Comparison
-from scoremode.store import runs
-from scoremode.store.remote_copies import is_there
 from scoremode.store.run import Run
 from scoremode.verbs.arguments import ModelArguments, QuestionArguments, check_question, spelled_out, split_arguments
-from scoremode.verbs.base_logits import against_file
-from scoremode.verbs.compare import StoredReference, against_reference, lockstep
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.compare import compare_model
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel, tokenizer_name
 from scoremode.verbs.noise import Noise, noise_of, prepare_settings
 from scoremode.verbs.outputs import check_output, worked_on_here
 from scoremode.verbs.ppl import ppl_of
 from scoremode.verbs.prob.many_pairs import read_results, score_to_file
 from scoremode.verbs.prob.sequence import SequenceProbability, SequenceScore, paired
 from scoremode.verbs.progress import Progress
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.reference import reference_of
 from scoremode.verbs.scoring import check_fits
 from scoremode.verbs.sides import Folders
@@ -59,6 +54,7 @@ class Model:
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────────
     @spelled_out(QuestionArguments)
+    @shows_progress
     def ppl(
         self,
         *,
@@ -71,6 +67,7 @@ class Model:
         with self._asking():
             return ppl_of(self._model, check_question(question), out=out, fresh=fresh, progress=progress)
 
+    @shows_progress
     def prob(
         self,
         prompt: str | Sequence[str],
@@ -97,6 +94,7 @@ class Model:
             return [SequenceScore.from_json(row) for row in read_results(local.path)]
 
     @spelled_out(QuestionArguments)
+    @shows_progress
     def reference(
         self,
         out: str | Path | None = None,
@@ -112,6 +110,7 @@ class Model:
             return reference_of(self._model, asked, out, kld=kld, tokenizer=own, fresh=fresh, progress=progress)
 
     @spelled_out(QuestionArguments)
+    @shows_progress
     def compare(
         self,
         baseline: str | Path | Run | Model,
@@ -127,20 +126,15 @@ class Model:
         """
         asked = check_question(question)
         folders = Folders(located(out) if out is not None else None, fresh, progress)
-        if isinstance(baseline, Model):
-            with self._asking(), baseline._asking():
-                return lockstep(baseline._model, self._model, asked, folders)
-        if not isinstance(baseline, Run) and is_kld(baseline):
-            with self._asking():
-                return against_file(baseline, self._model, asked, folders)
-        folder = str(baseline.path if isinstance(baseline, Run) else baseline)
-        if not is_there(folder, REFERENCE):
-            what = "a run without hidden states" if runs.is_run(folder) else "not a reference"
-            raise InputError(f"{folder} is {what}", fix='make one: baseline.reference("ref/", corpus=…)')
-        with self._asking():
-            return against_reference(StoredReference.open(folder), self._model, asked, folders)
+        with ExitStack() as asking:
+            asking.enter_context(self._asking())
+            if isinstance(baseline, Model):
+                asking.enter_context(baseline._asking())
+            first = baseline._model if isinstance(baseline, Model) else baseline
+            return compare_model(first, self._model, asked, folders)
 
     @spelled_out(QuestionArguments)
+    @shows_progress
     def noise(
         self,
         *,
@@ -190,10 +184,10 @@ class Model:
 
 @spelled_out(ModelArguments)
 def open(
-    model: str,
+    model: GivenModel,
     *,
     engine: str | Engine | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     **options: Unpack[ModelArguments],
 ) -> Model:
     """Makes a model that is loaded once and asked often. ``options`` are the engine's; ``replicas=N`` opens N engines.
@@ -212,7 +206,7 @@ def open(
         )
     lazy = LazyModel.named(model, engine, given, tokenizer, many_questions=True)
     lazy.settings()  # refuses options that cannot work
-    return Model(lazy, tokenizer)
+    return Model(lazy, tokenizer_name(tokenizer))
 
 
 def wrap(
@@ -233,16 +227,8 @@ def wrap(
     >>> model = sm.wrap(hf_model, tokenizer)                       # doctest: +SKIP
     >>> model.ppl(text="The quick brown fox").perplexity           # doctest: +SKIP
     """
-    from scoremode.engines.transformers.choices import TransformersOptions
-    from scoremode.engines.transformers.wrapped import WrappedModel
-
-    plugin = WrappedModel(hf_model)
     given = {"batch_tokens": batch_tokens, "head": head, "head_kernel": head_kernel}
-    options = TransformersOptions.of(given)
-    known = name or getattr(plugin.model.config, "_name_or_path", None) or type(plugin.model).__name__
-    if isinstance(tokenizer, str):
-        raise OptionError("tokenizer is a string", fix="give the tokenizer itself: AutoTokenizer.from_pretrained(…)")
-    return Model(LazyModel(Chosen(plugin, options, plugin.subject(str(known), options, tokenizer))))
+    return Model(LazyModel.wrapped(hf_model, tokenizer, given, name))
 
 
 def ppl_many(

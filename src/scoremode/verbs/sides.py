@@ -25,7 +25,7 @@ from scoremode.statistics.run import all_metrics
 from scoremode.store import runs
 from scoremode.store.run import Run
 from scoremode.values import Floats
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenTokenizer, LazyModel
 from scoremode.verbs.progress import Progress
 from scoremode.verbs.question import Question
 from scoremode.verbs.scoring import UnfinishedRun
@@ -46,7 +46,7 @@ class CompareRequest:
     options: Mapping[str, Any]
     baseline_engine: str | None  # None: that of the candidates
     baseline_options: Mapping[str, Any] | None  # in addition to those of the candidates, or instead of them
-    tokenizer: str | None
+    tokenizer: GivenTokenizer | None
 
 
 @dataclass(frozen=True)

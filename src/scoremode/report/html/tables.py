@@ -1,4 +1,4 @@
-"""Tables in HTML: of comparisons and of runs on the page, and small ones for notebooks. All text in them is escaped."""
+"""Tables of comparisons and of runs on the page. All text in them is escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from markupsafe import Markup
 
 from scoremode.errors import RunError
-from scoremode.harness.results import TasksComparison
 from scoremode.report.html.provenance import distinct_baselines, run_key, run_name, served_facts
 from scoremode.report.html.templating import as_html, cell_with_error, fill
 from scoremode.report.model_card import markdown
@@ -24,7 +23,7 @@ from scoremode.report.numbers import (
 )
 from scoremode.report.publish import compact, metadata
 from scoremode.report.served import ServedModel, in_groups, served, served_manifest
-from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, shown_rows, top_words
+from scoremode.report.text import NOT_MEASURED, counted, model_notes, noise_words, top_words
 from scoremode.report.verdicts import rule_words, verdicts
 from scoremode.statistics.comparison import Comparison, Statistic
 from scoremode.statistics.gate import too_few
@@ -33,7 +32,6 @@ from scoremode.values import Estimate
 
 BITS = ("Bits/weight", "stored bits per weight, all weights together; the size of the weights below")
 SIZE = ("Size", "the stored size of the weights")
-PROVENANCE = {"model": "Model", "engine": "Engine", "dtype": "Dtype", "corpus": "Text", "method": "Method"}
 
 
 def summary_section(
@@ -56,14 +54,14 @@ def publish_section(comparisons: Sequence[Comparison], statistics: Sequence[Stat
     return fill("publish.html", texts=found, notes=notes)
 
 
-def _measure_cell(measure: Statistic, statistics: Statistics) -> Markup:
+def measure_cell(measure: Statistic, statistics: Statistics) -> Markup:
     value = statistics.get(measure.name)
     if isinstance(value, bool):
         return Markup("yes" if value else "no")
     return as_html(shown_statistic(measure, statistics))
 
 
-def _size_cell(its: ServedModel) -> Markup:
+def size_cell(its: ServedModel) -> Markup:
     """Bits per weight above the size of the weights; '' if neither is known."""
     stored = file_size(its.size) if its.size is not None else ""
     if its.bits_per_weight is None:
@@ -80,7 +78,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
     baselines = distinct_baselines(comparisons, statistics)
     rows = []
     for i, (c, s, its) in enumerate(zip(comparisons, statistics, facts, strict=True)):
-        cells = [(m.label, _measure_cell(m, s), marks[m.name].get(i)) for m in shown]
+        cells = [(m.label, measure_cell(m, s), marks[m.name].get(i)) for m in shown]
         rows.append(_row(c.name, c.candidate, its, cells))
     size = SIZE if any(f.size for f in facts) else None
     size = BITS if any(f.bits_per_weight is not None for f in facts) else size
@@ -103,7 +101,7 @@ def comparisons_table(comparisons: Sequence[Comparison], statistics: Sequence[St
 
 def _row(name: str, run: Run, its: ServedModel, cells: Sequence[Any]) -> dict[str, Any]:
     facts = served_facts(run.manifest, its)
-    return {"name": name, "its": its, "size": _size_cell(its), "cells": cells, "facts": facts}
+    return {"name": name, "its": its, "size": size_cell(its), "cells": cells, "facts": facts}
 
 
 def _perplexity_of(c: Comparison, comparisons: Sequence[Comparison], statistics: Sequence[Statistics]) -> str:
@@ -176,58 +174,3 @@ def _groups(estimate: Estimate, run: Run) -> str:
     kind = str(run.manifest.get("stderr_groups", "groups"))
     said = too_few(estimate.groups, kind) if estimate.stderr is None else counted(estimate.groups, kind)
     return f"({said})" if math.isfinite(estimate.value) else ""
-
-
-# ── notebooks, which show the last value of a cell ───────────────────────────────────────────────────────────────────
-def install() -> None:
-    """Give Run, Comparison and TasksComparison the method that notebooks call.
-
-    scoremode's ``__init__`` calls it: the packages of these classes are lower in the import order.
-    """
-    for shown, html in ((Run, run_html), (Comparison, comparison_html), (TasksComparison, tasks_html)):
-        setattr(shown, "_repr_html_", html)  # noqa: B010 - a type checker would not let us add a method
-
-
-def run_html(run: Run) -> str:
-    """A run as a table for notebooks: its numbers, then their provenance."""
-    m = run.manifest
-    rows: list[tuple[str, str]] = []
-    for measure in RUN_MEASURES:
-        if stored := m.get("metrics", {}).get(measure.name):
-            estimate = Estimate.from_json(stored)
-            rows.append((measure.label, cell_with_error(estimate.value, estimate.stderr, percent=measure.percent)))
-        elif measure.name in NEEDS:
-            rows.append((measure.label, NOT_MEASURED))
-    rows.append(("Tokens", f"{len(run.scores):,}"))
-    rows += [(label, m[name]) for name, label in PROVENANCE.items() if m.get(name) is not None]
-    return str(fill("notebook.html", caption="scoremode run", rows=rows))
-
-
-def tasks_html(comparison: TasksComparison) -> str:
-    """A comparison on tasks as a table for notebooks: recovery and flips of every row."""
-    rows = []
-    for row in shown_rows(comparison):
-        said = cell_with_error(row["recovery"], row["recovery_stderr"], percent=True)
-        if row["lost_documents"] is not None:
-            said += f", {row['lost_documents']:,} lost, {row['gained_documents']:,} gained"
-        rows.append((f"{row['name']}, {row['metric']}", said))
-    caption = f"{comparison.name}: recovery of {comparison.baseline_name}"
-    return str(fill("notebook.html", caption=caption, rows=rows))
-
-
-def comparison_html(comparison: Comparison) -> str:
-    """A comparison as a table for notebooks: the candidate's numbers against the baseline's."""
-    statistics, its = comparison.statistics(), served(comparison)
-    baseline = comparison.baseline.manifest.get("model", "the baseline")
-    rows: list[tuple[str, str]] = [("Baseline perplexity", as_html((baseline_perplexity([statistics]), "")))]
-    rows += [(m.label, _measure_cell(m, statistics)) for m in SHOWN if statistics.get(m.name) is not None]
-    if not comparison.has_top:
-        rows.append(("Same top", NOT_MEASURED))
-    if statistics.get("noise_floor_kl_mean") is not None:
-        rows.append(("Noise floor, KL mean", cell_with_error(statistics["noise_floor_kl_mean"])))
-    if its.line:
-        rows.append(("Served", its.line))
-    if size := _size_cell(its):
-        rows.append(("Size" if its.bits_per_weight is None else "Bits/weight", size))
-    rows.append(("Tokens", f"{len(comparison.groups):,}"))
-    return str(fill("notebook.html", caption=f"{comparison.name} against {baseline}", rows=rows))

@@ -15,13 +15,15 @@ import numpy as np
 from scoremode.engines.base import Engine
 from scoremode.engines.plugin import Work
 from scoremode.engines.registry import require
-from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError
+from scoremode.errors import BoundaryError, InputError, ModelError, OptionError, UnknownArgumentError, one_line
 from scoremode.models.subject import Subject
 from scoremode.plan.windows import Window, WindowList
+from scoremode.scores.frames import few_lines
 from scoremode.verbs.arguments import ModelArguments, spelled_out, split_arguments
-from scoremode.verbs.model import LazyModel
+from scoremode.verbs.model import GivenModel, GivenTokenizer, LazyModel
 from scoremode.verbs.prob.boundary import CutPairs, EncodedPair, PairEncoder, longest_of
 from scoremode.verbs.progress import Progress
+from scoremode.verbs.progress_display import shows_progress
 from scoremode.verbs.question import identify
 from scoremode.verbs.scoring import answered, likelihoods, no_more_than_certain
 
@@ -60,6 +62,12 @@ class SequenceScore:
     leading_space: str = "as-given"
     condition: str = ""  # the prompt's part of the spanning token
     condition_log_prob: float = 0.0  # nats, of all tokens that begin with it
+
+    def __repr__(self) -> str:
+        texts = self.target, self.prompt
+        target, prompt = (text if len(text) <= 40 else f"{text[:20]}…{text[-19:]}" for text in texts)
+        said = f"P({target!r} | {prompt!r}) = {self.prob:.4g}"
+        return few_lines(said, f"log_prob {self.log_prob:.6g}, {len(self.tokens)} tokens, boundary {self.boundary}")
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes None, because JSON has no infinity."""
@@ -113,10 +121,10 @@ class SequenceProbability:
     @spelled_out(ModelArguments)
     def __init__(
         self,
-        model: str | LazyModel,
+        model: GivenModel | LazyModel,
         *,
         engine: str | Engine | None = None,
-        tokenizer: str | None = None,
+        tokenizer: GivenTokenizer | None = None,
         leading_space: str = "as-given",
         spanning: str = "constrain",
         add_bos: bool = False,
@@ -140,6 +148,9 @@ class SequenceProbability:
         )
         shares = {} if self.held.is_given else {"shares_prompts": True}
         self.settings: dict[str, Any] = {**self.held.settings(), **shares}
+
+    def __repr__(self) -> str:
+        return one_line(f"SequenceProbability({self.subject.name!r}, engine={self.held.engine_name!r})")
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -299,16 +310,18 @@ def paired(prompts: str | Sequence[str], targets: str | Sequence[str]) -> Iterat
 
 
 @spelled_out(ModelArguments)
+@shows_progress
 def prob(
-    model: str,
+    model: GivenModel,
     *,
     prompt: str | Sequence[str],
     targets: str | Sequence[str],
     engine: str | Engine | None = None,
-    tokenizer: str | None = None,
+    tokenizer: GivenTokenizer | None = None,
     leading_space: str = "as-given",
     spanning: str = "constrain",
     add_bos: bool = False,
+    progress: Progress | None = None,
     **options: Unpack[ModelArguments],
 ) -> list[SequenceScore]:
     """P(target | prompt) for one prompt and several targets, or for pairs.
@@ -326,4 +339,4 @@ def prob(
         add_bos=add_bos,
         **options,
     ) as lm:
-        return lm.score(lm.encode(paired(prompt, targets)))
+        return lm.score(lm.encode(paired(prompt, targets)), progress)

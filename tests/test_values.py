@@ -1,0 +1,191 @@
+"""Values behave: short in a prompt, a table in a notebook, numbers where a number is meant, and frames elsewhere."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import scoremode as sm
+from scoremode.errors import OptionError
+from scoremode.store.run import Run
+from scoremode.values import Estimate
+from tests.partial_engine import PartialEngine
+
+TEXT = "the cat sat on the mat, the cat sat on the hat"
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return sm.ppl("table:successor", text=TEXT)
+
+
+@pytest.fixture(scope="module")
+def comparisons() -> sm.Comparisons:
+    return sm.compare("table:uniform", "table:successor", "table:uniform", text=TEXT)
+
+
+# ── estimates ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_an_estimate_is_formatted_like_its_value() -> None:
+    estimate = Estimate(12.5, 0.25, 100, 10)
+    assert (f"{estimate:.2f}", f"{estimate:>8.1f}", f"{estimate}") == ("12.50", "    12.5", "12.5 ± 0.25")
+
+
+def test_an_estimate_compares_with_numbers_and_estimates() -> None:
+    small, large = Estimate(12.5, 0.25, 100, 10), Estimate(20.0, None, 100, 10)
+    assert small < 20
+    assert small <= 12.5
+    assert small > np.float32(3)
+    assert small >= 12.5
+    assert small < 20
+    assert small < large
+    assert sorted([large, small]) == [small, large]
+    assert small == 12.5
+    assert hash(small) == hash(12.5)
+    assert small != 13
+    assert small != Estimate(12.5, None, 100, 10), "all fields of two estimates count"
+    assert not Estimate(math.nan, None, 1, 1) < 1
+    with pytest.raises(TypeError):
+        _ = small < "20"  # type: ignore[operator]
+
+
+# ── reprs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_every_public_value_is_shown_in_five_lines(run: Run, comparisons: sm.Comparisons) -> None:
+    long = "a long prompt " * 50
+    values: list[Any] = [run, run.scores, run.facts, comparisons, comparisons[0], run.perplexity]
+    values += [sm.Comparisons(), sm.Comparisons([comparisons[0]] * 30), sm.open("table:uniform")]
+    values += [sm.prob("table:uniform", prompt=long, targets="b")[0], sm.SequenceProbability("table:uniform")]
+    values += [noise := sm.noise("table:uniform", text=TEXT), noise.plan]
+    for value in values:
+        shown = repr(value).splitlines()
+        assert len(shown) <= 5, shown
+        assert max(map(len, shown)) <= 160, shown
+
+
+def test_a_repr_says_what_matters_and_is_harmless(comparisons: sm.Comparisons, run: Run) -> None:
+    assert "Run of table:successor on text" in repr(run)
+    assert "2 compared with table:uniform" in repr(comparisons)
+    bad = Run(run.plan_digest, run.scores, run.facts, {**run.manifest, "model": "a\x1b[2J\nb"})
+    assert "\x1b" not in repr(bad)
+    assert len(repr(bad).splitlines()) <= 5
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def test_comparisons_are_used_like_the_list_they_were(comparisons: sm.Comparisons) -> None:
+    assert [c.name for c in comparisons] == ["table:successor", "table:uniform"]
+    assert len(comparisons) == 2
+    assert comparisons == list(comparisons)
+    assert comparisons[-1].name == "table:uniform"
+    assert isinstance(comparisons[:1], sm.Comparisons)
+
+
+def test_a_notebook_shows_comparisons_as_one_table(comparisons: sm.Comparisons) -> None:
+    html = comparisons._repr_html_()  # type: ignore[attr-defined]
+    assert html.count("<table") == 1
+    assert html.count("<tr>") == 4, "titles, the baseline, and two candidates"
+
+
+def test_text_and_top_text_compare_in_pandas(run: Run, comparisons: sm.Comparisons) -> None:
+    pytest.importorskip("pandas")
+    frame = run.to_pandas()
+    assert (frame.text == frame.top_text).tolist() == (run.scores.rank == 1).tolist()
+    both = comparisons[0].to_pandas()
+    assert (both.text == both.top_text_candidate).tolist() == (frame.text == frame.top_text).tolist()
+    assert (both.top_text_baseline == both.top_text_candidate).sum() < len(both)
+
+
+def test_text_compares_with_a_top_text_that_was_not_measured() -> None:
+    pytest.importorskip("pandas")
+    frame = sm.ppl("table:uniform", text=TEXT, engine=PartialEngine("rank")).to_pandas()
+    assert not (frame.text == frame.top_text).any()
+
+
+def test_a_comparison_has_the_scores_of_both(comparisons: sm.Comparisons) -> None:
+    first = comparisons[0]
+    table = first.to_arrow()
+    for side, its in (("baseline", first.baseline), ("candidate", first.candidate)):
+        assert np.array_equal(table[f"logprob_{side}"].to_numpy(), its.scores.logprob)
+    assert table["text"].to_pylist() == first.candidate.facts.text.tolist()
+
+
+def test_comparisons_have_a_row_per_candidate(comparisons: sm.Comparisons) -> None:
+    table = comparisons.to_arrow()
+    assert table["name"].to_pylist() == ["table:successor", "table:uniform"]
+    assert table["ppl_ratio"].to_pylist() == [None, 1.0]
+    assert table["model_format"].type == pa.string()
+
+
+def test_anything_that_reads_arrow_reads_values(run: Run, comparisons: sm.Comparisons) -> None:
+    for value in (run, comparisons, comparisons[0]):
+        assert pa.table(value).equals(value.to_arrow())
+        assert pa.RecordBatchReader.from_stream(value).read_all().num_rows == len(value.to_arrow())
+
+
+def test_polars_reads_values(run: Run, comparisons: sm.Comparisons) -> None:
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    frame = run.to_polars()
+    assert frame.filter(polars.col("text") == polars.col("top_text")).height == int((run.scores.rank == 1).sum())
+    assert polars.DataFrame(run).shape == frame.shape
+    assert comparisons.to_polars()["name"].to_list() == ["table:successor", "table:uniform"]
+
+
+def test_a_missing_library_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        if name == "polars":
+            raise ModuleNotFoundError("No module named 'polars'", name="polars")
+        return import_module(name)
+
+    monkeypatch.setattr("scoremode.scores.frames.import_module", absent)
+    with pytest.raises(OptionError, match=r"polars is not installed; pip install polars, or use to_arrow\(\)"):
+        run.to_polars()
+
+
+# ── models that are loaded already ───────────────────────────────────────────────────────────────────────────────────
+@pytest.fixture(scope="module")
+def loaded(tiny: Path) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+
+
+def test_every_verb_wraps_a_loaded_model(loaded: tuple[Any, Any], tiny: Path, tmp_path: Path) -> None:
+    model, tokenizer = loaded
+    asked: dict[str, Any] = {"text": TEXT, "context_length": 16, "stride": 8}
+    wrapped = sm.wrap(model, tokenizer)
+    expected = wrapped.ppl(**asked)
+    assert sm.ppl(model, tokenizer=tokenizer, **asked).perplexity == expected.perplexity
+    assert sm.plan(model, tokenizer=tokenizer, **asked)["targets"] == len(expected.scores)
+    named = sm.prob(str(tiny), prompt="the cat", targets=" sat", dtype="float32")[0].log_prob
+    assert sm.prob(model, tokenizer=tokenizer, prompt="the cat", targets=" sat")[0].log_prob == pytest.approx(named)
+    assert sm.noise(model, tokenizer=tokenizer, **asked).settings[0].repeats is not None
+    with sm.open(model, tokenizer=tokenizer) as opened:
+        assert opened.ppl(**asked).perplexity == expected.perplexity
+    kept = sm.reference(model, tmp_path / "ref", tokenizer=tokenizer, **asked)
+    assert kept.perplexity == expected.perplexity
+    against = sm.compare(str(tmp_path / "ref"), model, tokenizer=tokenizer)[0]
+    assert against.kl is not None
+    assert float(against.kl.max()) == 0.0
+    beside = sm.compare(str(tiny), model, model, tokenizer=tokenizer, dtype="float32", **asked)
+    assert len({c.name for c in beside}) == 2
+    assert all(c.statistics()["kl_mean"] == pytest.approx(0, abs=1e-9) for c in beside)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "a model that is loaded needs its tokenizer; give the tokenizer itself"),
+        ({"tokenizer": "org/model"}, "tokenizer is a string; give the tokenizer itself"),
+        ({"tokenizer": ..., "dtype": "float16"}, "dtype does not apply to a model that is loaded already"),
+        ({"tokenizer": ..., "engine": "vllm"}, "engine does not apply to a model that is loaded already"),
+    ],
+)
+def test_what_a_loaded_model_cannot_take_is_refused(loaded: tuple[Any, Any], given: dict[str, Any], said: str) -> None:
+    model, tokenizer = loaded
+    named = {name: tokenizer if value is ... else value for name, value in given.items()}
+    with pytest.raises(OptionError, match=said):
+        sm.ppl(model, text=TEXT, **named)
